@@ -26,7 +26,7 @@ def test_an_array_gives_its_memory_back(pool):
     ["tensor", "view of the tensor", "array of the tensor", "view of the array", "memoryview"],
 )
 def test_memory_that_is_looked_at_is_not_given_away(pool, look):
-    """Whoever holds any view of a batch keeps what it shows."""
+    """Any live view of a batch keeps its contents valid."""
     array = pool.borrow_array(64)
     array[:] = 7
     tensor = torch.from_numpy(array)
@@ -66,6 +66,6 @@ def test_the_pool_is_bounded(pool):
 
 
 def test_too_much_is_a_memory_error(pool):
-    """A claimed size that nobody has is refused by name."""
+    """An impossible claimed size raises ``MemoryError`` up front."""
     with pytest.raises(MemoryError, match="cannot allocate"):
         pool.borrow_array(1 << 62)

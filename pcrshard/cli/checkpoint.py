@@ -1,7 +1,7 @@
 """The commands for stores of checkpoints: ``pcrshard checkpoint ls | show | verify | pull ...``.
 
-Importing ``pcrshard.checkpoint`` brings torch, two seconds that other commands should not pay: each
-command imports it itself.
+Each command imports ``pcrshard.checkpoint`` lazily: it imports torch, which takes two seconds that
+other commands should not pay.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _open(store: str, options: dict[str, Any] | None) -> DeltaStore:
 
 
 def _bar(name: str, unit: str) -> ProgressBar:
-    """A bar on a terminal, nothing elsewhere: these commands are short."""
+    """Return a bar that writes no log lines off a terminal, because these commands are short."""
     return ProgressBar(name, unit, log_seconds=math.inf)
 
 
@@ -38,7 +38,7 @@ def _ratio(raw: int, stored: int) -> str:
 
 
 def ls(store: str, *, storage_option: StorageOptions = None) -> Report:
-    """List the versions.
+    """List the versions in a store.
 
     Example:
         pcrshard checkpoint ls runs/resnet
@@ -88,8 +88,8 @@ def show(
     Args:
         store: Store's folder, local or a URL.
         version: Number of the version; -1 is the newest.
-        figure: PNG file for a plot of the ratio and the error of each tensor.
-        original: safetensors file with the state that was saved, to measure the largest error.
+        figure: PNG file for a plot of each tensor's compression ratio and error.
+        original: safetensors file with the original state, to measure each tensor's largest error.
         storage_option: fsspec option of the store; repeatable.
     """
     opened = _open(store, storage_option)
@@ -130,14 +130,14 @@ def _tensor_figures(path: str, entry: Entry) -> dict[str, Any]:
 def verify(
     store: str, versions: Sequence[int] = (), *, storage_option: StorageOptions = None
 ) -> Report:
-    """Read every byte, and restore every version.
+    """Read every byte of a store and restore every version.
 
     Example:
         pcrshard checkpoint verify runs/resnet
 
     Args:
         store: Store's folder, local or a URL.
-        versions: Numbers of the versions (default: all).
+        versions: Version numbers to check (default: all).
         storage_option: fsspec option of the store; repeatable.
     """
     opened = _open(store, storage_option)
@@ -157,7 +157,7 @@ def export(
     names: Sequence[str] | None = None,
     storage_option: StorageOptions = None,
 ) -> Report:
-    """Write a version's tensors as a safetensors file.
+    """Export the tensors of a version to a safetensors file.
 
     Example:
         pcrshard checkpoint export runs/resnet 12 model.safetensors --names model
@@ -166,7 +166,7 @@ def export(
         store: Store's folder, local or a URL.
         version: Number of the version; -1 is the newest.
         file: File to write, local or a URL.
-        names: Only the tensors under these names, such as model (default: all).
+        names: Export only the tensors under these names, such as model (default: all).
         storage_option: fsspec option of the store and the file; repeatable.
     """
     from ..checkpoint import export_safetensors
@@ -182,7 +182,7 @@ def export(
 def recover(
     store: str, *, allow_loss: bool = False, storage_option: StorageOptions = None
 ) -> Report:
-    """Write a lost or damaged manifest again, from the files of the versions.
+    """Rebuild a lost or damaged manifest from the version files.
 
     Example:
         pcrshard checkpoint recover runs/resnet
@@ -212,15 +212,15 @@ def delete(
     keep_last: Count | None = None,
     storage_option: StorageOptions = None,
 ) -> Report:
-    """Delete all versions but some.
+    """Delete all versions except the ones you choose to keep.
 
     Example:
         pcrshard checkpoint delete runs/resnet --keep-last 5
 
     Args:
         store: Store's folder, local or a URL.
-        keep: Numbers of the versions to keep.
-        keep_every: Keep the versions whose number is a multiple of this, and the newest.
+        keep: Version numbers to keep.
+        keep_every: Keep versions whose number is a multiple of this, plus the newest version.
         keep_last: Keep this many of the newest versions.
         storage_option: fsspec option of the store; repeatable.
     """
@@ -243,7 +243,7 @@ def delete(
         "bytes": sum(record.file_bytes for record in after),
     }
     text = (
-        f"{counted(len(after), 'version')} of {len(before)} are left, "
+        f"kept {counted(len(after), 'version')} of {len(before)}, "
         f"{human_bytes(figures['bytes'])} of {human_bytes(figures['bytes_before'])}"
     )
     return Report(figures, text)
@@ -257,16 +257,16 @@ def pull(
     max_bytes: int | None = None,
     storage_option: StorageOptions = None,
 ) -> Report:
-    """Copy a version from a store behind a URL; only missing files are moved.
+    """Copy a version from another store, transferring only the missing files.
 
     Example:
         pcrshard checkpoint pull https://models.example.org/resnet local --version 12
 
     Args:
-        url: Folder of the other store, on a web server or at any URL.
-        store: Folder of the local store, which may be new.
+        url: Folder of the source store, on a web server or at any other URL.
+        store: Folder of the local store; created if it does not exist.
         version: Number of the version; -1 is the newest.
-        max_bytes: Most bytes to accept (default: the machine's memory).
+        max_bytes: Maximum bytes to accept (default: the machine's memory).
         storage_option: fsspec option of the URL; repeatable.
     """
     from ..checkpoint import pull as pull_version
@@ -287,13 +287,13 @@ def pull(
     }
     text = (
         f"version {got.version} in {store}: {counted(len(got.added), 'version')} added, "
-        f"{human_bytes(got.moved_bytes)} moved"
+        f"{human_bytes(got.moved_bytes)} transferred"
     )
     return Report(figures, text)
 
 
 def convert(source: str, store: str, *, storage_option: StorageOptions = None) -> Report:
-    """Copy a store or release of format 1 into a new store, bit for bit.
+    """Convert a format 1 store or release to a new store, bit for bit.
 
     Example:
         pcrshard checkpoint convert old-run new-run

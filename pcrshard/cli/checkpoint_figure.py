@@ -1,4 +1,4 @@
-"""The figure of ``pcrshard checkpoint show``: ratio and error of each tensor of a version."""
+"""The figure of ``pcrshard checkpoint show``: compression ratio and error per tensor."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..fidelity.plots import saved_figure
 if TYPE_CHECKING:
     from ..checkpoint import DeltaStore
 
-# More bars than this cannot be read; the largest tensors are drawn.
+# More bars than this are unreadable, so only the largest tensors are drawn.
 MAX_TENSORS = 60
 _INCHES_PER_BAR = 0.24
-# Color and meaning of each kind of bound.
+# Color and label of each kind of error bound.
 _KINDS = {
     "lossless": ("#a0aec0", "bit for bit"),
     "linear": ("#2b6cb0", "within an absolute error"),
@@ -27,7 +27,7 @@ Row = dict[str, Any]
 def bounds_of(store: DeltaStore, version: int, rows: Sequence[Row]) -> list[Row]:
     """Add ``bound_std`` to each tensor's row: its error bound as a fraction of its std.
 
-    A logarithmic grid bounds the error of each value: there it is a fraction of the value.
+    A logarithmic grid bounds each value's relative error, so its bound is returned unchanged.
     """
     from ..checkpoint.reader import read_tensors
     from ..errorbound import FLOAT_TYPES
@@ -47,12 +47,12 @@ def bounds_of(store: DeltaStore, version: int, rows: Sequence[Row]) -> list[Row]
 
 
 def plot_tensors(rows: Sequence[Row], path: str, *, title: str) -> None:
-    """Draw bars of ratio and error for each tensor, saved as PNG.
+    """Plot the compression ratio and error of each tensor as bars, and save them as PNG.
 
     Args:
-        rows: Of the tensors: ``path``, ``raw_bytes``, ``stored_bytes``, ``bound_kind``, and
-            ``error`` (measured, as a fraction of the bound) or ``bound_std`` (allowed, as a
-            fraction of the tensor's standard deviation).
+        rows: One per tensor, with ``path``, ``raw_bytes``, ``stored_bytes``, ``bound_kind``, and
+            either ``error`` (measured, as a fraction of the bound) or ``bound_std`` (allowed, as
+            a fraction of the tensor's std).
         path: Target file.
         title: Text above the figure.
 
@@ -63,7 +63,7 @@ def plot_tensors(rows: Sequence[Row], path: str, *, title: str) -> None:
     drawn = sorted(rows, key=lambda row: -row["raw_bytes"])[:MAX_TENSORS]
     if len(drawn) < len(rows):
         title = f"{title}: the largest {len(drawn)} of {len(rows)} tensors"
-    # A tensor that is equal to its reference takes no bytes at all.
+    # A tensor equal to its reference takes no bytes.
     ratios = [row["raw_bytes"] / max(row["stored_bytes"], 1) for row in drawn]
     measured = any("error" in row for row in drawn)
     name = "error" if measured else "bound_std"

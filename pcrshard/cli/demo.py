@@ -1,4 +1,4 @@
-"""The demonstration: a small network, trained from scan 2 and from full fidelity."""
+"""The demonstration: train a small network at scan 2 and at full fidelity."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MARKER = ".pcrshard-demo"
 
 
 class Training(NamedTuple):
-    """The bytes that a training run read, and its validation accuracy."""
+    """Bytes read by a training run, and its validation accuracy."""
 
     scan: Scan
     bytes_read: int
@@ -46,17 +46,18 @@ def run_demo(photos: str | None, out: str, *, epochs: int) -> Report:
 
     Args:
         photos: Folder of JPEGs with one subfolder per class, or of ``train`` and ``val`` with one
-            subfolder per class each; by default crops of scikit-learn's two sample photographs.
-        out: Target folder: new, empty, or of an earlier demonstration, whose files are replaced.
+            subfolder per class each. Defaults to crops of scikit-learn's two sample photographs.
+        out: Target folder. Must be new, empty, or from an earlier demonstration, whose files are
+            replaced.
         epochs: Epochs of each training run.
 
     Raises:
-        EncodeError: The folder holds something else.
+        EncodeError: The target folder contains other files.
         MissingDependency: matplotlib or scikit-learn is not installed.
     """
     folder = Path(out)
     picture = str(folder / "scans.png")
-    # What is missing is found before anything is written.
+    # Detect missing dependencies before writing anything.
     plots.pyplot_module()
     images = _sample_photographs() if photos is None else None
     _claim(folder)
@@ -100,19 +101,19 @@ def _say(text: str) -> None:
 
 
 def _claim(folder: Path) -> None:
-    """Refuse a folder with files of the user; mark a new one."""
+    """Mark a new folder as ours; raise if it contains the user's files."""
     folder.mkdir(parents=True, exist_ok=True)
     marker = folder / _MARKER
     if any(folder.iterdir()) and not marker.exists():
         raise EncodeError(
-            "expected an empty or a new folder for the demonstration, "
-            f"{folder} holds files: use another --out"
+            "expected an empty or new folder for the demonstration, "
+            f"got {folder}, which contains other files; use another --out"
         )
     marker.write_text("pcrshard demo replaces what is in this folder.\n")
 
 
 def _sample_photographs() -> dict[str, Pixels]:
-    """china.jpg and flower.jpg, as (H, W, 3) uint8."""
+    """Return china.jpg and flower.jpg, each as (H, W, 3) uint8."""
     try:
         from sklearn.datasets import load_sample_images
     except ImportError as error:
@@ -126,9 +127,9 @@ def _sample_photographs() -> dict[str, Pixels]:
 
 
 def _write_crops(images: dict[str, Pixels], folder: Path) -> None:
-    """Random crops, for training from the left and for validation from the right.
+    """Write random crops: training crops from the left part, validation crops from the right.
 
-    They share no pixel.
+    The two parts share no pixels.
     """
     shutil.rmtree(folder, ignore_errors=True)
     rng = np.random.default_rng(0)
@@ -146,9 +147,9 @@ def _write_crops(images: dict[str, Pixels], folder: Path) -> None:
 
 
 def _encode_sets(photos: str, out: Path) -> list[PCRDataset]:
-    """Encode the photographs, and open the training and the validation images.
+    """Encode the photographs, and open the training and validation sets.
 
-    Of a folder without splits, one image in five of each class validates.
+    In a folder without splits, one image in five per class is used for validation.
     """
     source = list_source(os.path.abspath(photos))
     names = ("train", "val") if source.splits else ("train",)
@@ -157,7 +158,7 @@ def _encode_sets(photos: str, out: Path) -> list[PCRDataset]:
         raise EncodeError(f"expected folders train and val, got {found}", url=photos)
     if len(source.classes) < 2:
         raise EncodeError(
-            f"expected at least two classes, one subfolder each, got {len(source.classes)}",
+            f"expected at least two classes, one subfolder per class, got {len(source.classes)}",
             url=photos,
         )
     datasets = []
@@ -173,12 +174,12 @@ def _encode_sets(photos: str, out: Path) -> list[PCRDataset]:
 
 
 def _loader(dataset: PCRDataset, *, shuffle: bool = True) -> PCRLoader:
-    # One lane in this process reads each shard exactly once in an epoch.
+    # A single lane in this process reads each shard exactly once per epoch.
     return PCRLoader(dataset, _BATCH, shuffle=shuffle, drop_last=False, lanes_per_rank=1)
 
 
 def _train(train: PCRDataset, val: PCRDataset, epochs: int) -> float:
-    """Train a small network; returns its validation accuracy at full fidelity."""
+    """Train a small network, and return its validation accuracy at full fidelity."""
     torch.manual_seed(0)
     # Three convolutions, each halving the side, and a linear layer.
     layers: list[nn.Module] = []

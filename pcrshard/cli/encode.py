@@ -35,7 +35,7 @@ ALL_SPLITS = "all"
 
 
 def _script(name: str) -> ScanScript | str:
-    """A built-in script's name, or the script in a file."""
+    """Return a built-in script by name, or read a script from a file."""
     if name in (*SCRIPTS, AUTO):
         return name
     stem, _ = os.path.splitext(os.path.basename(name))
@@ -106,14 +106,14 @@ def encode(
         src: Folder or 'pattern' of images (one subfolder per class); folder, URL or pattern of
             WebDataset tars; or a .csv, .tsv or .jsonl list.
         dst: Folder for the shards, local or a URL. With --split all, each split gets a subfolder.
-        options: How the dataset is split, ordered and encoded.
-        keep_order: Do not shuffle.
+        options: Options for splitting, ordering and encoding the dataset.
+        keep_order: Keep the source order instead of shuffling.
         workers: Worker processes (default: one per core), or concurrent SLURM jobs (default: 8).
         engine: Where shards are encoded: local processes, Dask or SLURM.
         scheduler: Dask scheduler address, or path to its JSON scheduler file.
         slurm_option: Option for sbatch (partition, account, time, cpus_per_task...); repeatable.
         part: Encode only part I (from 0) of N; the last part to finish writes the dataset index.
-        resume: Continue an earlier run; complete shards are kept.
+        resume: Continue an interrupted run; complete shards are kept.
         storage_option: fsspec option of the source and the target; repeatable.
     """
     if keep_order and options.seed:
@@ -124,7 +124,7 @@ def encode(
     if keep_order:
         options = replace(options, seed=None)
     if engine == "slurm" and part is not None:
-        raise EncodeError("--engine slurm makes parts itself: leave --part out")
+        raise EncodeError("--engine slurm creates the parts itself: omit --part")
 
     def encode_to(target: str, options: EncodeOptions, executor: Executor | None) -> Report:
         how: dict[str, Any] = {
@@ -186,7 +186,7 @@ def _open_engine(
         return nullcontext()
     if workers is not None:
         raise EncodeError(
-            "--workers is for the engines local and slurm; a Dask cluster brings its own"
+            "--workers applies to the engines local and slurm; a Dask cluster has its own workers"
         )
     if not scheduler:
         raise EncodeError(
@@ -199,15 +199,14 @@ def _open_engine(
 def _targets(
     src: str, dst: str, options: EncodeOptions, storage_options: storage.Options
 ) -> Iterator[tuple[str, EncodeOptions]]:
-    """The folder of each split that is encoded, and its options."""
+    """Return the target folder and options of each split to encode."""
     if options.split != ALL_SPLITS:
         yield dst, options
         return
     splits = list_source(src, prefix_keys=options.prefix_keys, options=storage_options).splits
     if not splits:
         raise EncodeError(
-            f"expected folders train, val or test in {redact_url(src)}, found none: "
-            "leave --split out"
+            f"expected folders train, val or test in {redact_url(src)}, found none: omit --split"
         )
     for split in splits:
         yield storage.join(dst, split), replace(options, split=split)

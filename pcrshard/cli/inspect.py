@@ -42,18 +42,18 @@ from .simulate import ClusterOptions, simulate_scans
 
 _MAX_LISTED = 20
 _COMPACT_HINT = (
-    "Compact shards are read by .pcr_scan() or PCRDataset; a stock tar or WebDataset reader gets "
-    "one record of scan groups a shard. `pcrshard encode --layout preview` shows it the images."
+    "Compact shards are read by .pcr_scan() or PCRDataset; a stock tar or WebDataset reader sees "
+    "each shard as one record. `pcrshard encode --layout preview` lets it read the images."
 )
 
 
 def is_shard(url: str) -> bool:
-    """Whether a command was given one shard instead of a dataset."""
+    """Return whether a URL names a single shard rather than a dataset."""
     return storage.file_name(url).endswith(".tar")
 
 
 def open_source(url: str, storage_options: storage.Options) -> Opened:
-    """Open a dataset, or one shard as a dataset: its index, and the URLs of its shards.
+    """Return the index and shard URLs of a dataset, or of a single shard treated as a dataset.
 
     Raises:
         StorageError: There is no dataset index.
@@ -67,7 +67,7 @@ def open_source(url: str, storage_options: storage.Options) -> Opened:
         head.num_samples,
         head.crc32c,
         head.prefix_stop(FULL) + len(TRAILER),
-        # The checksum of the file, which only a dataset index knows.
+        # Checksum of the whole file, known only to a dataset index.
         0,
         head.prefix_stops,
         head.index_stop,
@@ -76,7 +76,7 @@ def open_source(url: str, storage_options: storage.Options) -> Opened:
 
 
 def sizes(index: DatasetIndex) -> str:
-    """The size of a dataset, in words."""
+    """Describe the size of a dataset in words."""
     return f"{counted(index.num_samples, 'sample')} in {counted(len(index.shards), 'shard')}"
 
 
@@ -88,16 +88,16 @@ def info(
     system: bool = False,
     storage_option: StorageOptions = None,
 ) -> Report:
-    """Show what each scan of a dataset costs.
+    """Show how many bytes each scan of a dataset takes.
 
     Example:
         pcrshard info /data/train-pcr --plot sizes.png
 
     Args:
         src: Dataset folder, its pcr.json, a folder of splits, or one shard.
-        plot: PNG file to save the table to, as a picture.
-        classes: Count the samples of each class (field cls); reads no image.
-        system: Show the libraries and decoders of this machine instead.
+        plot: PNG file for a plot of the table.
+        classes: Also count samples per class (field cls); no images are read.
+        system: Show this machine's libraries and decoders instead.
         storage_option: fsspec option of the dataset; repeatable.
     """
     if system:
@@ -131,7 +131,7 @@ def _describe(
     storage_options: storage.Options,
 ) -> Report:
     costs = scan_costs(index)
-    # Layout, streams and fields are those of the first shard.
+    # The first shard's layout, streams and fields stand for the whole dataset.
     schema = Shard(urls[0], storage_options=storage_options).index.schema
     late = {
         field: FULL if position > index.num_groups else position for field, position in schema.late
@@ -181,23 +181,23 @@ def plan(
     cluster: ClusterOptions = ClusterOptions(),
     storage_option: StorageOptions = None,
 ) -> Report:
-    """Predict what an epoch of PCRDataset reads, and with --simulate how long it takes.
+    """Estimate what an epoch of PCRDataset reads and, with --simulate, how long it takes.
 
     Example:
         pcrshard plan s3://bucket/train-pcr --scan 5 --ranks 8 --workers 4 --bandwidth 200
 
     Args:
         src: Dataset folder or its pcr.json, local or a URL.
-        scan: Only this scan (default: all).
+        scan: Plan for this scan only (default: all).
         ranks: Training processes.
         workers: DataLoader workers per rank.
-        batch: Images per rank and step.
-        lanes_per_rank: Lanes per rank; best a multiple of the workers.
-        shuffle_shards: Shards mixed at a time in a lane.
-        bandwidth: Bandwidth of the storage, for all ranks together.
-        simulate: Simulate the epoch with accelerators that train on this many images per
-            second each.
-        cluster: Machines of the simulated epoch.
+        batch: Batch size per rank.
+        lanes_per_rank: Lanes per rank; ideally a multiple of the number of workers.
+        shuffle_shards: Number of shards mixed together within a lane.
+        bandwidth: Storage bandwidth shared by all ranks.
+        simulate: Simulate an epoch in which each accelerator trains on this many images per
+            second.
+        cluster: Simulated cluster.
         storage_option: fsspec option of the dataset; repeatable.
     """
     index, urls = open_dataset(src, storage_options=storage_option)
@@ -207,8 +207,8 @@ def plan(
         raise PCRError(f"expected at most {samples} ranks, one per sample, got {ranks}")
     if batch > (most := samples // ranks):
         print(
-            f"note: {batch} x {ranks} (--batch x --ranks) is more than the {samples} samples; "
-            f"planned with --batch {most}",
+            f"note: {batch} x {ranks} (--batch x --ranks) exceeds the {samples} samples; "
+            f"planning with --batch {most}",
             file=sys.stderr,
         )
         batch = most
@@ -239,8 +239,8 @@ def plan(
     lines = [f"{sizes(index)}, {steps} of {batch * ranks}{units}", record_table(rows)]
     if lanes_per_rank % max(workers, 1):
         lines.append(
-            f"{workers} workers do not divide {lanes_per_rank} lanes per rank: "
-            f"shards are read by several workers; try --lanes-per-rank {workers}"
+            f"{lanes_per_rank} lanes per rank is not a multiple of {workers} workers, so "
+            f"several workers read the same shards; try --lanes-per-rank {workers}"
         )
     return Report(rows, "\n".join(lines))
 
@@ -261,7 +261,7 @@ def fidelity(
     smoothing: bool = False,
     storage_option: StorageOptions = None,
 ) -> Report:
-    """Measure how good each scan is and what it costs, and recommend one.
+    """Measure the quality and cost of each scan, and recommend one.
 
     Reports MS-SSIM, PSNR, bytes, and decoding time on this machine.
 
@@ -271,26 +271,27 @@ def fidelity(
     Args:
         src: Dataset folder, local or a URL.
         min_msssim: Minimum acceptable mean MS-SSIM; the default is the paper's.
-        bandwidth: Bandwidth of the storage: adds the images per second that each scan allows
+        bandwidth: Storage bandwidth; adds the images per second that each scan allows
             (Theorem 4.1).
         cores: CPU cores used for decoding in that estimate.
-        num_images: Number of random images.
-        seed: Seed of the random choice.
-        plot: PNG file for a plot of MS-SSIM over bytes.
-        contact_sheet: PNG file for a picture of some images at scans 1, 2, 5 and full, with their
-            differences to full.
-        model: PACKAGE.MODULE:FUNCTION that returns your network: adds its top-1 accuracy at each
-            scan, by the labels in cls.
-        model_size: Side in pixels of the images that the network takes.
-        reference: Dataset that SRC is a staged copy of, to compare with its full fidelity.
-        smoothing: Decode with smoothing between blocks, as ImageDecoder(smoothing=True).
+        num_images: Number of images to sample at random.
+        seed: Random seed for choosing images.
+        plot: PNG file for a plot of MS-SSIM against bytes.
+        contact_sheet: PNG file showing some images at scans 1, 2, 5 and full, with their
+            differences from full.
+        model: PACKAGE.MODULE:FUNCTION that returns your network; adds its top-1 accuracy at each
+            scan, using the labels in field cls.
+        model_size: Side of the network's input images, in pixels.
+        reference: Original dataset if SRC is a staged copy; scans are compared with its full
+            fidelity.
+        smoothing: Decode with interblock smoothing, like ImageDecoder(smoothing=True).
         storage_option: fsspec option of the dataset and the reference; repeatable.
     """
     for path in filter(None, (plot, contact_sheet)):
         plots.check_target(path)
     network = None
     if model:
-        # Importing torch takes two seconds, which the other commands should not pay.
+        # Imported lazily: torch takes two seconds, which other commands should not pay.
         from ..fidelity.user_network import load_network
 
         network = load_network(model, model_size)
@@ -329,7 +330,7 @@ def fidelity(
             scan["images_per_second"] = rate.images_per_second
     advice = measure.recommend(rows, min_msssim)
     first = rows[0]
-    small = f"; {first.num_small} of them small, by fewer scales" if first.num_small else ""
+    small = f"; {first.num_small} of them small, at fewer scales" if first.num_small else ""
     lines = [
         f"{first.num_images} images, against {_described(first.reference)}{small}",
         measure.fidelity_table(rows, bandwidth, cores),
@@ -343,6 +344,6 @@ def _described(reference: Scan) -> str:
     if reference == FULL:
         return "full fidelity"
     return (
-        f"scan {reference}, the highest of this staged copy (--reference URL names the whole "
-        "dataset)"
+        f"scan {reference}, the highest in this staged copy (use --reference URL to compare with "
+        "the original dataset)"
     )

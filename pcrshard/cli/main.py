@@ -27,10 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Returns:
-        0 if all is well, 1 for a problem found or an error, 2 for wrong usage.
+        0 on success, 1 if the command failed or found problems, 2 for a usage error.
     """
     for stream in (sys.stdout, sys.stderr):
-        # A file's name need not be UTF-8, and must not stop the report about it.
+        # File names need not be valid UTF-8; escape them instead of failing the report.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     words = sys.argv[1:] if argv is None else argv
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _RedactingStream:
-    """A text stream that redacts what is written to it."""
+    """A text stream that redacts everything written to it."""
 
     def __init__(self, stream: TextIO, urls: tuple[str, ...]) -> None:
         self._stream = stream
@@ -55,10 +55,10 @@ class _RedactingStream:
 
 @contextmanager
 def _redacted(words: Sequence[str]) -> Iterator[None]:
-    """Leave the secrets of URLs on the command line out of everything that is printed."""
+    """Redact secrets in URLs from the command line in all output."""
     urls = tuple(word for word in words if "://" in word or word.startswith(PIPE))
     with open(os.devnull, "w") as nowhere:
-        # A stream that the caller has closed (>&-) is None.
+        # A stream closed by the caller (>&-) is None.
         out = _RedactingStream(sys.stdout or nowhere, urls)
         err = _RedactingStream(sys.stderr or nowhere, urls)
         with redirect_stdout(out), redirect_stderr(err):
@@ -78,16 +78,16 @@ def _run(words: Sequence[str]) -> int:
     except UsageError as error:
         args.parser.error(str(error))
     except (PCRError, ValueError) as error:
-        # A function of the package raises ValueError for arguments that make no sense.
+        # Functions of the package raise ValueError for invalid arguments.
         return _fail(name, str(error))
     except ImportError as error:
         extra = next((each for each in ("checkpoint", "demo") if each in name), "train")
         return _fail(name, f"{error}: pip install 'pcrshard[{extra}]'")
     except OSError as error:
-        # Python would complain again when it closes standard output.
-        with suppress(OSError):  # a stream without a file cannot fail there
+        # Otherwise Python would report another error when closing standard output.
+        with suppress(OSError):  # a stream without a file descriptor cannot fail there
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        # The reader has seen enough (| head), or the report does not fit on a disk.
+        # The reader closed the pipe (| head), or the disk is full.
         return 0 if isinstance(error, BrokenPipeError) else _fail(name, str(error))
     except KeyboardInterrupt as error:
         advice = "".join(f"; {text}" for text in error.args)
@@ -106,7 +106,7 @@ def _as_json(figures: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Replace named tuples by dicts, and infinity, which JSON does not have, by ``null``."""
+    """Convert named tuples to dicts, and infinity, which JSON cannot represent, to ``null``."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if hasattr(value, "_asdict"):
@@ -117,14 +117,14 @@ def _plain(value: Any) -> Any:
 
 
 def printable(text: str) -> str:
-    """Escape what a terminal would obey: names in a dataset or a store are another user's."""
+    """Escape terminal control characters; names in a dataset or store are untrusted."""
     return "".join(
         char if char.isprintable() or char in "\t\n" else ascii(char)[1:-1] for char in text
     )
 
 
 def _parse(words: Sequence[str]) -> Namespace:
-    """Parse a command line; usage errors show the usage of the command, not of the program."""
+    """Parse a command line; usage errors show the usage of the subcommand."""
     args, unknown = build_parser().parse_known_args(words)
     if unknown:
         is_option = any(word.startswith("-") for word in unknown)
@@ -134,7 +134,7 @@ def _parse(words: Sequence[str]) -> Namespace:
 
 
 def build_parser() -> ArgumentParser:
-    """The parser of all commands."""
+    """Build the parser for all commands."""
     parser = ArgumentParser(
         prog="pcrshard", description="Read only the JPEG fidelity that training needs."
     )
@@ -151,37 +151,37 @@ def build_parser() -> ArgumentParser:
 
 
 def demo(photos: str | None = None, *, out: str = "demo-output", epochs: Count = 6) -> Report:
-    """Encode photographs, show what each scan costs, train from scan 2 and from full fidelity.
+    """Encode photographs, show the cost of each scan, and train at scan 2 and at full fidelity.
 
     Example:
         pcrshard demo my-photos --out demo-output
 
     Args:
-        photos: Folder of JPEGs with one subfolder per class, or with train/ and val/ of these;
-            by default crops of two sample photographs.
-        out: Folder for the shards and the picture.
+        photos: Folder of JPEGs with one subfolder per class, or with train/ and val/ folders of
+            these (default: crops of two sample photographs).
+        out: Output folder for the shards and the plot.
         epochs: Epochs of each training run.
     """
-    # Importing torch takes two seconds, which the other commands should not pay.
+    # Imported lazily: torch takes two seconds, which other commands should not pay.
     from .demo import run_demo
 
     return run_demo(photos, out, epochs=epochs)
 
 
 def completion(shell: Literal["bash", "zsh", "tcsh"]) -> Report:
-    """Print a script that makes a shell complete the commands, their options and files.
+    """Print a shell completion script for commands, options and files.
 
     Example:
         pcrshard completion bash
 
     Args:
-        shell: The shell that reads the script.
+        shell: Shell to generate the script for.
     """
     import shtab
 
     parser = build_parser()
     for action in _all_arguments(parser):
-        # An argument without choices is a dataset, a source or a target: perhaps a file.
+        # An argument without choices is a dataset, source or target, so complete file names.
         if not action.option_strings and action.choices is None:
             vars(action)["complete"] = shtab.FILE
     script = shtab.complete(parser, shell)
@@ -189,7 +189,7 @@ def completion(shell: Literal["bash", "zsh", "tcsh"]) -> Report:
 
 
 def _all_arguments(parser: ArgumentParser) -> Iterator[Action]:
-    """The arguments of a parser and of its commands."""
+    """Yield the arguments of a parser and its subcommands."""
     for action in parser._actions:
         yield action
         for command in action.choices.values() if isinstance(action.choices, dict) else ():

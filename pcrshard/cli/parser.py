@@ -1,9 +1,9 @@
-"""Make an argparse parser from the signatures and docstrings of functions.
+"""Build an argparse parser from the signatures and docstrings of functions.
 
 A command is a function. Its positional parameters are arguments, its keyword-only parameters are
-options, and a parameter whose type is a dataclass stands for one option per field. Types check the
-values, defaults are those of the signature, and help texts are those of the docstring. A command
-returns a :class:`Report`.
+options, and a parameter whose type is a dataclass expands to one option per field. Types validate
+the values; defaults come from the signature and help texts from the docstring. A command returns a
+:class:`Report`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Report(NamedTuple):
 
     Attributes:
         figures: The result for ``--json``: dicts, lists, named tuples, numbers and strings.
-        text: The same for people.
-        has_failed: Whether the command ends with status 1.
+        text: The result as text for people.
+        has_failed: Whether the exit status is 1.
     """
 
     figures: Any
@@ -49,17 +49,17 @@ class Report(NamedTuple):
 
 
 class UsageError(Exception):
-    """Options that are valid alone, but not together."""
+    """Options that are valid individually but not together."""
 
 
 class Kind(NamedTuple):
-    """How a word of the command line becomes a value.
+    """A converter from a command-line word to a value.
 
     Attributes:
-        parse: Returns the value, or raises ``ArgumentTypeError``.
-        metavar: Placeholder in the help; ``None`` for the option's name.
+        parse: Function that returns the value or raises ``ArgumentTypeError``.
+        metavar: Placeholder in the help text; ``None`` uses the option's name.
         choices: All valid words.
-        is_pair: Whether the option is repeatable, and its (key, value) pairs make a dict.
+        is_pair: Whether the option is repeatable; its (key, value) pairs are collected in a dict.
     """
 
     parse: Callable[[str], Any]
@@ -76,13 +76,13 @@ class _AddPair(Action):
 
 
 def add_command(commands: Any, name: str, function: Callable[..., Report]) -> None:
-    """Add a function to the subparsers of a parser."""
+    """Add a function as a subcommand of a parser."""
     doc = inspect.getdoc(function) or ""
     summary = _summary(function)
     parser = commands.add_parser(
         name,
         help=summary,
-        # A description that is not reformatted, so that the example stays one line.
+        # The raw formatter keeps the example on one line.
         description=textwrap.fill(summary, shutil.get_terminal_size().columns - 2),
         epilog=f"example:\n  {_section(doc, 'Example')}",
         formatter_class=RawDescriptionHelpFormatter,
@@ -95,7 +95,7 @@ def add_command(commands: Any, name: str, function: Callable[..., Report]) -> No
 
 
 def run_command(function: Callable[..., Any], values: dict[str, Any]) -> Any:
-    """Call a function, or make a dataclass, with the parsed values that it takes."""
+    """Call a function, or construct a dataclass, with its parsed values."""
     taken = {}
     for name, hint, _ in _parameters(function, {}):
         if is_dataclass(hint):
@@ -108,7 +108,7 @@ def run_command(function: Callable[..., Any], values: dict[str, Any]) -> Any:
 def _parameters(
     source: Callable[..., Any], kinds: Mapping[str, Kind]
 ) -> list[tuple[str, Any, Any]]:
-    """(name, type, parameter) of each parameter; the type of an option may be its ``Kind``."""
+    """Yield (name, type, parameter) per parameter; an option's type may be its ``Kind``."""
     hints = get_type_hints(source, include_extras=True)
     return [
         (name, kinds.get(name) or _bare(hints[name]), parameter)
@@ -117,7 +117,7 @@ def _parameters(
 
 
 def _bare(hint: Any) -> Any:
-    """A type without ``None``; of an annotated one the ``Kind``, if it has one."""
+    """Strip ``None`` from a type; return the ``Kind`` of an annotated type if it has one."""
     options = [option for option in get_args(hint) if option is not type(None)]
     if get_origin(hint) is Annotated:
         return options[1] if isinstance(options[1], Kind) else options[0]
@@ -137,7 +137,7 @@ def _add_parameters(
     hints = get_type_hints(source, include_extras=True)
     for name, hint, parameter in _parameters(source, kinds):
         if is_dataclass(hint):
-            # A command may read fields differently than their types say.
+            # A command may parse fields differently from what their types say.
             overridden = get_args(hints[name])[1] if get_origin(hints[name]) is Annotated else kinds
             group = parser.add_argument_group(_summary(hint).removesuffix("."))
             _add_parameters(parser, group, hint, overridden)  # type: ignore[arg-type]
@@ -174,7 +174,7 @@ def _shown_default(default: Any) -> str:
 
 
 def _summary(source: Any) -> str:
-    """The first paragraph of a docstring."""
+    """Return the first paragraph of a docstring."""
     return " ".join((inspect.getdoc(source) or "").partition("\n\n")[0].split())
 
 
@@ -184,7 +184,7 @@ def _section(doc: str, name: str) -> str:
 
 
 def parse_scan(text: str) -> Scan:
-    """A scan number, or ``full``."""
+    """Parse a scan number or ``full``."""
     if text == FULL or text.isdecimal():
         return FULL if text == FULL else int(text)
     raise ArgumentTypeError(f"expected a scan number or 'full', got {text!r}")
@@ -198,13 +198,13 @@ def _scan_or_fraction(text: str) -> Scan | float:
 
 
 def between(least: int, most: int) -> Kind:
-    """A whole number in ``[least, most]``."""
+    """Return a ``Kind`` for integers in ``[least, most]``."""
 
     def parse(text: str) -> int:
         with suppress(ValueError):
             if least <= (value := int(text)) <= most:
                 return value
-        raise ArgumentTypeError(f"expected a number of {least} to {most}, got {text!r}")
+        raise ArgumentTypeError(f"expected a number from {least} to {most}, got {text!r}")
 
     return Kind(parse, "N")
 
@@ -220,7 +220,7 @@ def _above_zero(factor: float) -> Callable[[str], float]:
 
 
 def key_value(text: str) -> tuple[str, str]:
-    """A ``KEY=VALUE`` pair."""
+    """Parse a ``KEY=VALUE`` pair."""
     key, equals, value = text.partition("=")
     if not (key and equals):
         raise ArgumentTypeError(f"expected KEY=VALUE, got {text!r}")
@@ -236,13 +236,13 @@ def _storage_option(text: str) -> tuple[str, Any]:
 
 
 def from_file(read: Callable[[str], Any], metavar: str = "FILE") -> Kind:
-    """The content of a file; its errors are errors of the command, not of its usage."""
+    """Return a ``Kind`` for the content of a file; read errors are not usage errors."""
 
     def parse(url: str) -> Any:
         try:
             return read(url)
         except PCRError as error:
-            # argparse would replace the text of a ValueError by its own.
+            # argparse would replace the message of a ValueError with its own.
             raise PCRError(str(error)) from error
 
     return Kind(parse, metavar)
@@ -251,10 +251,10 @@ def from_file(read: Callable[[str], Any], metavar: str = "FILE") -> Kind:
 ScanNumber = Annotated[Scan, Kind(parse_scan, "SCAN")]
 ScanOrFraction = Annotated[Scan | float, Kind(_scan_or_fraction, "SCAN")]
 Count = Annotated[int, between(1, 1 << 20)]
-# Of one rank: a mistyped number must not take all memory.
+# Per rank; limited so that a typo cannot exhaust memory.
 Parallel = Annotated[int, between(1, 4096)]
 ParallelOrZero = Annotated[int, between(0, 4096)]
 Positive = Annotated[float, Kind(_above_zero(1), "NUMBER")]
-# Given in MB/s, kept in bytes per second.
+# Given in MB/s, stored in bytes per second.
 Bandwidth = Annotated[float, Kind(_above_zero(1e6), "MB/s")]
 StorageOptions = Annotated[dict[str, Any] | None, Kind(_storage_option, "KEY=VALUE", is_pair=True)]

@@ -1,4 +1,4 @@
-"""How far a command is: a bar on a terminal, plain lines in a log file."""
+"""Progress of a command: a bar on a terminal, plain lines in a log file."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from tqdm import tqdm
 
 @dataclass(eq=False)
 class ProgressBar:
-    """A bar on a terminal, a line every few seconds elsewhere.
+    """A progress bar on a terminal, or a log line every few seconds elsewhere.
 
     Attributes:
         name: The command.
-        unit: What is counted, in the plural.
-        log_seconds: Seconds between two lines.
-        done: Units done, as last told.
-        bar: The bar, if there is one yet.
-        started: When it began, and when a line was last written.
+        unit: Unit of the counts, in the plural.
+        log_seconds: Seconds between two log lines.
+        done: Units done as of the latest call.
+        bar: The bar, or ``None`` before it is created.
+        started: Creation time.
+        logged: Time of the latest log line.
     """
 
     name: str
@@ -39,7 +40,7 @@ class ProgressBar:
             self.bar.close()
 
     def __call__(self, done: int, total: int) -> None:
-        """Say how far it is."""
+        """Report progress."""
         if sys.stderr.isatty():
             self._draw(done, total)
         elif time.monotonic() - self.logged > self.log_seconds:
@@ -65,7 +66,7 @@ class ProgressBar:
 
 
 def human_rate(rate: float) -> str:
-    """A rate for people; a slow one is not 0.
+    """Format a rate for people; slow rates keep two digits instead of rounding to 0.
 
     >>> human_rate(1234.5), human_rate(9.94), human_rate(0.185)
     ('1234', '9.9', '0.18')
@@ -74,7 +75,7 @@ def human_rate(rate: float) -> str:
 
 
 def human_seconds(seconds: float) -> str:
-    """A duration for people.
+    """Format a duration for people.
 
     >>> human_seconds(59), human_seconds(3700)
     ('59 s', '1 h 2 min')

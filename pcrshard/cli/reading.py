@@ -42,8 +42,8 @@ def verify(
 
     Args:
         src: Dataset folder, its pcr.json, a folder of splits, or one shard.
-        against: Source that was encoded; it is listed as encode listed it.
-        prefix_keys: Put the tar's name before its keys, if the dataset has lost its journal.
+        against: Source that was encoded; listed with the same options as by encode.
+        prefix_keys: Prefix keys with the name of their tar; needed only if the journal is lost.
         workers: Worker processes (default: one per core).
         storage_option: fsspec option of the dataset; repeatable.
     """
@@ -85,7 +85,7 @@ def export(
     overwrite: bool = False,
     storage_option: StorageOptions = None,
 ) -> Report:
-    """Write a dataset back as ordinary JPEGs or stock WebDataset tars.
+    """Export a dataset as ordinary JPEGs or stock WebDataset tars.
 
     Example:
         pcrshard export /data/train-pcr /data/train-5 --scan 5 --format wds --baseline
@@ -95,21 +95,21 @@ def export(
         dst: Target folder.
         scan: Scan to export: a number, full, or a fraction such as 0.5 of the full bytes.
         format: Image folder, or WebDataset tars.
-        baseline: Rearrange losslessly into baseline JPEG, for hardware decoders.
-        on_error: Skip names samples and shards that cannot be exported, and continues; the exit
-            status is 1.
-        overwrite: Write to a folder that is not empty; files of the same names are replaced.
+        baseline: Convert losslessly to baseline JPEG, for hardware decoders.
+        on_error: With skip, report samples and shards that cannot be exported and continue; the
+            exit status is then 1.
+        overwrite: Allow a target folder that is not empty; files with the same names are replaced.
         storage_option: fsspec option of the dataset and the target; repeatable.
     """
     index, urls = open_source(src, storage_option)
     top: Scan = resolve_scan(index.shards, scan)
     if os.path.realpath(dst) == os.path.realpath(os.path.dirname(urls[0])):
-        raise EncodeError(f"expected another folder than the dataset's own, got {dst}")
+        raise EncodeError(f"expected a folder other than the dataset's own, got {dst}")
     is_used = storage.is_folder(dst) and storage.list_files(dst)
     if is_used and not overwrite:
         raise EncodeError(
             f"{dst} is not empty: "
-            "use another folder, or --overwrite to replace files of the same names"
+            "use another folder, or --overwrite to replace files with the same names"
         )
     failed: list[PCRError] = []
 
@@ -150,7 +150,7 @@ def stage(
     workers: Parallel = 8,
     storage_option: StorageOptions = None,
 ) -> Report:
-    """Copy the prefixes of a scan to fast local disk; later, only the difference to a higher scan.
+    """Copy a dataset's prefixes to fast local disk; a later, higher scan copies only the rest.
 
     Example:
         pcrshard stage s3://bucket/train-pcr $SCRATCH/train-pcr --scan 5
@@ -158,8 +158,8 @@ def stage(
     Args:
         src: Dataset folder, its pcr.json, or a folder of splits, local or a URL.
         dst: Local folder.
-        scan: Scan to copy: a number, full, or a fraction such as 0.5 of the full bytes.
-        workers: Shards copied at a time.
+        scan: Scan to copy up to: a number, full, or a fraction such as 0.5 of the full bytes.
+        workers: Number of shards copied concurrently.
         storage_option: fsspec option of the source; repeatable.
     """
     totals: collections.Counter[str] = collections.Counter()
@@ -202,26 +202,25 @@ def _stage_one(
     }
     text = (
         f"{counted(len(index.shards), 'shard')} at scan {top} in {dst}: "
-        f"{human_bytes(copied)} copied, {human_bytes(kept)} were there"
+        f"{human_bytes(copied)} copied, {human_bytes(kept)} already present"
     )
     return figures, text
 
 
 def cache(action: Literal["ls", "clear"], folder: str) -> Report:
-    """List or clear a folder of cached prefixes (a job's cache_dir).
+    """List or clear the cached prefixes in a job's cache_dir.
 
     Example:
         pcrshard cache ls /local/pcr-cache
 
     Args:
-        action: Ls lists the cached shards; clear deletes those that no job has open.
-        folder: The cache_dir.
+        action: ls lists the cached shards; clear deletes the shards that no job has open.
+        folder: Folder that a job uses as cache_dir.
     """
     if not is_marked(folder):
-        found = "something else" if storage.exists(folder) else "nothing"
+        found = "another folder or file" if storage.exists(folder) else "a missing folder"
         raise StorageError(
-            f"expected a folder that a job has used as cache_dir, with a {MARKER}, "
-            f"there is {found}",
+            f"expected a folder that a job has used as cache_dir, with a {MARKER}, got {found}",
             url=folder,
         )
     prefixes = PrefixCache(folder)
@@ -245,24 +244,24 @@ def card(
     license: str = "",  # noqa: A002
     overwrite: bool = False,
 ) -> Report:
-    """Write README.md, a card for the Hub, next to the shards.
+    """Write a Hugging Face dataset card (README.md) next to the shards.
 
     Example:
         pcrshard card birds-pcr --license cc-by-4.0 --url hf://datasets/me/birds
 
     Args:
         folder: Dataset folder, or a folder of splits.
-        name: Name of the dataset (default: the folder's).
-        url: URL that jobs will read it from (default: hf://datasets/USER/NAME).
-        license: Identifier of the license, as the Hub spells it.
-        overwrite: Replace a README.md that exists.
+        name: Name of the dataset (default: the folder's name).
+        url: URL from which jobs will read the dataset (default: hf://datasets/USER/NAME).
+        license: License identifier, as used on the Hub.
+        overwrite: Replace an existing README.md.
     """
     path = storage.plain_path(folder)
     if not storage.is_local(folder) or not os.path.isdir(path):
         raise EncodeError(f"expected a local folder with {DATASET_INDEX}, got {folder}")
     target = os.path.join(path, "README.md")
     if os.path.lexists(target) and not overwrite:
-        raise EncodeError(f"{target} is there already: --overwrite replaces it")
+        raise EncodeError(f"{target} already exists; use --overwrite to replace it")
     opened = {split: open_dataset(each) for split, each in find_datasets(path).items()}
     index, urls = next(iter(opened.values()))
     schema = Shard(urls[0], entry=index.shards[0]).index.schema
@@ -271,4 +270,4 @@ def card(
     text = dataset_card({split: index for split, (index, _) in opened.items()}, schema, about)
     with storage.atomic_write(target) as file:
         file.write(text.encode(errors="backslashreplace"))
-    return Report({"files": [target]}, f"wrote {target}; say in it where the images come from")
+    return Report({"files": [target]}, f"wrote {target}; edit it to say where the images come from")

@@ -1,4 +1,4 @@
-"""``pcrshard plan --simulate``: an epoch on a cluster that is not at hand."""
+"""``pcrshard plan --simulate``: simulate an epoch on a hypothetical cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .parser import Bandwidth, Count, Kind, Parallel, ParallelOrZero, Positive, 
 
 
 def _numbers(text: str) -> tuple[float, float]:
-    """One number or two, such as ``30,300``; a missing second one is 0."""
+    """Parse one or two numbers, such as ``30,300``; a missing second number is 0."""
     first, _, second = text.partition(",")
     try:
         found = float(first), float(second or 0)
@@ -41,21 +41,21 @@ def _latency(text: str) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Machines, with --simulate.
+    """Simulated cluster, used with --simulate.
 
     Attributes:
         per_node: Accelerators per node.
         cores: CPU cores per node.
-        threads: Decoding threads of each rank, instead of workers.
-        link: Network bandwidth of a node (default: unlimited).
-        stream: Bandwidth of one request (default: unlimited).
-        latency: Time to the first byte of a request, median and 99th percentile.
-        cache: Local cache of a node in GB; the second epoch is shown.
-        decode: Images per second that a core decodes (default: as measured here,
+        threads: Decoding threads per rank, instead of workers.
+        link: Network bandwidth per node (default: unlimited).
+        stream: Bandwidth per request (default: unlimited).
+        latency: Time to the first byte of a request: median and 99th percentile.
+        cache: Local cache per node in GB; shows the second epoch.
+        decode: Images per second that one core decodes (default: measured on this machine
             at each scan).
-        prices: Dollars per 1,000 requests, and per GB that leaves the storage.
-        samples: Number of samples, if the dataset is a part of a larger one.
-        steps: Only the first steps of the epoch.
+        prices: Dollars per 1,000 requests, and per GB of egress.
+        samples: Number of samples, if the dataset is part of a larger one.
+        steps: Simulate only this many steps (default: the whole epoch).
     """
 
     per_node: Parallel = 8
@@ -72,7 +72,7 @@ class ClusterOptions:
     steps: Count | None = None
 
     def given(self) -> Iterator[str]:
-        """The options that are not at their defaults, as on a command line."""
+        """Yield the names of options that differ from their defaults, as on a command line."""
         for field in fields(self):
             if getattr(self, field.name) != field.default:
                 yield f"--{field.name.replace('_', '-')}"
@@ -90,7 +90,7 @@ def simulate_scans(
     bandwidth: float | None,
     options: ClusterOptions,
 ) -> list[dict[str, Any]]:
-    """Simulate an epoch at each scan; a shard of the dataset is decoded to measure its cost."""
+    """Simulate an epoch at each scan, decoding ``shard`` to measure the decoding cost."""
     batch = geometry.global_batch // geometry.max_world_size
     job = Job(
         geometry.max_world_size,
@@ -132,7 +132,7 @@ def simulate_scans(
 
 
 def _shards(index: DatasetIndex, scan: Scan, samples: int) -> tuple[list[int], list[int]]:
-    """Samples and prefix bytes of each shard; the shards repeat for more samples than they have."""
+    """Return samples and prefix bytes per shard, repeating the shards to reach ``samples``."""
     sizes: list[int] = []
     prefixes: list[int] = []
     while samples > 0:

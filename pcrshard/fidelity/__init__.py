@@ -1,6 +1,6 @@
-"""Choosing fidelity: a scan that may change while a job trains, and what changes it.
+"""Fidelity: measuring scans, and choosing the scan that a job reads while it trains.
 
-``tuner`` needs torch and ``measure`` torchmetrics: import them where they are used.
+``tuner`` needs torch and ``measure`` needs OpenCV: import them only where they are used.
 """
 
 from ..reading.scan_level import ScanLevel

@@ -1,4 +1,4 @@
-"""The rate of a job at each scan and the scan to take, from measured figures; pure."""
+"""Predict throughput and recommend a scan from measured figures, without I/O."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ class Quartiles(NamedTuple):
 
 
 class ScanFidelity(NamedTuple):
-    """What was measured of one scan of a dataset.
+    """Measurements of one scan of a dataset.
 
     Attributes:
         scan: The scan.
         bytes_per_image: Bytes that a reader at this scan moves per sample of the whole dataset,
             with index, padding and other fields.
-        saving: Bytes of ``"full"`` over these, which is the most that a job can gain (Theorem 4.1
-            of the VLDB paper).
+        saving: Bytes of ``"full"`` over these bytes: the upper bound on a job's speedup (Theorem
+            4.1 of the VLDB paper).
         image_bytes: The measured images' own bytes up to this scan.
         msssim: Mean MS-SSIM against ``reference``.
-        msssim_quartiles: MS-SSIM over the images.
-        psnr: PSNR in dB of the squared error averaged over the images; infinite where all pixels
-            are equal.
+        msssim_quartiles: Quartiles of the MS-SSIM over the images.
+        psnr: PSNR in dB of the squared error averaged over the images; infinite if all pixels are
+            equal.
         decode_seconds: Mean CPU time to decode a whole image on one core of this machine.
         num_images: Images measured.
-        num_small: How many of them were too small for five scales, see :func:`msssim`.
-        reference: What the images were compared with: ``"full"``, or the highest scan of a staged
-            copy.
+        num_small: Number of images too small for five scales; see :func:`msssim`.
+        reference: Scan that the images were compared with: ``"full"``, or the highest scan of a
+            staged copy.
         top1: Fraction of the images that the user's network classifies correctly; ``None`` without
             one.
         reference_top1: The same at ``reference``.
@@ -72,14 +72,14 @@ class ScanFidelity(NamedTuple):
 
 
 class Throughput(NamedTuple):
-    """Images a second that a job can get at a scan, and what limits it."""
+    """Images per second available to a job at a scan, and the bottleneck."""
 
     images_per_second: float
     limit: Literal["bandwidth", "decoding"]
 
 
 class Recommendation(NamedTuple):
-    """A scan, and why."""
+    """A recommended scan and the reason for it."""
 
     scan: Scan
     reason: str
@@ -90,14 +90,14 @@ def throughput(
     bandwidth: float,
     cores: float = math.inf,
 ) -> Throughput:
-    """Predict a job's rate at a scan.
+    """Predict the throughput of a job at a scan.
 
-    It is X = W / E[s] (section 4.1 of the VLDB paper) until decoding is the limit.
+    It is X = W / E[s] (section 4.1 of the VLDB paper), up to the decoding rate.
 
     Args:
         row: Figures of the scan, from :func:`measure`.
-        bandwidth: Bytes a second that the storage gives.
-        cores: Cores that do nothing but decode whole images.
+        bandwidth: Storage bandwidth in bytes per second.
+        cores: Number of cores dedicated to decoding whole images.
     """
     read = Throughput(bandwidth / row.bytes_per_image, "bandwidth")
     decoded = Throughput(cores / row.decode_seconds, "decoding")
@@ -109,20 +109,20 @@ def recommend(
     min_msssim: float = _ENOUGH,
     max_loss: float = _LOSS,
 ) -> Recommendation:
-    """The lowest scan from which on all are enough: for the user's network, or by MS-SSIM.
+    """Return the lowest scan such that it and all higher scans pass, by top-1 or by MS-SSIM.
 
     Args:
         rows: Figures of each scan, from :func:`measure`.
-        min_msssim: Minimum mean MS-SSIM, if no network was measured. The paper found its groups
-            above 0.95 to perform well consistently, and change hard to predict below.
-        max_loss: Top-1 accuracy that the network may lose against the reference, as a fraction.
+        min_msssim: Minimum mean MS-SSIM, used if no network was measured. The paper found that
+            groups above 0.95 perform well consistently, and that results below are hard to predict.
+        max_loss: Maximum loss of the network's top-1 accuracy against the reference, as a fraction.
 
     Returns:
-        A scan, ``"full"`` if none of the rows is enough, and the reason in a sentence.
+        The scan, or ``"full"`` if no row passes, and the reason in a sentence.
     """
     ranked = sorted(rows, key=operator.attrgetter("bytes_per_image"))
     has_network = any(row.top1 is not None for row in rows)
-    # Rounding must not decide whether 0.74 is a point below 0.75.
+    # Keep rounding from deciding whether 0.74 is one point below 0.75.
     limit = max_loss + 1e-9
     is_enough = [
         (row.reference_top1 or 0) - (row.top1 or 0) <= limit
@@ -163,7 +163,7 @@ def _percent(fraction: float | None) -> str:
 
 
 def wilson_interval(share: float, count: int) -> tuple[float, float]:
-    """The 95 % confidence interval of a share of so many images (Wilson 1927).
+    """Return the 95 % confidence interval of a fraction of ``count`` images (Wilson 1927).
 
     >>> [round(bound, 3) for bound in wilson_interval(0.75, 32)]
     [0.579, 0.867]
@@ -180,7 +180,7 @@ def fidelity_table(
     bandwidth: float | None = None,
     cores: float = math.inf,
 ) -> str:
-    """The table of ``pcrshard fidelity``; with a bandwidth also the rates of :func:`throughput`."""
+    """Format the table of ``pcrshard fidelity``; a bandwidth adds :func:`throughput`."""
     header = list(_HEADER)
     lines: list[list[object]] = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""The lowest number that any rank of a job says, without waiting for the others."""
+"""A non-blocking minimum over all ranks of a job."""
 
 from __future__ import annotations
 
@@ -7,48 +7,48 @@ from typing import Any
 
 
 class Agreement:
-    """All ranks learn the lowest of their latest numbers, a few calls later.
+    """A minimum over the latest numbers of all ranks, available a few calls later.
 
-    An ``all_reduce`` runs in the background, in a group of its own on the processor; its result is
-    taken when it is there, and then the next one is begun. A rank that makes fewer calls than the
-    others, or none any more, holds nobody up: the others keep to what was last agreed, or to their
-    own number if that is lower, and when it has left, to their own.
+    An ``all_reduce`` runs in the background in its own CPU process group; once it completes, its
+    result is used and the next one starts. A rank that makes fewer calls than the others, or stops
+    calling, does not block them: they use the lower of the last agreed number and their own, or
+    only their own once that rank has left.
 
-    Without an initialized ``torch.distributed``, the number of this process is what is agreed.
-    Otherwise make it on every rank.
+    Without an initialized ``torch.distributed``, the result is this process's own number.
+    Otherwise construct it on every rank.
     """
 
     def __init__(self) -> None:
         self._group = _new_group()
         self._agreed: int | None = None
-        # What is under way, and where its result will be.
+        # The exchange in flight, and the tensor that will hold its result.
         self._exchange: tuple[Any, Any] | None = None
 
     def lowest(self, number: int) -> int:
-        """Say this rank's number, and get the lowest that is known of all ranks; at most it."""
+        """Submit this rank's number, and return the lowest known number, at most ``number``."""
         try:
             self._advance(number)
         except (RuntimeError, ValueError):
-            # Another rank has left, or this one has left the job.
+            # Another rank, or this one, has left the job.
             self._group = None
             self._agreed = None
         return number if self._agreed is None else min(number, self._agreed)
 
     def _advance(self, number: int) -> None:
-        """Take a result that is there, and begin the next exchange."""
+        """Take the result if it is available, and start the next exchange."""
         if self._group is None:
             return
         if self._exchange is not None:
             work, numbers = self._exchange
             if not work.is_completed():
                 return
-            work.wait()  # raises what went wrong
+            work.wait()  # raises the error of a failed exchange
             self._agreed = int(numbers)
         self._exchange = _exchange(number, self._group)
 
 
 def _exchange(number: int, group: Any) -> tuple[Any, Any]:
-    """Begin to look for the lowest number of all ranks: the work, and the tensor of its result."""
+    """Start a minimum over all ranks; return the work handle and its result tensor."""
     import torch
     import torch.distributed as dist
 
@@ -57,8 +57,8 @@ def _exchange(number: int, group: Any) -> tuple[Any, Any]:
 
 
 def _new_group() -> Any:
-    """A group of all ranks that needs no GPU; ``None`` for a single process."""
-    # Looked up, not imported: a job that uses torch.distributed has imported it.
+    """Create a CPU process group of all ranks; return ``None`` for a single process."""
+    # Looked up rather than imported: a job that uses torch.distributed has already imported it.
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return None

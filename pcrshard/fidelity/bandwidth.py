@@ -1,6 +1,6 @@
-"""Choose the scan by how long the training loop waits for data.
+"""Choose the scan by the time the training loop waits for data.
 
-This is the future work of the papers (section 7 of the VLDB paper).
+The papers describe this as future work (section 7 of the VLDB paper).
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from ..reading.scan_level import ScanLevel, current_scan
 from .agreement import Agreement
 from .schedule import ScanPolicy
 
-# The fraction of a measured bandwidth that a scan may need.
+# Maximum fraction of the measured bandwidth that a scan may need.
 _MARGIN = 0.95
-# A scan is worth the risk of a try if it has this many times the bytes.
+# Minimum ratio of bytes for a higher scan to be worth trying.
 _WORTH_TRYING = 1.2
-# A sample takes as long as another one from this fraction of its seconds on.
+# Seconds per sample count as equal from this ratio on.
 _SAME = 0.8
-# A bandwidth below this fraction of the old one is another bandwidth.
+# A bandwidth below this fraction of the old one counts as a new bandwidth.
 _CHANGED = 0.7
-# Windows without waiting after which a higher scan is tried, however often that has failed.
+# Upper bound on the calm windows before a higher scan is tried again, after any failures.
 _MAX_HOLD = 32
 
 
 @dataclass
 class _Sums:
-    """Sums over some steps of the training loop: seconds and samples."""
+    """Sums of seconds and samples over some steps of the training loop."""
 
     waited: float = 0.0
     used: float = 0.0
@@ -49,44 +49,45 @@ class _Sums:
 
 
 class BandwidthTuner(ScanPolicy):
-    """Takes the highest scan that keeps the accelerator fed: a controller with hysteresis.
+    """A controller with hysteresis that picks the highest scan that keeps the accelerator fed.
 
-    **Down at once.** A step that waits has found nothing read ahead: between two such steps data
-    came as fast as they can, and their bytes over that time are the bandwidth. When waits take more
-    than ``max_wait`` of a window, the tuner takes the scan whose bytes the loop can use at its own
-    speed at that bandwidth (X = W / E[s], Theorem 4.1).
+    **Down at once.** A step that waits found nothing read ahead: between two such steps data
+    arrived at full speed, so their bytes over that time are the bandwidth. If waits take more than
+    ``max_wait`` of a window, the tuner switches to the highest scan that the bandwidth can deliver
+    at the loop's own speed (X = W / E[s], Theorem 4.1).
 
-    **Up with care.** After ``patience`` windows without waiting, the next scan up is tried. If the
-    try ends in waiting, the tuner goes back, and tries again when the waits of the failed try are
-    half of ``max_wait`` of the time since, or less. A try that holds clears that debt.
+    **Up with care.** After ``patience`` windows without waiting, the tuner tries the next higher
+    scan. If the loop then waits, the tuner reverts, and tries again only once the waits of the
+    failed try amount to at most half of ``max_wait`` of the time since. A successful try clears
+    that debt.
 
-    **Waits that are not for bytes.** If the lowest scan waits as long per sample as a scan with
-    many more bytes did, the processor is slow, not the link: the tuner goes back up, and excuses
-    such waits.
+    **Waits not caused by bandwidth.** If the lowest scan waits as long per sample as a scan with
+    many more bytes did, the bottleneck is the CPU, not the link: the tuner goes back up and
+    excuses such waits.
 
-    With ``torch.distributed`` all ranks take the lowest scan that any of them asks for: make the
-    tuner on every rank, after ``init_process_group`` and after the dataset. Ranks never wait for
-    each other in it, so they may have different numbers of steps; they follow within a few steps.
+    With ``torch.distributed``, all ranks use the lowest scan that any rank requests: construct the
+    tuner on every rank, after ``init_process_group`` and after the dataset. Ranks never block each
+    other, so their numbers of steps may differ; they follow a change within a few steps.
 
     Args:
-        level: The level that the readers follow. Of a dataset that is a staged copy no scan above
-            those that it holds is taken.
+        level: The level that the readers follow. For a staged copy, it never exceeds the highest
+            scan that the copy holds.
         bytes_per_sample: Mean bytes of a sample at scans 1..N and then at ``"full"``, as
             :func:`bytes_per_sample` returns them.
-        floor: Lowest scan that may be taken, which is what the task needs, by the user or by
-            :class:`ScanTuner`. It may be a level itself.
-        max_wait: Fraction of the time that may be spent waiting.
+        floor: Lowest scan allowed: the minimum that the task needs, set by the user or by
+            :class:`ScanTuner`. May be a level itself.
+        max_wait: Maximum fraction of the time spent waiting.
         window: Steps between decisions.
-        patience: Windows without waiting until a higher scan is tried.
-        ahead: Samples that are read ahead, and so arrive at the old scan after a change:
-            (prefetch + 1) shards. By default those of a window.
+        patience: Windows without waiting before a higher scan is tried.
+        ahead: Samples read ahead, which still arrive at the old scan after a change: (prefetch + 1)
+            shards. Defaults to the samples of one window.
 
     Attributes:
-        bandwidth: Bytes per second, as last measured; ``None`` while the loop has never waited.
-        excused: Fraction of the time that is spent waiting whatever the scan.
+        bandwidth: Latest measured bytes per second; ``None`` if the loop has never waited.
+        excused: Fraction of the time spent waiting regardless of the scan.
 
     Raises:
-        ValueError: The numbers make no sense.
+        ValueError: A number is out of range.
         ScanUnavailable: The floor is above the scans that a staged copy holds.
     """
 
@@ -122,28 +123,28 @@ class BandwidthTuner(ScanPolicy):
         self.bandwidth: float | None = None
         self.excused = 0.0
         self._agreement = Agreement()
-        # The index of the size that this rank asks for, and the scan that was taken last.
+        # Index of the size that this rank requests, and the scan last set.
         self._wish = len(self.sizes) - 1
         self._taken: Scan | None = None
         self._sums = _Sums()
-        # Steps since one that waited: data come as fast as they can.
+        # Steps since one that waited; data arrive at full speed.
         self._supply: _Sums | None = None
-        # Samples still to come that were requested at an earlier scan.
+        # Samples in flight that were requested at an earlier scan.
         self._settling = 0
         self._calm_windows = 0
-        # Calm windows until the next try: doubled by each failed one.
+        # Calm windows until the next try; doubled by each failed try.
         self._hold = patience
-        # Index of the size before the current try; waits of the last try, and seconds since.
+        # Index of the size before the current try; waits during the last try, and seconds since it.
         self._before_try: int | None = None
         self._debt = 0.0
         self._since_try = 0.0
-        # Index of the size where the descent began, and seconds per sample there.
+        # Index of the size at the start of the descent, and seconds per sample there.
         self._peak: tuple[int, float] | None = None
 
     def watch(self, batches: Any, samples: int | None = None) -> Iterator[Any]:
-        """Iterate over batches, and tune.
+        """Yield the batches, tuning after each step.
 
-        The wait for the first batch is not counted, because nothing is read ahead across epochs.
+        The wait for the first batch is ignored, because nothing is read ahead across epochs.
 
         Args:
             batches: The loader.
@@ -159,27 +160,27 @@ class BandwidthTuner(ScanPolicy):
             self.record(waited, done - came, size)
 
     def record(self, waited: float, used: float, samples: int) -> Scan:
-        """Record a step of the training loop, and decide when it is time.
+        """Record a step of the training loop, and decide on a scan at the end of a window.
 
         Args:
-            waited: Seconds that the loop waited for the batch.
-            used: Seconds that it spent on the batch.
+            waited: Seconds the loop waited for the batch.
+            used: Seconds the loop spent on the batch.
             samples: Number of samples in the batch.
 
         Returns:
-            The scan that the level has now: the lowest that a rank asks for.
+            The current scan of the level: the lowest that any rank requests.
         """
         given = self.level.value
         here = self._index(given)
         lowest = self._index(current_scan(self.floor))
         target = max(self._decide(here, lowest, waited, used, samples), lowest)
         if target != here:
-            # Decide again once the readers have followed.
+            # Wait for the readers to follow before deciding again.
             self._settling = self.window * samples if self.ahead is None else self.ahead
             self._sums = _Sums()
             self._supply = None
             self._calm_windows = 0
-        # A wish holds until this rank asks for something else, or the level is set.
+        # A request holds until this rank changes it or the level is set.
         if target != here or given != self._taken:
             self._wish = target
         agreed = max(self._agreement.lowest(min(self._wish, self._last)), lowest)
@@ -190,16 +191,16 @@ class BandwidthTuner(ScanPolicy):
 
     @property
     def _last(self) -> int:
-        """The index of the size of the highest scan that may be taken."""
+        """Index of the size of the highest scan allowed."""
         highest = self.level.highest
         return len(self.sizes) - 1 if highest == FULL else min(highest, len(self.sizes)) - 1
 
     def _index(self, scan: Scan) -> int:
-        """The index of a scan's size."""
+        """Return the index of a scan's size."""
         return self._last if scan == FULL else min(scan - 1, self._last)
 
     def _decide(self, here: int, lowest: int, waited: float, used: float, samples: int) -> int:
-        """The index of the size that this rank wants after a step."""
+        """Return the index of the size that this rank requests after a step."""
         self._since_try += waited + used
         if self._before_try is not None or (self._debt and self._settling > 0):
             self._debt += waited
@@ -211,13 +212,13 @@ class BandwidthTuner(ScanPolicy):
         limit = self.max_wait + self.excused
         supply = self._supply
         if waited > limit * used:
-            # A wait early in a window counts as if the rest of it went well.
+            # Judge a wait early in a window as if the rest of the window had no waits.
             rest = sums.used / sums.steps * max(self.window, sums.steps)
             is_long = sums.waited > limit * (sums.waited + rest)
-            # A single wait measures nothing: it may be a hiccup.
+            # A single wait may be a hiccup and measures nothing.
             if supply and is_long and supply.steps >= self.window // 2:
                 return self._fall(here, lowest, (supply.seconds + waited) / supply.samples)
-            # It begins when this batch came: its wait, added below, is not part of it.
+            # The measurement starts when this batch arrived: exclude its wait, added below.
             self._supply = supply = supply or _Sums(used=-waited)
         if supply:
             supply.add(waited, used, samples)
@@ -232,7 +233,7 @@ class BandwidthTuner(ScanPolicy):
         return self._climb(here, sums.samples / sums.seconds)
 
     def _fall(self, here: int, lowest: int, seconds: float) -> int:
-        """Go to the highest scan that the loop can use at its own speed, or excuse the waits."""
+        """Drop to the highest scan that keeps up with the loop, or excuse the waits."""
         sums = self._sums
         peak = self._peak or (here, seconds)
         is_much_smaller = self.sizes[peak[0]] >= _WORTH_TRYING * self.sizes[here]
@@ -248,19 +249,19 @@ class BandwidthTuner(ScanPolicy):
             self._forgive()
         else:
             self._hold = min(2 * self._hold, max(_MAX_HOLD, self.patience))
-            # What held before the try still does.
+            # The scan before the try still holds.
             target = max(target, self._before_try or 0)
         self.bandwidth = bandwidth
         self._before_try = None
         return max(target, lowest)
 
     def _forgive(self) -> None:
-        """Forget failed tries: at another bandwidth they say nothing."""
+        """Forget failed tries, which say nothing about a new bandwidth."""
         self._hold = self.patience
         self._debt = 0.0
 
     def _climb(self, here: int, samples_per_second: float) -> int:
-        """Try a higher scan if it is time."""
+        """Try a higher scan if one is due."""
         if self._calm_windows < self.patience:
             return here
         rate = samples_per_second * self.sizes[here]
@@ -269,7 +270,7 @@ class BandwidthTuner(ScanPolicy):
             self._peak = None
             self._forgive()
         if self._before_try is not None:
-            # The try has held.
+            # The try succeeded.
             self._debt = 0.0
         is_cheap = self._debt <= self.max_wait / 2 * self._since_try
         if self._calm_windows < self._hold or not is_cheap or here == self._last:
@@ -281,7 +282,7 @@ class BandwidthTuner(ScanPolicy):
 
 
 def bytes_per_sample(entries: Sequence[ShardEntry]) -> list[float]:
-    """Mean bytes of a sample at scans 1..N and at ``"full"``.
+    """Return the mean bytes per sample at scans 1..N and at ``"full"``.
 
     Args:
         entries: The ``shards`` of a dataset index.

@@ -1,4 +1,4 @@
-"""A picture of some images at the scans that people talk about, and what each scan changes."""
+"""A picture of some images at common scans, and their differences from full fidelity."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .plots import Picture, plot_contact_sheet, pyplot_module
 from .sampled_images import ImageSample, Pieces, draw_images
 
 _SHOWN = (1, 2, 5)
-# Scans, and how many pieces each has.
+# Scans, and the number of pieces of each.
 Columns = Sequence[tuple[Scan, int]]
 Compare = Callable[[Pixels], float]
 Decode = Callable[[Pieces], Pixels]
@@ -32,17 +32,17 @@ def contact_sheet(
     reference: str | None = None,
     smoothing: bool = SMOOTHING,
 ) -> None:
-    """Draw random images at some scans side by side, with their differences to the last one below.
+    """Draw random images at some scans side by side, with differences from the last scan below.
 
-    The last one is full fidelity, or the highest scan of a staged copy.
+    The last scan is full fidelity, or the highest scan of a staged copy.
 
     Args:
         url: The dataset's folder.
         path: Target file, a PNG.
-        scans: The scans shown before the last one; by default 1, 2 and 5.
+        scans: Scans shown before the last one; 1, 2 and 5 by default.
         num_images: Number of images.
-        seed: The same seed takes the same images.
-        side: The middle of each image is shown, at most so many pixels square.
+        seed: Random seed; the same seed picks the same images.
+        side: Maximum side in pixels of the square center crop shown of each image.
         storage_options: fsspec storage options.
         reference: The dataset that ``url`` is a staged copy of.
         smoothing: As for :class:`pcrshard.ImageDecoder`.
@@ -64,7 +64,7 @@ def contact_sheet(
 
 
 def _columns(sample: ImageSample, scans: Sequence[Scan] | None) -> Columns:
-    """The scans shown, and how many pieces each has."""
+    """Return the scans shown and the number of pieces of each."""
     num_groups = sample.dataset.num_groups
     last = min(check_scan(sample.top, num_groups), num_groups)
     shown = [scan for scan in _SHOWN if scan < last] if scans is None else scans
@@ -87,6 +87,6 @@ def _draw_row(
 
 
 def _comparison(pixels: Pixels) -> Compare:
-    """What a picture is worth; nobody knows if the image is too small."""
+    """Return a function that gives MS-SSIM against ``pixels``, or NaN if they are too small."""
     is_comparable = count_scales(*pixels.shape[:2]) > 0
     return Reference(pixels).compare if is_comparable else lambda _: math.nan

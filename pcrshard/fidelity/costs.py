@@ -1,4 +1,4 @@
-"""What each scan costs, as figures and as text; pure."""
+"""The cost of each scan, as figures and as text, without I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 class ScanCost(NamedTuple):
-    """Bytes of a dataset at a scan; ``saving`` is full bytes over these bytes."""
+    """Bytes of a dataset at a scan; ``saving`` is the full bytes over these bytes."""
 
     scan: Scan
     prefix_bytes: int
@@ -23,7 +23,7 @@ class ScanCost(NamedTuple):
 
 
 def scan_costs(index: DatasetIndex) -> list[ScanCost]:
-    """The cost of each scan, lowest first, ``"full"`` last; of a staged copy, what it holds."""
+    """Return the cost of each available scan, lowest first and ``"full"`` last."""
     totals = prefix_totals(index.shards)
     scans = [*range(1, index.num_groups + 1), FULL]
     costs = [
@@ -34,7 +34,7 @@ def scan_costs(index: DatasetIndex) -> list[ScanCost]:
 
 
 def name_scan(scan: Scan) -> str:
-    """A scan in a sentence.
+    """Format a scan for use in a sentence.
 
     >>> name_scan(5), name_scan("full")
     ('scan 5', 'full')
@@ -43,7 +43,7 @@ def name_scan(scan: Scan) -> str:
 
 
 def human_bytes(size: float) -> str:
-    """A size in bytes for people.
+    """Format a size in bytes for people.
 
     >>> human_bytes(999), human_bytes(108_000), human_bytes(129 * 2**30)
     ('999 B', '108 kB', '139 GB')
@@ -57,7 +57,7 @@ def human_bytes(size: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things.
+    """Format a count with its noun.
 
     >>> counted(1, "shard"), counted(4, "shard")
     ('1 shard', '4 shards')
@@ -66,7 +66,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns of text; those with numbers are aligned on the right.
+    """Format a table as text; numeric columns are right-aligned.
 
     >>> print(table(["scan", "bytes", "name"], [[1, "12 kB", "a"], ["full", "3 MB", "bc"]]))
     scan  bytes  name
@@ -83,9 +83,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def record_table(rows: Sequence[Any], omit: Sequence[str] = ()) -> str:
-    """A table of records (named tuples or dicts): their names as columns, values in human units.
+    """Format records (named tuples or dicts) as a table with human-readable units.
 
-    A column without any value is left out.
+    Field names become columns; a column without values is omitted.
 
     >>> print(record_table([{"scan": 1, "sent_bytes": 2000, "rate": None}]))
     scan  sent bytes
@@ -118,19 +118,19 @@ def _cell(name: str, value: Any) -> str:
 
 
 class PlanCost(NamedTuple):
-    """What an epoch reads at a scan.
+    """Predicted reads of an epoch at a scan.
 
     Attributes:
         scan: The scan.
-        steps: Steps of each rank.
-        epoch_bytes: Bytes that all workers of all ranks read.
-        rank_bytes: Bytes of the rank that reads most.
-        repeated_bytes: Those of ``epoch_bytes`` that are read more than once.
-        requests: Prefixes that all workers read. A remote one is one request up to the size of a
-            part (docs/remote.md), then one per part.
-        worker_memory_bytes: Most bytes of prefixes that a worker holds at a time.
-        images_per_second: What the bandwidth allows, X = W / E[s] (Theorem 4.1 of the VLDB paper);
-            ``None`` without a bandwidth.
+        steps: Steps per rank.
+        epoch_bytes: Bytes read by all workers of all ranks.
+        rank_bytes: Bytes read by the rank that reads the most.
+        repeated_bytes: Bytes of ``epoch_bytes`` that are read more than once.
+        requests: Prefixes read by all workers. A remote prefix takes one request up to the part
+            size (docs/remote.md), and one per part beyond it.
+        worker_memory_bytes: Peak bytes of prefixes held by a worker.
+        images_per_second: Upper bound set by the bandwidth, X = W / E[s] (Theorem 4.1 of the VLDB
+            paper); ``None`` without a bandwidth.
     """
 
     scan: Scan
@@ -152,19 +152,19 @@ def plan_costs(
     workers: int = 1,
     bandwidth: float | None = None,
 ) -> list[PlanCost]:
-    """What an epoch will read at some scans.
+    """Predict what an epoch reads at each of some scans.
 
     Args:
         index: The dataset.
-        scans: The scans to plan for; by default all that there are.
-        geometry: The geometry of the job, with a rank for each slot.
-        rules: The rules of the job's order.
+        scans: Scans to plan for; all by default.
+        geometry: Geometry of the job, at its maximum world size.
+        rules: Ordering rules of the job.
         workers: DataLoader workers per rank.
-        bandwidth: Bytes a second that the storage gives to all ranks together.
+        bandwidth: Storage bandwidth shared by all ranks, in bytes per second.
 
     Raises:
         ScanUnavailable: There is no such scan.
-        ValueError: The dataset has no global batch.
+        ValueError: The dataset is smaller than one global batch.
     """
     sizes = [shard.num_samples for shard in index.shards]
     order = epoch_order(sizes, geometry, rules)

@@ -1,6 +1,6 @@
-"""How close each scan of a dataset comes to full fidelity, and what it costs.
+"""Measure how close each scan of a dataset comes to full fidelity, and its cost.
 
-Bytes, MS-SSIM, PSNR and decoding time of a sample of its images, and what a network sees in them.
+Measures bytes, MS-SSIM, PSNR and decoding time on a sample of images, and a network's top-1.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ Decode = Callable[[Pieces], Pixels]
 
 
 def psnr(squared_error: float) -> float:
-    """Peak signal to noise in dB of a mean squared error of 8-bit pixels.
+    """Return the peak signal-to-noise ratio in dB for a mean squared error of 8-bit pixels.
 
     >>> psnr(0.0), round(psnr(1.0), 2)
     (inf, 48.13)
@@ -94,30 +94,30 @@ def measure(
 ) -> list[ScanFidelity]:
     """Measure scans on a random sample of a dataset's images.
 
-    Reads up to eight whole shards but for their tails, each in one request. Takes about a
-    twentieth of a second of CPU time per scan and megapixel, most of it for MS-SSIM.
+    Reads up to eight whole shards except their tails, each in one request. Takes about 0.05 s of
+    CPU time per scan and megapixel, most of it for MS-SSIM.
 
     Args:
         url: The dataset's folder. A staged copy is compared with the highest scan that it holds.
-        scans: The scans to measure; by default all that there are. ``"full"`` has the pixels of N.
-        num_images: Number of images; those with a side below 11 pixels are not counted.
-        seed: The same seed takes the same images.
-        rounds: Times that an image is decoded, of which the fastest counts.
+        scans: Scans to measure; all by default. ``"full"`` has the pixels of scan N.
+        num_images: Number of images; images with a side below 11 pixels are skipped.
+        seed: Random seed; the same seed picks the same images.
+        rounds: Number of times each image is decoded; the fastest counts.
         storage_options: fsspec storage options.
         on_image: Called with (done, total) after each image.
-        reference: The dataset that ``url`` is a staged copy of, to compare with full fidelity; the
-            images are read from there.
-        model: A classifier, whose share of right answers is measured too; labels are those of the
-            field ``cls``.
+        reference: Original dataset if ``url`` is a staged copy; images are read from there and
+            compared with full fidelity.
+        model: Classifier whose top-1 accuracy is also measured, against the labels in field
+            ``cls``.
         smoothing: As for :class:`pcrshard.ImageDecoder`.
 
     Returns:
-        The figures of each scan, in the order asked for.
+        The figures of each scan, in the order of ``scans``.
 
     Raises:
-        ScanUnavailable: There is no such scan, or a staged copy does not hold it.
+        ScanUnavailable: A scan does not exist, or a staged copy does not hold it.
         MissingDependency: OpenCV is not installed.
-        ValueError: ``reference`` has other shards.
+        ValueError: ``reference`` has different shards.
         PCRError: No image is large enough, a shard cannot be read, an image is damaged, or there
             are no labels for ``model``.
     """
@@ -138,7 +138,7 @@ def measure(
             "expected progressive JPEGs of 11 pixels or more on each side, found none", url=url
         )
     costs = scan_costs(sample.dataset)
-    # Shape: images, scans, the four figures.
+    # Shape: (images, scans, 4 figures).
     figures = np.array([image.scans for image in found])
     top1 = _top1(found)
     return [
@@ -163,7 +163,7 @@ def measure(
 
 
 def _stops(index: DatasetIndex, scans: Sequence[Scan] | None) -> list[int]:
-    """How many pieces each scan has; raises if a staged copy does not hold it."""
+    """Return the number of pieces of each scan; raise if a staged copy does not hold it."""
     if scans is None:
         return list(range(1, index.num_groups + 1))[: index.scan]
     for scan in scans:
@@ -172,13 +172,13 @@ def _stops(index: DatasetIndex, scans: Sequence[Scan] | None) -> list[int]:
 
 
 class _Image(NamedTuple):
-    """The figures of one image.
+    """Measurements of one image.
 
     Attributes:
         scans: Bytes, MS-SSIM, mean squared error and seconds to decode at each scan.
-        is_small: Whether it is too small for five scales of MS-SSIM.
-        answers: The network's class at each scan, and at the reference.
-        label: The class of the image.
+        is_small: Whether the image is too small for five scales of MS-SSIM.
+        answers: Class predicted by the network at each scan, and at the reference.
+        label: True class of the image.
     """
 
     scans: Sequence[tuple[float, ...]]
@@ -209,14 +209,14 @@ def _measure_image(
     model: Network | None,
     smoothing: bool,
 ) -> _Image | None:
-    """Measure one image at each scan; ``None`` for one that is too small."""
+    """Measure one image at each scan; return ``None`` if it is too small."""
     decode = partial(decode_image, smoothing=smoothing)
     pixels = decode(pieces)
     if count_scales(*pixels.shape[:2]) == 0:
         return None
     reference = Reference(pixels)
     views = [pieces[:stop] for stop in stops]
-    # Round by round, so that a disturbance does not hit one scan alone.
+    # Interleave the rounds, so that a disturbance does not hit a single scan.
     earlier = [[_timed(decode, view)[1] for view in views] for _ in range(rounds - 1)]
     scans = []
     for view, *times in zip(views, *earlier, strict=True):
@@ -229,14 +229,14 @@ def _measure_image(
 
 
 def _timed(decode: Decode, pieces: Pieces) -> tuple[Pixels, float]:
-    """The picture, and the seconds of CPU time that it took."""
+    """Return the decoded picture and the CPU seconds it took."""
     begun = time.thread_time()
     decoded = decode(pieces)
     return decoded, time.thread_time() - begun
 
 
 def _top1(images: Sequence[_Image]) -> Sequence[float | None]:
-    """The network's accuracy at each scan and at the reference, if there is a network."""
+    """Return the network's accuracy at each scan and at the reference, if there is a network."""
     answers = np.array([image.answers for image in images])
     labels = np.array([[image.label] for image in images])
     means: list[float] = (answers == labels).mean(axis=0).tolist()

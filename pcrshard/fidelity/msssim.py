@@ -1,6 +1,6 @@
-"""MS-SSIM of pictures against one reference (Wang, Simoncelli, Bovik 2003). The door to OpenCV.
+"""MS-SSIM against a reference (Wang, Simoncelli, Bovik 2003). The only importer of OpenCV.
 
-Section 6.4 of the VLDB paper takes MS-SSIM as the estimate of the accuracy that a scan group keeps.
+Section 6.4 of the VLDB paper uses MS-SSIM to estimate the accuracy that a scan group preserves.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ..jpeg.pixels import Pixels
 
 Plane = NDArray[np.float32]
 
-# Weights of the five scales, from the finest on.
+# Weights of the five scales, finest first.
 WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
-# The smaller side of an image that n scales need: 11 pixels at the coarsest, one window.
+# Minimum shorter side for n scales: 11 pixels, one window, at the coarsest scale.
 _MIN_SIDES = (11, 22, 44, 99, 176)
-# Of larger images the middle is compared: it tells as much, and memory stays bounded.
+# Only the middle of larger images is compared: as informative, with bounded memory.
 _MAX_SIDE = 2048
 _WINDOW = 11
 _SIGMA = 1.5
@@ -29,7 +29,7 @@ _C2 = (0.03 * 255) ** 2
 
 
 def count_scales(height: int, width: int) -> int:
-    """The scales of MS-SSIM that an image is large enough for, 0 to 5.
+    """Return the number of MS-SSIM scales that an image is large enough for, 0 to 5.
 
     >>> [count_scales(500, side) for side in (375, 176, 175, 99, 44, 22, 11, 10)]
     [5, 5, 4, 4, 3, 2, 1, 0]
@@ -38,12 +38,12 @@ def count_scales(height: int, width: int) -> int:
 
 
 def msssim(pixels: Pixels, reference: Pixels) -> float:
-    """MS-SSIM of two images, 1 for equal ones; see :class:`Reference`."""
+    """Return the MS-SSIM of two images, 1 if they are equal; see :class:`Reference`."""
     return Reference(reference).compare(pixels)
 
 
 class _Scale(NamedTuple):
-    """What is kept of the reference at one scale: (H, W, C) float32 each, means of the window."""
+    """The reference's window statistics at one scale, each (H, W, C) float32."""
 
     picture: Plane
     mean: Plane
@@ -51,21 +51,21 @@ class _Scale(NamedTuple):
 
 
 class Reference:
-    """The picture that others are compared with; its own statistics are made once.
+    """The picture that others are compared with, with its statistics computed once.
 
     Gaussian window of 11 pixels (sigma 1.5), K = (0.01, 0.03), dynamic range 255, five scales,
-    means over the three channels of RGB. The papers do not say whether they took luma or RGB; in
-    luma alone the chroma scans would be worth nothing. Gray images have three equal channels, which
-    give what one would. Images whose smaller side is below 176 pixels have fewer scales, with the
-    weights of the finest ones, scaled to a sum of 1. Of images with a side above 2048 the middle is
-    compared.
+    means over the three RGB channels. The papers do not say whether they used luma or RGB; in luma
+    alone the chroma scans would have no effect. Gray images have three equal channels, which give
+    the same result as one. Images whose shorter side is below 176 pixels use fewer scales, with the
+    weights of the finest scales normalized to a sum of 1. Images with a side above 2048 are
+    compared by their center.
 
     Args:
         pixels: (H, W, C) uint8.
 
     Attributes:
         pixels: The picture.
-        is_small: Whether it is too small for five scales.
+        is_small: Whether the picture is too small for five scales.
 
     Raises:
         MissingDependency: OpenCV is not installed.
@@ -86,7 +86,7 @@ class Reference:
         self._scales = _scales(_compared(pixels), count)
 
     def compare(self, pixels: Pixels) -> float:
-        """MS-SSIM of another picture of this size, 1 for an equal one.
+        """Return the MS-SSIM of another picture of the same size, 1 if it is equal.
 
         Args:
             pixels: (H, W, C) uint8.
@@ -104,7 +104,7 @@ class Reference:
         result = 1.0
         for scale, weight in zip(self._scales, self._weights, strict=True):
             coarsest = scale is self._scales[-1]
-            # A negative mean would become a NaN by the power of its weight.
+            # Raising a negative mean to its weight would give NaN.
             result *= max(_similarity(picture, scale, with_luminance=coarsest), 0.0) ** weight
             picture = _halve(picture)
         return float(result)
@@ -124,9 +124,9 @@ def _scales(picture: Plane, count: int) -> list[_Scale]:
 
 
 def _similarity(picture: Plane, scale: _Scale, *, with_luminance: bool) -> float:
-    """The mean of contrast times structure, at the coarsest scale times luminance.
+    """Return the mean of contrast times structure, and times luminance at the coarsest scale.
 
-    In place, because the processor would otherwise wait for new memory.
+    Works in place, because page faults on new memory would dominate.
     """
     mean = _blur(picture)
     similarity = _blur(picture * scale.picture)
@@ -141,7 +141,7 @@ def _similarity(picture: Plane, scale: _Scale, *, with_luminance: bool) -> float
     if with_luminance:
         squares = mean * mean + scale.mean * scale.mean
         similarity *= (2 * mean * scale.mean + _C1) / (squares + _C1)
-    # Where the window lies inside of the picture.
+    # Keep only positions where the window lies inside the picture.
     margin = _WINDOW // 2
     return float(similarity[margin:-margin, margin:-margin].mean())
 
@@ -151,7 +151,7 @@ def _compared(pixels: Pixels) -> Plane:
 
 
 def middle(pixels: Pixels, side: int) -> Pixels:
-    """The middle of an image, at most so many pixels square."""
+    """Return the center crop of an image, at most ``side`` pixels square."""
     rows, columns = (_middle(length, side) for length in pixels.shape[:2])
     return pixels[rows, columns]
 
@@ -163,29 +163,29 @@ def _middle(length: int, side: int) -> slice:
 
 @cache
 def require_opencv() -> Any:
-    """The ``cv2`` module, which works in the calling thread only.
+    """Return the ``cv2`` module, limited to the calling thread.
 
     Raises:
-        MissingDependency: It is not installed.
+        MissingDependency: OpenCV is not installed.
     """
     try:
         import cv2
     except ImportError as error:
         message = "OpenCV is not installed: pip install 'pcrshard[fidelity]'"
         raise MissingDependency(message) from error
-    cv2.setNumThreads(1)  # its threads would be timed as ours
+    cv2.setNumThreads(1)  # its threads would count toward our CPU time
     return cv2
 
 
 def _blur(picture: Plane) -> Plane:
-    """Means of the Gaussian window, of no use within 5 pixels of the borders."""
+    """Return means over the Gaussian window, invalid within 5 pixels of the borders."""
     size = (_WINDOW, _WINDOW)
     blurred: Plane = require_opencv().GaussianBlur(picture, size, _SIGMA)
     return blurred.reshape(picture.shape)
 
 
 def _halve(picture: Plane) -> Plane:
-    """Means of 2 x 2 pixels; the last row or column of an odd number is left out."""
+    """Return means of 2 x 2 pixels, dropping the last row or column if their number is odd."""
     height = picture.shape[0] // 2
     width = picture.shape[1] // 2
     even = picture[: 2 * height, : 2 * width]

@@ -1,4 +1,4 @@
-"""Pictures of sizes and scans; the only importer of matplotlib."""
+"""Plots of sizes and scans; the only importer of matplotlib."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Picture(NamedTuple):
 
 
 def pyplot_module() -> Any:
-    """matplotlib.pyplot, drawing to files.
+    """Return matplotlib.pyplot, set up to draw to files.
 
     Raises:
         MissingDependency: matplotlib is not installed.
@@ -46,11 +46,11 @@ def pyplot_module() -> Any:
 
 
 def check_target(path: str) -> None:
-    """Refuse a picture that could not be saved, before the work that it would show.
+    """Raise early if a figure could not be saved to this path, before any work is done.
 
     Raises:
         MissingDependency: matplotlib is not installed.
-        StorageError: There is no such folder, or matplotlib cannot write such a file.
+        StorageError: The folder does not exist, or matplotlib cannot write the format.
     """
     pyplot_module()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -64,7 +64,7 @@ def check_target(path: str) -> None:
 
 @contextmanager
 def saved_figure(path: str, width: float, height: float) -> Iterator[Any]:
-    """Yield a new figure of this size in inches, and then save it.
+    """Yield a new figure of this size in inches, and save it on exit.
 
     Raises:
         MissingDependency: matplotlib is not installed.
@@ -91,7 +91,7 @@ def plot_scan_costs(costs: Sequence[ScanCost], path: str, *, title: str) -> None
 
 
 def _draw_bars(axes: Any, costs: Sequence[ScanCost]) -> None:
-    """The bars, with the saving written on each."""
+    """Draw the bars, each labeled with its saving."""
     bars = axes.bar(
         [str(cost.scan) for cost in costs],
         [cost.bytes_per_sample / 1000 for cost in costs],
@@ -141,7 +141,7 @@ def plot_fidelity(
     *,
     title: str,
 ) -> None:
-    """Draw MS-SSIM over bytes per sample, one point per scan, saved as PNG.
+    """Plot MS-SSIM against bytes per sample, one point per scan, saved as PNG.
 
     Args:
         scans: Labels of the points.
@@ -165,7 +165,7 @@ def plot_fidelity(
 def plot_contact_sheet(images: Sequence[Sequence[Picture]], path: str, *, title: str) -> None:
     """Draw images at several scans, saved as PNG.
 
-    Below each picture is its difference to full fidelity, times four around gray.
+    Below each picture is its difference from full fidelity, times four around gray.
 
     Args:
         images: Each image's pictures from left to right, full fidelity last.

@@ -1,4 +1,4 @@
-"""Draw images at random from a few shards of a dataset, and look at their pieces."""
+"""Draw images at random from a few shards of a dataset, and process their pieces."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class ImageSample(NamedTuple):
 
     Attributes:
         dataset: Its index.
-        top: The highest scan that can be read, which the others are compared with: ``"full"``, or
-            of a staged copy whose origin is not named, the highest one that it holds.
-        drawn: Shards, and where the images are in each.
+        top: The highest readable scan, which the others are compared with: ``"full"``, or for a
+            staged copy without ``reference``, the highest scan that it holds.
+        drawn: The shards, and the positions of the images in each.
     """
 
     dataset: DatasetIndex
@@ -41,15 +41,15 @@ class ImageSample(NamedTuple):
         on_image: OnImage | None = None,
         fields: Sequence[str] = (),
     ) -> Iterator[tuple[T, Sample]]:
-        """Call ``look`` with the pieces of each image; of several streams, of the first one.
+        """Call ``look`` with the pieces of each image in the first stream.
 
         Args:
             look: Called with one piece for each scan up to ``top``.
             on_image: Called with (done, total) after each image.
-            fields: Other fields to read.
+            fields: Additional fields to read.
 
         Yields:
-            What ``look`` gave, and the sample, which has these fields.
+            The result of ``look``, and the sample, which has these fields.
         """
         total = sum(len(positions) for _, positions in self.drawn)
         done = 0
@@ -65,13 +65,13 @@ class ImageSample(NamedTuple):
 def _look_at(
     prefix: Prefix, row: int, look: Callable[[Pieces], T], fields: Sequence[str]
 ) -> Iterator[tuple[T, Sample]]:
-    """The images of a sample's first stream; none of a sample that is stored without scans."""
+    """Process a sample's first stream; yield nothing if it is stored without scans."""
     schema = prefix.index.schema
     image = schema.streams[0][0] if schema.streams else None
     sample = prefix.sample(row, select=lambda _, name: name in (image, *fields), decode=look)
     seen = sample.pop(str(image), None)
     for one in seen if image in schema.lists else [seen]:
-        # A file that was kept as it is comes as its bytes.
+        # A passthrough image arrives as plain bytes.
         if not isinstance(one, bytes | None):
             yield one, sample
 
@@ -91,12 +91,12 @@ def draw_images(
         url: The dataset's folder.
         num_images: Number of images.
         seed: The same seed draws the same images.
-        max_shards: Most shards to draw from.
-        reference: The dataset that ``url`` is a staged copy of; the images are read from there.
-        storage_options: fsspec storage options of both.
+        max_shards: Maximum number of shards to draw from.
+        reference: Original dataset if ``url`` is a staged copy; images are read from there.
+        storage_options: fsspec storage options for both datasets.
 
     Raises:
-        ValueError: ``reference`` has other shards.
+        ValueError: ``reference`` has different shards.
         StorageError, CorruptIndex: A dataset index cannot be read.
     """
     index, urls = open_dataset(url, storage_options=storage_options)
@@ -124,11 +124,11 @@ def pick(
     Args:
         rng: Source of the random numbers.
         sizes: Samples of each shard.
-        num_images: Number of images; all if there are not so many in the shards chosen.
-        max_shards: Most shards to choose.
+        num_images: Number of images, or all if the chosen shards hold fewer.
+        max_shards: Maximum number of shards to choose.
 
     Returns:
-        For each shard chosen the positions of its samples, in order.
+        Sorted sample positions for each chosen shard.
 
     >>> pick(random.Random(0), [3, 3, 3, 3], 4, 2)
     {1: [0, 1, 2], 3: [0]}

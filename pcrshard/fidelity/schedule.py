@@ -1,4 +1,4 @@
-"""What sets the scan of a training job: by epoch, as learning rates are, or by measurement."""
+"""Policies that set the scan of a training job: by epoch, or by measurement."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ..reading.scan_level import ScanLevel
 
 
 class ScanPolicy:
-    """Sets a level; the base of :class:`ScanSchedule`, :class:`ScanTuner`, :class:`BandwidthTuner`.
+    """Base class of :class:`ScanSchedule`, :class:`ScanTuner` and :class:`BandwidthTuner`.
 
-    A training loop is the same with each of them::
+    A policy sets a level. The training loop is the same with every policy::
 
         for epoch in range(epochs):
             policy.step(epoch=epoch, model=model)
@@ -27,14 +27,14 @@ class ScanPolicy:
         self.level = level
 
     def step(self, *, epoch: int, model: Any) -> Any:
-        """Begin an epoch: call it on every rank before the epoch is iterated."""
+        """Begin an epoch; call it on every rank before iterating."""
 
     def watch(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Iterate over the batches of an epoch."""
         return iter(batches)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs, in JSON's terms: the scan of the level."""
+        """Return a JSON-serializable state for a checkpoint: the scan of the level."""
         return {"scan": self.level.value}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -46,7 +46,7 @@ class ScanPolicy:
 
 
 def scan_at(milestones: Mapping[int, Scan], epoch: int) -> Scan:
-    """The scan of an epoch: that of the last milestone up to it, ``"full"`` before the first one.
+    """Return the scan of the latest milestone up to an epoch; ``"full"`` before the first.
 
     >>> [scan_at({0: 2, 30: 5, 60: "full"}, epoch) for epoch in (0, 29, 30, 99)]
     [2, 2, 5, 'full']
@@ -56,7 +56,7 @@ def scan_at(milestones: Mapping[int, Scan], epoch: int) -> Scan:
 
 
 class ScanSchedule(ScanPolicy):
-    """Sets a level at the start of each epoch.
+    """A policy that sets a level at the start of each epoch.
 
     Args:
         level: The level that the readers follow.
@@ -64,21 +64,21 @@ class ScanSchedule(ScanPolicy):
             constant.
 
     Raises:
-        ValueError: A scan is none.
+        ValueError: A scan is invalid.
     """
 
     def __init__(self, level: ScanLevel, milestones: Mapping[int, Scan]) -> None:
         for scan in milestones.values():
-            # A level checks its scan, so a wrong one is found before the first epoch.
+            # A level validates its scan, which catches errors before the first epoch.
             ScanLevel(scan)
         super().__init__(level)
         self.milestones = dict(milestones)
 
     def step(self, epoch: int, model: Any = None) -> Scan:
-        """Set the level for an epoch; call it on every rank before the epoch is iterated.
+        """Set the level for an epoch; call it on every rank before iterating.
 
         Returns:
-            The scan that the level has now.
+            The current scan of the level.
         """
         self.level.value = scan_at(self.milestones, epoch)
         return self.level.value

@@ -1,4 +1,4 @@
-"""Choose the scan by gradients: section 4.3 of the VLDB paper."""
+"""Choose the scan by gradient similarity (section 4.3 of the VLDB paper)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _T975 = (
 )
 _NORMAL975 = 1.96
 _MIN_STEP = 1.1
-# Crops of these epochs are other ones than any epoch of training has.
+# Epoch numbers beyond any training epoch, so that tuning draws different crops.
 _TUNING_EPOCHS = 1 << 31
 
 
@@ -53,11 +53,11 @@ class Similarity(NamedTuple):
 
 
 class TunerReport(NamedTuple):
-    """What a tuning found, and what it cost.
+    """Result and cost of one tuning.
 
     Attributes:
-        epoch: Epoch before which it was done.
-        scan: The scan that was chosen.
+        epoch: Epoch before which tuning ran.
+        scan: The chosen scan.
         similarities: One for each candidate.
         images: Images decoded by all ranks.
         seconds: Wall time.
@@ -71,11 +71,11 @@ class TunerReport(NamedTuple):
 
 
 def candidate_scans(prefix_bytes: Sequence[int]) -> list[Scan]:
-    """Scans that are worth a measurement, each at least a tenth more expensive than the one before.
+    """Return the scans worth measuring, each with at least 10 % more bytes than the last.
 
     Args:
-        prefix_bytes: Bytes at scans 1..N and at ``"full"``, which is the reference; of a staged
-            copy at the scans that it holds.
+        prefix_bytes: Bytes at scans 1..N and at ``"full"``, which is the reference; for a staged
+            copy, at the scans that it holds.
 
     >>> candidate_scans([100, 220, 230, 600, 980, 1000])
     [1, 2, 4]
@@ -91,10 +91,10 @@ def candidate_scans(prefix_bytes: Sequence[int]) -> list[Scan]:
 
 
 def confidence(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean of some cosines, and the bounds of its 95 % confidence interval by Student's t.
+    """Return the mean of some cosines and its 95 % confidence interval by Student's t.
 
-    One trial has no interval. Where a cosine is not a number, because the model has diverged,
-    nothing is known: 0, between -1 and 1.
+    A single trial has no interval. If a cosine is NaN because the model has diverged, the mean is 0
+    and the bounds are -1 and 1.
 
     >>> confidence([0.9, 0.9, 0.9])
     (0.9, 0.9, 0.9)
@@ -114,41 +114,40 @@ def choose(
     threshold: float,
     top: Scan = FULL,
 ) -> Scan:
-    """The first scan whose lower bound passes; the highest one, ``top``, if none does."""
+    """Return the first scan whose lower bound passes, or ``top`` if none does."""
     return next((found.scan for found in similarities if found.lower >= threshold), top)
 
 
 @dataclass(eq=False, repr=False)
 class ScanTuner(ScanPolicy):
-    """Sets a level to the lowest scan whose gradient points where that of full fidelity does.
+    """A policy that picks the lowest scan whose gradient is close to that of full fidelity.
 
-    The parameters stay as they are, and so do BatchNorm's statistics, the gradients in ``.grad``,
-    and the state of the random numbers: each scan sees the same images, the same crops and the same
-    dropout. With ``torch.distributed`` each rank takes a share of the images, and gradients are
-    averaged before the cosine, so that all ranks choose the same scan.
+    Tuning leaves the parameters, BatchNorm statistics, ``.grad`` and random states unchanged. Each
+    scan sees the same images, crops and dropout. With ``torch.distributed``, the images are divided
+    among the ranks and gradients are averaged before the cosine, so all ranks choose the same scan.
 
-    Of a staged copy the highest scan that it holds takes the place of full fidelity, unless
-    ``reference`` names the dataset that it comes from.
+    For a staged copy, the highest scan that it holds replaces full fidelity, unless ``reference``
+    names the original dataset.
 
     Attributes:
-        loader: The batches that are trained on; images of its dataset are read at full fidelity.
-        loss: Called with the model and a batch of the loader; returns the mean loss. Move the
-            batch to the device in it.
+        loader: The training loader; images of its dataset are read at full fidelity.
+        loss: Function of the model and a batch of the loader that returns the mean loss. It must
+            move the batch to the device.
         level: The level that the readers follow.
         candidates: Scans to try, ascending; by default :func:`candidate_scans`.
-        threshold: Least cosine (0.8 in the paper).
-        images: Images of a trial, over all ranks.
-        trials: Number of trials, whose spread makes the confidence interval.
-        first: Epochs in which models are too unstable to tune.
+        threshold: Minimum cosine (0.8 in the paper).
+        images: Images per trial, over all ranks.
+        trials: Number of trials, whose spread gives the confidence interval.
+        first: Number of initial epochs in which the model is too unstable to tune.
         every: Epochs between tunings.
-        reference: Where a staged copy comes from: its images at all scans are then read from there,
+        reference: Original dataset of a staged copy. Images at all scans are then read from there,
             with the dataset's options.
-        reports: What was found so far.
+        reports: Results of the tunings so far.
 
     Raises:
-        ValueError: ``images``, ``trials`` or ``every`` is below 1, or ``reference`` is another
+        ValueError: ``images``, ``trials`` or ``every`` is below 1, or ``reference`` is a different
             dataset.
-        ScanUnavailable: A candidate is above the scans that the dataset has.
+        ScanUnavailable: A candidate is above the dataset's highest scan.
     """
 
     loader: PCRLoader
@@ -183,14 +182,14 @@ class ScanTuner(ScanPolicy):
             shards.scans.check(scan)
 
     def due(self, epoch: int) -> bool:
-        """Whether an epoch begins with a tuning."""
+        """Return whether an epoch begins with a tuning."""
         return epoch >= self.first and (epoch - self.first) % self.every == 0
 
     def step(self, model: nn.Module, epoch: int) -> TunerReport | None:
-        """Tune if it is time; call it on every rank before the epoch is iterated.
+        """Tune if due; call it on every rank before iterating over the epoch.
 
         Returns:
-            What was found and set, or ``None`` if it was not time.
+            The result, already applied to the level, or ``None`` if no tuning was due.
         """
         if not self.due(epoch):
             return None
@@ -204,13 +203,13 @@ class ScanTuner(ScanPolicy):
         return report
 
     def measure(self, model: nn.Module, epoch: int = 0) -> list[Similarity]:
-        """The cosine of each candidate; the level stays as it is."""
+        """Measure the cosine of each candidate without changing the level."""
         if type(model).__name__.endswith("DataParallel"):
             model = model.get_submodule("module")
         with _untouched(model):
             trials = [self._cosines(model, epoch, trial) for trial in range(self.trials)]
         return [
-            # The bounds of an interval may lie beyond those of a cosine.
+            # The interval may extend beyond the range of a cosine.
             Similarity(scan, *(max(-1.0, min(1.0, bound)) for bound in confidence(cosines)))
             for scan, *cosines in zip(self._candidates, *trials, strict=True)
         ]
@@ -221,7 +220,7 @@ class ScanTuner(ScanPolicy):
         epoch: int,
         trial: int,
     ) -> list[float]:
-        """The cosine of each candidate's mean gradient over a trial's images."""
+        """Return the cosine of each candidate's mean gradient over a trial's images."""
         sums = self._gradients(model, epoch, trial)
         _add_ranks(sums.values())
         return [_cosine(sums[scan], sums[self._top]) for scan in self._candidates]
@@ -232,7 +231,7 @@ class ScanTuner(ScanPolicy):
         epoch: int,
         trial: int,
     ) -> dict[Scan, Tensor]:
-        """The sum of the gradients of this rank's batches, at each candidate and the reference."""
+        """Sum the gradients of this rank's batches, at each candidate and the reference."""
         sums: dict[Scan, Tensor] = {}
         crops = _TUNING_EPOCHS + epoch * self.trials + trial
         scans = list(dict.fromkeys([*self._candidates, self._top]))
@@ -240,16 +239,16 @@ class ScanTuner(ScanPolicy):
         views = self.loader.views(batches, scans, epoch=crops, shards=self._shards)
         for number, batch_at in enumerate(views):
             for scan, batch in batch_at.items():
-                # The same dropout for each scan; _untouched puts the state back.
+                # Use the same dropout for each scan; _untouched restores the random state.
                 torch.manual_seed(number)
                 gradient = _gradient(self.loss(model, batch), model)
                 sums[scan] = sums[scan].add_(gradient) if scan in sums else gradient
         return sums
 
     def _batches(self, epoch: int, trial: int) -> list[Ints]:
-        """This rank's batches of a trial's images, as (samples,) sample numbers each.
+        """Return this rank's batches of a trial's images, each as (samples,) sample numbers.
 
-        With fewer images than a global batch has, each rank takes all.
+        If there are fewer images than in a global batch, each rank takes all of them.
         """
         ids = self._draw(random.Random(f"{self.loader.rules.seed} {epoch} {trial}"))
         rank, world = self.loader.rank
@@ -261,7 +260,7 @@ class ScanTuner(ScanPolicy):
         return list(batches[:, rank])
 
     def _draw(self, rng: random.Random) -> list[int]:
-        """Samples from as few shards as hold a trial's images: encoding has shuffled them."""
+        """Draw samples from as few shards as hold a trial's images; encoding shuffled them."""
         starts = [0, *self.loader.dataset.shard_sizes.cumsum().tolist()]
         order = list(range(len(starts) - 1))
         rng.shuffle(order)
@@ -272,7 +271,7 @@ class ScanTuner(ScanPolicy):
         return ids
 
     def state_dict(self) -> State:
-        """The level and what was found, in JSON's terms."""
+        """Return the level and the results as JSON-serializable values."""
         reports = [
             [epoch, scan, list(map(list, similarities)), *cost]
             for epoch, scan, similarities, *cost in self.reports
@@ -295,7 +294,7 @@ def _report(
 
 
 def _gradient(loss: Tensor, model: nn.Module) -> Tensor:
-    """The gradient of a loss as one float32 vector; zero for parameters that it does not use."""
+    """Return a loss's gradient as one float32 vector, zero for unused parameters."""
     trained = _trained(model)
     gradients = torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
     return torch.cat([gradient.reshape(-1).float() for gradient in gradients])
@@ -306,7 +305,7 @@ def _trained(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _add_ranks(totals: Iterable[Tensor]) -> None:
-    """Add what the other ranks have, where there are any."""
+    """Add the tensors of the other ranks, if any, in place."""
     if dist.is_available() and dist.is_initialized():
         for total in totals:
             dist.all_reduce(total)
@@ -318,10 +317,10 @@ def _cosine(gradient: Tensor, reference: Tensor) -> float:
 
 @contextmanager
 def _untouched(model: nn.Module) -> Iterator[None]:
-    """Put buffers (BatchNorm's statistics), modes and random numbers back as they were."""
+    """Restore buffers (BatchNorm statistics), modes and random states on exit."""
     devices = sorted({p.get_device() for p in model.parameters() if p.is_cuda})
     with ExitStack() as stack:
-        # A model may draw from these, too.
+        # A model may also draw from these.
         stack.callback(random.setstate, random.getstate())
         stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002
         for buffer in model.buffers():

@@ -1,4 +1,4 @@
-"""A classifier of the user's own, and what it sees in images at each scan."""
+"""A user-supplied classifier, and its predictions at each scan."""
 
 from __future__ import annotations
 
@@ -20,27 +20,28 @@ from ..jpeg.pixels import SMOOTHING, Jpeg
 
 @dataclass(frozen=True)
 class Network:
-    """A classifier that is asked about JPEGs.
+    """A classifier applied to JPEGs.
 
     Attributes:
-        function: From float32 (N, 3, size, size), values 0 to 1, to logits (N, classes), in the
-            order of the dataset's classes; normalize in it. An ``nn.Module`` is asked in evaluation
-            mode, on the device that its parameters are on.
-        size: Side of the images in pixels: the middle square of 0.875 of the shorter side, resized.
+        function: Maps float32 (N, 3, size, size) in [0, 1] to logits (N, classes), in the order of
+            the dataset's classes, and does its own normalization. An ``nn.Module`` runs in
+            evaluation mode, on the device of its parameters.
+        size: Side of the input images in pixels: a center crop of 0.875 of the shorter side,
+            resized.
     """
 
     function: Callable[[Tensor], Any]
     size: int = 224
 
     def classify(self, jpegs: Sequence[Jpeg], smoothing: bool = SMOOTHING) -> list[int]:
-        """The class of each image.
+        """Return the predicted class of each image.
 
         Args:
             jpegs: JPEGs, or the pieces of each.
             smoothing: As for :class:`pcrshard.ImageDecoder`.
 
         Raises:
-            PCRError: The function did not give logits of shape (N, classes).
+            PCRError: The function did not return logits of shape (N, classes).
             CorruptJpeg: An image cannot be decoded.
         """
         pixels = self._pixels(jpegs, smoothing)
@@ -56,7 +57,7 @@ class Network:
         return logits.argmax(dim=1).tolist()
 
     def _pixels(self, jpegs: Sequence[Jpeg], smoothing: bool) -> Tensor:
-        """The middle of each image, (N, 3, size, size) uint8."""
+        """Decode the center crop of each image, as (N, 3, size, size) uint8."""
         pixels = torch.empty(len(jpegs), 3, self.size, self.size, dtype=torch.uint8)
         decoder = ImageDecoder(self.size, "center", smoothing=smoothing)
         for jpeg, row in zip(jpegs, pixels.numpy(), strict=True):
@@ -64,22 +65,23 @@ class Network:
         return pixels
 
     def _device(self) -> torch.device:
-        """Where the network's parameters are."""
+        """Return the device of the network's parameters."""
         parameters = self.function.parameters() if isinstance(self.function, nn.Module) else ()
         return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
 
 def load_network(name: str, size: int = 224) -> Network:
-    """Call ``package.module:function``, which gives an ``nn.Module`` or another callable.
+    """Load a network by calling ``package.module:function``.
 
-    Modules are looked for in the working directory, too.
+    The function returns an ``nn.Module`` or another callable. Modules are also searched for in the
+    working directory.
 
     Args:
         name: The function, which takes no arguments.
-        size: Side of the images that the network takes.
+        size: Side of the network's input images, in pixels.
 
     Raises:
-        PCRError: The name is none, or what the function gives cannot be called.
+        PCRError: The name is invalid, or the function's result is not callable.
         MissingDependency: The module cannot be imported.
     """
     module_name, _, function_name = name.partition(":")
@@ -96,7 +98,7 @@ def load_network(name: str, size: int = 224) -> Network:
 
 
 def _import(name: str) -> ModuleType:
-    """A module, perhaps of the working directory."""
+    """Import a module, searching the working directory as well."""
     folder = os.getcwd()
     if folder not in sys.path:
         sys.path.insert(0, folder)

@@ -92,7 +92,7 @@ class ShardFormat:
         try:
             check_schema(schema)
         except CorruptIndex as error:
-            raise EncodeError(f"cannot write samples of so many or such fields: {error}") from error
+            raise EncodeError(f"cannot write samples with these fields: {error}") from error
         return schema
 
     def _late_fields(self, names: FieldNames) -> dict[str, int]:

@@ -267,7 +267,7 @@ class Prefix:
 
     @cached_property
     def passthrough_images(self) -> frozenset[str]:
-        """Fields of images that are stored as files: those that could not be layered.
+        """Image fields stored unchanged because they could not be rearranged into scans.
 
         In a shard without any JPEG, these include images such as PNG; next to a JPEG, such images
         are taken for masks.

@@ -1,1 +1,1 @@
-"""Clusters by simulation: what an epoch would take on machines that are not at hand."""
+"""Simulate a training epoch on a hypothetical cluster."""

@@ -1,4 +1,4 @@
-"""What is simulated, as numbers: storage, nodes, a job, and what its images cost."""
+"""Parameters of a simulation: storage, nodes, a job, and the cost of its images."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 from ..errors import PCRError
 
-# The 99th percentile of a normal distribution, in deviations.
+# 99th percentile of the standard normal distribution.
 _P99 = 2.326
 MAX_READERS = 1 << 17
 
 
 def _check(numbers: Mapping[str, float], least: float) -> None:
-    """Refuse what no machine has."""
+    """Raise ``PCRError`` for a number below its minimum."""
     for name, number in numbers.items():
         if not number >= least or (not number < math.inf and "bandwidth" not in name):
             raise PCRError(f"expected {name} of at least {least:g}, got {number:g}")
@@ -23,15 +23,15 @@ def _check(numbers: Mapping[str, float], least: float) -> None:
 
 @dataclass(frozen=True)
 class Storage:
-    """What holds the shards, for all nodes together.
+    """Shared storage that holds the shards.
 
     Attributes:
-        bandwidth: Bytes a second that all readers share.
-        stream_bandwidth: Bytes a second of one request; object stores limit it.
-        latency: Seconds until the first byte of a request, the median.
-        latency_p99: The same for the slowest hundredth; by default all are alike.
-        request_price: Dollars for a request.
-        egress_price: Dollars for a byte that leaves the storage.
+        bandwidth: Bytes per second, shared by all readers.
+        stream_bandwidth: Bytes per second of one request, which object stores limit.
+        latency: Median seconds until the first byte of a request.
+        latency_p99: 99th percentile of the latency; the default is no variation.
+        request_price: Dollars per request.
+        egress_price: Dollars per byte of egress.
     """
 
     bandwidth: float = math.inf
@@ -48,7 +48,7 @@ class Storage:
             _check({"latency_p99": self.latency_p99}, self.latency)
 
     def draw_latency(self, rng: random.Random) -> float:
-        """Seconds until the first byte of one request: log-normal, as measured ones nearly are."""
+        """Draw a request's first-byte latency in seconds; log-normal, close to measurements."""
         if self.latency_p99 is None or self.latency == 0:
             return self.latency
         deviation = math.log(self.latency_p99 / self.latency) / _P99
@@ -60,11 +60,11 @@ class Node:
     """One machine.
 
     Attributes:
-        accelerators: Ranks on it.
-        cores: Cores that its ranks and their workers share.
-        bandwidth: Bytes a second of its network.
-        cache_bytes: What its local cache holds; 0 is none.
-        cache_bandwidth: Bytes a second of that cache.
+        accelerators: Number of ranks.
+        cores: CPU cores, shared by the ranks and their workers.
+        bandwidth: Network bandwidth in bytes per second.
+        cache_bytes: Capacity of the local cache; 0 for none.
+        cache_bandwidth: Bytes per second of the cache.
     """
 
     accelerators: int = 8
@@ -81,19 +81,19 @@ class Node:
 
 @dataclass(frozen=True)
 class Job:
-    """How a training job reads and computes.
+    """Reading and compute parameters of a training job.
 
     Attributes:
-        accelerators: Ranks of all nodes.
-        rate: Images a second of one accelerator that never waits.
-        batch: Images of a rank and step.
-        workers: DataLoader workers of a rank.
-        threads: Threads of a rank that decode together, in place of workers; with neither, the
-            training loop decodes between its steps.
-        ahead: Batches that each worker, or the threads, may be ahead (``prefetch``).
-        prefetch: Prefixes that each worker fetches ahead (``shards_ahead``).
-        sync_seconds: What a step takes beside the images, such as adding up gradients.
-        start_seconds: From the beginning of the first epoch until workers begin to read.
+        accelerators: Number of ranks over all nodes.
+        rate: Images per second of one accelerator that never waits.
+        batch: Batch size per rank.
+        workers: DataLoader workers per rank.
+        threads: Decoding threads per rank, instead of workers; with neither, the training loop
+            decodes between steps.
+        ahead: Batches decoded ahead by each worker, or by the threads (``prefetch``).
+        prefetch: Prefixes fetched ahead by each worker (``shards_ahead``).
+        sync_seconds: Fixed seconds per step besides the images, such as the gradient all-reduce.
+        start_seconds: Seconds from the start of the first epoch until the workers begin to read.
     """
 
     accelerators: int = 1
@@ -122,22 +122,22 @@ class Job:
 
     @property
     def decodes_ahead(self) -> bool:
-        """Whether batches are made while the accelerator works."""
+        """Whether batches are decoded while the accelerator computes."""
         return self.workers + self.threads > 0
 
     @property
     def step_seconds(self) -> float:
-        """A step that waits for nothing."""
+        """Seconds of a step that never waits."""
         return self.batch / self.rate
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a core does for the images.
+    """CPU cost of the images.
 
     Attributes:
-        image_seconds: To decode, crop and collate one image.
-        byte_seconds: To receive, join and check one byte of a prefix.
+        image_seconds: CPU seconds to decode, crop and collate one image.
+        byte_seconds: CPU seconds to receive, join and check one byte of a prefix.
     """
 
     image_seconds: float = 0.0
@@ -149,11 +149,11 @@ class Work:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Storage and nodes, all alike."""
+    """Storage and identical nodes."""
 
     storage: Storage = field(default_factory=Storage)
     node: Node = field(default_factory=Node)
 
     def num_nodes(self, accelerators: int) -> int:
-        """Machines that so many accelerators are on."""
+        """Return the number of nodes needed for a number of accelerators."""
         return -(-accelerators // self.node.accelerators)

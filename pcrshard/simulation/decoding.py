@@ -1,4 +1,4 @@
-"""What decoding costs on this machine, which a simulation takes for that of a cluster's cores."""
+"""Decoding cost on this machine, used as the cost per core of a simulated cluster."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def image_seconds(
     field: str = "jpg",
     num_images: int = 32,
 ) -> float:
-    """CPU seconds to decode an image of a shard to a random crop of 224 x 224; the mean of some.
+    """Return the mean CPU seconds to decode an image of a shard to a random 224 x 224 crop.
 
-    Each is decoded three times, of which the fastest counts.
+    Each sampled image is decoded three times; the fastest counts.
     """
     decoder = ImageDecoder(_SIDE, "random")
     seconds: list[float] = []

@@ -1,4 +1,4 @@
-"""An epoch as events: requests, bytes, decoding, steps that wait for each other."""
+"""Discrete-event simulation of an epoch: requests, transfers, decoding, synchronized steps."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from .queues import Barrier, Cores, Environment, Event, Pipe
 from .reads import Place, WorkerReads, epoch_reads
 
 Process = Generator[Event, Any, None]
-# A prefix is sent in so many parts, between which others are served.
+# Number of parts per prefix; transfers of other prefixes interleave between parts.
 _PARTS = 16
 _LEAST_PART = 1 << 15
 
 
 @dataclass
 class Trace:
-    """What happens in an epoch.
+    """Events and totals of a simulated epoch.
 
     Attributes:
-        images: Images of all ranks.
+        images: Images over all ranks.
         step_ends: Seconds at which each step ended on all ranks.
-        first_batch: Seconds until the last rank had its first batch.
-        waited: Seconds that ranks waited for batches, all together.
-        requests: Requests to the storage.
-        sent_bytes: Bytes that the storage sent.
-        cached_bytes: Bytes that came from caches.
+        first_batch: Seconds until every rank had its first batch.
+        waited: Total seconds that ranks waited for batches.
+        requests: Number of requests to the storage.
+        sent_bytes: Bytes sent by the storage.
+        cached_bytes: Bytes read from caches.
     """
 
     images: int
@@ -55,7 +55,7 @@ def _environment() -> Environment:
 
 
 class _Cache:
-    """The shards on one machine's disk, the one longest unused first."""
+    """The shards on one node's disk, least recently used first."""
 
     def __init__(self, max_bytes: float) -> None:
         self.max_bytes = max_bytes
@@ -79,7 +79,7 @@ class _Cache:
 
 
 class _Machine(NamedTuple):
-    """A node while it is simulated."""
+    """State of a simulated node."""
 
     cores: Cores
     link: Pipe
@@ -88,17 +88,17 @@ class _Machine(NamedTuple):
 
 
 class Simulation:
-    """A job on a cluster, epoch by epoch; caches stay filled between them.
+    """A job on a cluster, simulated epoch by epoch; caches persist between epochs.
 
     Args:
-        cluster: The machines.
+        cluster: The cluster.
         job: The job.
-        work: What its images cost.
+        work: CPU cost of the images.
         sizes: (shards,) samples of each shard.
         prefixes: (shards,) bytes of each shard's prefix.
-        rules: The rules of the job's order.
-        lanes_per_rank: Lanes of each rank.
-        seed: What latencies are drawn from.
+        rules: Ordering rules of the job.
+        lanes_per_rank: Lanes per rank.
+        seed: Random seed for the latencies.
     """
 
     def __init__(
@@ -126,21 +126,21 @@ class Simulation:
         self.caches = [_Cache(cluster.node.cache_bytes) for _ in nodes]
 
     def run(self, epoch: int = 0, steps: int | None = None) -> Trace:
-        """Simulate an epoch, or its first steps.
+        """Simulate an epoch, or its first ``steps`` steps.
 
         Raises:
             MissingDependency: simpy is not installed.
-            ValueError: The dataset has no global batch.
+            ValueError: The dataset is smaller than one global batch.
         """
         reads = epoch_reads(self.sizes, self.geometry, self.rules, self.job.workers, epoch, steps)
         trace = _Epoch(self, dict(reads)).run()
-        # Workers stay, and so do their connections.
+        # Workers persist between epochs, and so do their connections.
         self.start_seconds = 0.0
         return trace
 
 
 class _Epoch:
-    """One epoch while it is simulated."""
+    """State of a simulated epoch."""
 
     def __init__(self, of: Simulation, reads: dict[Place, WorkerReads]) -> None:
         self.environment = _environment()
@@ -173,7 +173,7 @@ class _Epoch:
         return self.trace
 
     def _rank(self, rank: int) -> Process:
-        """The steps of a rank: a batch, what the accelerator does, and the others."""
+        """Run the steps of a rank: get a batch, compute, wait for the other ranks."""
         environment = self.environment
         job = self.of.job
         each = max(job.workers, 1)
@@ -193,7 +193,7 @@ class _Epoch:
             yield environment.timeout(job.sync_seconds)
 
     def fetch(self, machine: _Machine, shard: int) -> Process:
-        """A prefix, from the cache of the machine or from the storage."""
+        """Fetch a prefix from the node's cache or from the storage."""
         num_bytes = self.of.prefixes[shard]
         if machine.cache.has(shard):
             self.trace.cached_bytes += num_bytes
@@ -208,7 +208,7 @@ class _Epoch:
             machine.cache.keep(shard, num_bytes)
 
     def _send(self, num_bytes: int, pipes: Sequence[Pipe]) -> Process:
-        """Bytes through pipes, part by part: a part enters when the one before is through."""
+        """Send bytes through pipes part by part; a part enters when the previous one is through."""
         part = max(_LEAST_PART, -(-num_bytes // _PARTS))
         left = num_bytes
         arrived = self.environment.now
@@ -216,7 +216,7 @@ class _Epoch:
             size = min(part, left)
             left -= size
             yield self._until(pipes[0].pass_through(self.environment.now, size))
-            # Nobody has more than one part in the others' queues.
+            # Each sender has at most one part queued per pipe.
             yield self._until(arrived)
             arrived = self.environment.now
             for pipe in pipes[1:]:
@@ -228,7 +228,7 @@ class _Epoch:
 
 
 class _Worker:
-    """A DataLoader worker, the threads of a rank, or what a rank does by itself without either."""
+    """A DataLoader worker, the threads of a rank, or the rank itself if it has neither."""
 
     def __init__(self, epoch: _Epoch, machine: _Machine, reads: WorkerReads) -> None:
         self.epoch = epoch
@@ -241,7 +241,7 @@ class _Worker:
         self.more = epoch.environment.event()
 
     def hand_over(self, number: int) -> Process:
-        """The rank takes a batch when it is made, and asks for another."""
+        """Wait for the next batch, hand it to the rank, and request another."""
         if not self.epoch.of.job.decodes_ahead:
             yield from self.make(number)
             return
@@ -251,7 +251,7 @@ class _Worker:
         self.more = self.epoch.environment.event()
 
     def run(self) -> Process:
-        """Batch after batch, as they are asked for."""
+        """Make batches as they are requested."""
         yield self.epoch.environment.timeout(self.epoch.of.start_seconds)
         for number in range(len(self.reads.images)):
             while self.asked <= number:
@@ -260,7 +260,7 @@ class _Worker:
             self.made[number].succeed()
 
     def make(self, number: int) -> Process:
-        """One batch: the prefixes that it needs first, then its images."""
+        """Make one batch: wait for its prefixes, then decode its images."""
         depth = self.epoch.of.job.prefetch
         work = self.epoch.of.work
         while self.begun < self.reads.needed[number]:
@@ -269,7 +269,7 @@ class _Worker:
                 self.loads.append(self.epoch.environment.process(self._load(request)))
             yield self.loads[self.begun]
             self.begun += 1
-        # More threads than cores get no more done, and all ranks of a node have as many.
+        # Threads beyond the core count add nothing, and all ranks of a node have equally many.
         decoders = min(max(self.epoch.of.job.threads, 1), self.machine.cores.cores)
         seconds = self.reads.images[number] * work.image_seconds / decoders
         yield self.epoch.environment.all_of(
@@ -277,12 +277,12 @@ class _Worker:
         )
 
     def _load(self, request: int) -> Process:
-        """A prefix, when one of the threads is free: request i runs after i - threads has ended."""
+        """Load a prefix once a thread is free: request i starts after i - threads has ended."""
         threads = max(self.epoch.of.job.prefetch, 1)
         if request >= threads:
             yield self.loads[request - threads]
         shard = self.reads.shards[request]
         yield from self.epoch.fetch(self.machine, shard)
-        # On another core where one is free: decoding does not hold Python's lock.
+        # Runs on another core if one is free, because decoding releases the GIL.
         num_bytes = self.epoch.of.prefixes[shard]
         yield self.machine.cores.work(num_bytes * self.epoch.of.work.byte_seconds)

@@ -1,4 +1,4 @@
-"""What came of a simulated epoch, as figures that a reader decides by."""
+"""Summary figures of a simulated epoch."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from .epoch import Simulation, Trace
 
 
 class Outcome(NamedTuple):
-    """An epoch on a cluster.
+    """Summary of an epoch on a cluster.
 
     Attributes:
-        images_per_second: Of all accelerators, from the beginning of the epoch to its end.
-        stall: Share of the time that an accelerator waits for batches or for other ranks.
-        step_p99: Seconds of the slowest hundredth of steps; the first one is not counted.
+        images_per_second: Mean rate of all accelerators over the whole epoch.
+        stall: Fraction of the time that an accelerator waits for batches or for other ranks.
+        step_p99: 99th percentile of the step time in seconds, excluding the first step.
         first_batch: Seconds until the first step can begin.
-        epoch_seconds: Seconds of the epoch.
-        requests: Requests to the storage.
-        sent_bytes: Bytes that the storage sent.
-        dollars: What the storage asks for requests and for bytes that leave it.
+        epoch_seconds: Duration of the epoch in seconds.
+        requests: Number of requests to the storage.
+        sent_bytes: Bytes sent by the storage.
+        dollars: Cost of requests and egress.
     """
 
     images_per_second: float
@@ -33,7 +33,7 @@ class Outcome(NamedTuple):
 
 
 def outcome(simulation: Simulation, trace: Trace) -> Outcome:
-    """The figures of an epoch."""
+    """Summarize an epoch."""
     storage = simulation.cluster.storage
     job = simulation.job
     seconds = trace.step_ends[-1]

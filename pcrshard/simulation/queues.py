@@ -1,6 +1,6 @@
-"""What is shared and makes others wait: a link, and the cores of a machine.
+"""Shared resources with queues: a link, the cores of a node, and a barrier.
 
-Both take the environment of the simulation, whose time they read and whose events they make.
+Each takes the simulation environment, which provides the clock and creates events.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import itertools
 import math
 from typing import Any
 
-# Events of the simulation; the library that makes them has one door, the module epoch.
+# simpy events; only the module epoch imports simpy.
 Environment = Any
 Event = Any
 
 
 class Pipe:
-    """Bytes one after the other, at a rate; who comes first is served first.
+    """A first-come, first-served link with a fixed rate.
 
-    Readers that send chunk after chunk share it evenly.
+    Readers that send one chunk after another share it evenly.
     """
 
     def __init__(self, rate: float) -> None:
@@ -26,7 +26,7 @@ class Pipe:
         self.free_at = 0.0
 
     def pass_through(self, now: float, num_bytes: float) -> float:
-        """When bytes that come now are through."""
+        """Return an event for when bytes that enter now have passed through."""
         if self.rate == math.inf:
             return now
         self.free_at = max(now, self.free_at) + num_bytes / self.rate
@@ -34,10 +34,10 @@ class Pipe:
 
 
 class Cores:
-    """Processes that share some cores evenly, each at most one core.
+    """Cores shared evenly by processes, each limited to one core.
 
-    Time is counted in what a process has had since the beginning, which is the same for all that
-    run; so a change of their number changes no process, only the clock.
+    Progress is measured in CPU time received per running process, which is equal for all of them,
+    so a change in their number affects only the clock rate and no single process.
     """
 
     def __init__(self, environment: Environment, cores: int) -> None:
@@ -50,7 +50,7 @@ class Cores:
         self._alarm = 0
 
     def work(self, seconds: float) -> Event:
-        """An event that comes when a core has worked so long."""
+        """Return an event for when a core has worked this many seconds."""
         done = self.environment.event()
         self._advance()
         heapq.heappush(self.running, (self.had + seconds, next(self._numbers), done))
@@ -66,7 +66,7 @@ class Cores:
         self.changed_at = now
 
     def _set_alarm(self) -> None:
-        """Wake when the first is done, unless another change comes before."""
+        """Wake when the first process is done, unless another change comes earlier."""
         self._alarm += 1
         number = self._alarm
         seconds = max(0.0, self.running[0][0] - self.had) / self._share()
@@ -77,7 +77,7 @@ class Cores:
         if number != self._alarm:
             return
         self._advance()
-        # The clock has advanced to the first one's end, but for rounding.
+        # The clock has reached the first end, up to rounding.
         self.had = max(self.had, self.running[0][0])
         while self.running and self.running[0][0] <= self.had:
             heapq.heappop(self.running)[2].succeed()
@@ -86,7 +86,7 @@ class Cores:
 
 
 class Barrier:
-    """Ranks that wait for each other, step after step."""
+    """A barrier at which ranks wait for each other after each step."""
 
     def __init__(self, environment: Environment, parties: int) -> None:
         self.environment = environment
@@ -95,7 +95,7 @@ class Barrier:
         self.opened = environment.event()
 
     def wait(self) -> Event:
-        """An event that comes when all have come."""
+        """Return an event for when all ranks have arrived."""
         opened = self.opened
         self.waiting += 1
         if self.waiting == self.parties:

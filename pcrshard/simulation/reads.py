@@ -1,4 +1,4 @@
-"""What each worker of each rank reads in an epoch, and when: the order of a real job."""
+"""The reads of each worker in an epoch, in the order of a real job."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ..training.epoch_order import Geometry, Rules, epoch_order, worker_batches
 from ..training.epoch_sequence import Counts
 from ..training.shard_schedule import schedule
 
-# A rank and one of its workers.
+# (rank, worker).
 Place = tuple[int, int]
 
 
 class WorkerReads(NamedTuple):
-    """The batches of one worker, and its requests in their order.
+    """The batches of one worker, and its requests in order.
 
     Attributes:
-        images: Images of each batch.
-        needed: How many requests the worker has made when it begins each batch.
+        images: Number of images in each batch.
+        needed: Number of requests that the worker has made when it begins each batch.
         shards: The shard of each request.
     """
 
@@ -37,15 +37,15 @@ def epoch_reads(
     epoch: int = 0,
     steps: int | None = None,
 ) -> Iterator[tuple[Place, WorkerReads]]:
-    """What is read, worker by worker of all ranks.
+    """Compute the reads of every worker of every rank.
 
     Args:
         sizes: (shards,) samples of each shard.
-        geometry: The geometry of the job, with a rank for each slot.
-        rules: The rules of the job's order.
-        workers: DataLoader workers of a rank; 0 is the rank itself.
+        geometry: Geometry of the job, at its maximum world size.
+        rules: Ordering rules of the job.
+        workers: DataLoader workers per rank; 0 for the rank itself.
         epoch: The number of the epoch.
-        steps: Only so many steps.
+        steps: Number of steps; the whole epoch by default.
     """
     order = epoch_order(sizes, geometry, rules, epoch=epoch)
     world = geometry.max_world_size

@@ -71,7 +71,7 @@ def _guarded_options(url: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
 
     if _HTTP.match(url):
         return with_redirect_guard(options)
-    # In a chain each store has its options under its name.
+    # In a chain of protocols, each store has its options under its name.
     chained = {name: with_redirect_guard(options.get(name) or {}) for name in ("http", "https")}
     return {**options, **chained}
 

@@ -13,7 +13,7 @@ def test_the_demo_touches_no_folder_of_the_user(tmp_path, fails):
     """What is in the target folder stays, and the demonstration says so."""
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "mine.jpg").write_bytes(b"mine")
-    fails("demo", "--out", tmp_path, words=["holds files"])
+    fails("demo", "--out", tmp_path, words=["contains other files"])
     assert (tmp_path / "photos" / "mine.jpg").read_bytes() == b"mine"
 
 

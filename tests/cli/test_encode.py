@@ -61,7 +61,7 @@ def test_zero_is_not_taken_for_the_default(synthetic_folder, tmp_path, fails, op
 
 
 def test_an_unwritable_destination(synthetic_folder, tmp_path, fails):
-    """So is a destination below a file."""
+    """A destination below a file is refused with an error that names it."""
     (tmp_path / "file").write_bytes(b"")
     fails("encode", synthetic_folder, tmp_path / "file" / "out", words=["file"])
 

@@ -95,7 +95,7 @@ def test_a_plan_for_a_small_dataset(dataset, capsys):
     assert main(["plan", str(dataset), "--ranks", "5", "--json"]) == 0
     captured = capsys.readouterr()
     assert "256 x 5" in captured.err
-    assert "24 samples; planned with --batch 4" in captured.err
+    assert "24 samples; planning with --batch 4" in captured.err
     assert {cost["steps"] for cost in json.loads(captured.out)} == {1}
     assert main(["plan", str(dataset), "--ranks", "5", "--batch", "4"]) == 0
     captured = capsys.readouterr()
@@ -118,7 +118,7 @@ def test_fidelity_recommends_and_draws(dataset, tmp_path, capsys):
     assert smoothed["scans"][0]["psnr"] != report["scans"][0]["psnr"]
     assert main(command) == 0
     text = capsys.readouterr().out
-    assert "3 images, against full fidelity; 3 of them small, by fewer scales" in text
+    assert "3 images, against full fidelity; 3 of them small, at fewer scales" in text
     assert f"recommended: scan {report['recommended']}" in text
 
 

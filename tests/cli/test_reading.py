@@ -32,7 +32,7 @@ def test_an_export_is_what_a_reader_gets(layout, dataset, tmp_path, capsys):
 def test_export_refuses_to_mix(dataset, tmp_path, fails):
     """The dataset's own folder and a folder with files are refused, until --overwrite."""
     (tmp_path / "mine.txt").write_text("mine")
-    fails("export", dataset, dataset, words=["another folder"])
+    fails("export", dataset, dataset, words=["a folder other than"])
     fails("export", dataset, tmp_path, words=["not empty", "--overwrite"])
     assert main(["export", str(dataset), str(tmp_path), "--overwrite"]) == 0
     assert (tmp_path / "mine.txt").read_text() == "mine"
@@ -159,7 +159,7 @@ def test_a_card_is_not_overwritten_by_accident(dataset, tmp_path, capsys, fails)
     """Edits of README.md stay, until --overwrite."""
     folder = shutil.copytree(dataset, tmp_path / "pets")
     assert main(["card", str(folder), "--url", "hf://datasets/me/pets"]) == 0
-    assert "README.md; say" in capsys.readouterr().out
+    assert "README.md; edit it to say" in capsys.readouterr().out
     card = (folder / "README.md").read_text()
     assert "# pets\n" in card
     assert "load_dataset('hf://datasets/me/pets', scan=5, streaming=True)" in card

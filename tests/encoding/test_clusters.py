@@ -1,4 +1,4 @@
-"""Encoding on clusters: the same bytes whatever runs the shards, whoever dies meanwhile."""
+"""Encoding on clusters: the same bytes on every engine, even if workers die."""
 
 import contextlib
 import os
@@ -148,7 +148,7 @@ def test_a_bad_image_on_dask_is_named(dask, larger_folder, tmp_path):
 
 
 def test_a_dask_scheduler_that_is_not_there():
-    """The message names the address, after half a minute at most."""
+    """An unreachable scheduler raises an error with its address within half a minute."""
     with (
         pytest.raises(EncodeError, match=r"cannot reach the Dask scheduler tcp://127\.0\.0\.1:9"),
         dask_executor("tcp://127.0.0.1:9", timeout=1),
@@ -223,7 +223,7 @@ def test_options_that_do_not_fit(synthetic_folder, tmp_path, capsys, options, me
 
 
 def test_a_missing_package_is_named(monkeypatch, synthetic_folder, tmp_path):
-    """The message says what to install."""
+    """If a package is missing, the error says what to install."""
     for name in ("distributed", "submitit", "submitit.slurm", "submitit.slurm.slurm"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingDependency, match=r"pip install 'pcrshard\[dask\]'"):
@@ -303,7 +303,7 @@ def test_a_slurm_job_that_fails_is_told_with_its_log(on_cluster, mixed_folder, t
 
 
 def test_options_that_sbatch_refuses(on_cluster, synthetic_folder, tmp_path):
-    """The message is sbatch's own, or says which option to use."""
+    """Options that sbatch refuses raise its own message or one that names the right option."""
     with pytest.raises(EncodeError, match=r"cannot submit SLURM jobs.*partition"):
         on_slurm(synthetic_folder, tmp_path / "dst", sbatch={"partition": "none"})
     with pytest.raises(EncodeError, match="expected cpus_per_task"):

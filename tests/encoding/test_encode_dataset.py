@@ -195,7 +195,7 @@ def test_parts_at_the_same_time(larger_folder, tmp_path):
 
 @pytest.mark.parametrize("text", ["3", "2/2", "-1/2", "a/b", "1/0"])
 def test_wrong_encode_parts(synthetic_folder, tmp_path, text, capsys):
-    """A part outside its number is wrong usage."""
+    """A part number outside the range of parts is refused."""
     with pytest.raises(SystemExit):
         main(["encode", str(synthetic_folder), str(tmp_path), f"--part={text}"])
     assert "expected I/N" in capsys.readouterr().err

@@ -45,14 +45,14 @@ def test_plan_is_a_fair_partition(total, seed, how, data):
 
 
 def test_plan_depends_on_the_seed():
-    """Another seed is another shuffle."""
+    """Different seeds give different shuffles."""
     assert plan_shards(SAMPLES, EncodeOptions(seed=0)) != plan_shards(
         SAMPLES, EncodeOptions(seed=1)
     )
 
 
 def test_more_shards_than_samples():
-    """An empty shard is never made."""
+    """Encoding never creates an empty shard."""
     with pytest.raises(EncodeError, match="at most 3 shards for 3 samples, got 4"):
         plan_shards(SAMPLES[:3], EncodeOptions(num_shards=4))
 
@@ -109,7 +109,7 @@ def test_ranks_and_workers_divide_the_shards(ranks, workers, most):
 
 
 def test_a_number_of_shards_that_cannot_be_shared_out():
-    """It is refused with the next number that can, and so are more ranks than samples."""
+    """An indivisible shard count is refused with the next valid one, as are surplus ranks."""
     with pytest.raises(EncodeError, match=r"divisible by 4 ranks x 2 workers, such as 16, got 10"):
         plan_shards(SAMPLES, EncodeOptions(num_shards=10, for_ranks=4, for_workers=2))
     with pytest.raises(

@@ -24,7 +24,7 @@ from pcrshard.testing import make_jpeg
     [{"script": "none"}, {"layout": "flat"}, {"base": 0}, {"base": 11}],
 )
 def test_wrong_formats(wrong):
-    """So are formats."""
+    """Invalid shard formats are refused."""
     with pytest.raises(EncodeError):
         ShardFormat(**wrong)
 

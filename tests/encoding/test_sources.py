@@ -296,7 +296,7 @@ def test_a_tar_that_leads_back_is_refused_at_once(tmp_path, size):
 
 
 def test_a_pax_header_that_leads_back_is_refused(tmp_path):
-    """So is one whose size is in an extended header."""
+    """A negative size in an extended header is refused as well."""
     path = tmp_path / "a.tar"
     info = tarfile.TarInfo("0.jpg")
     info.size = len(JPEG)

@@ -49,7 +49,7 @@ def test_all_splits_at_once(root, tmp_path, capsys):
 
 
 def test_a_folder_of_splits_is_understood(root, tmp_path, capsys):
-    """What ``encode --split all`` makes is read by the commands that come after it."""
+    """The other commands read the output of ``encode --split all``."""
     dst = tmp_path / "pcr"
     options = ["--num-shards", "1", "--workers", "1"]
     assert main(["encode", str(root), str(dst), "--split", "all", *options]) == 0
@@ -73,7 +73,7 @@ def test_a_folder_of_splits_is_understood(root, tmp_path, capsys):
 
 
 def test_one_split_from_python(root, tmp_path):
-    """The option does the same for one split, and one that is not there is an error."""
+    """From Python, ``split`` selects one split, and a missing split raises an error."""
     index = run_encode(root, tmp_path / "val", split="val")
     assert (index.num_samples, index.classes) == (2, ("cat", "dog", "emu"))
     with pytest.raises(EncodeError, match=r"\(test, train, val\), got 'dev'"):
@@ -88,7 +88,7 @@ def test_folders_may_be_classes_all_the_same(root, tmp_path):
 
 
 def test_split_all_without_splits(root, tmp_path, capsys):
-    """A folder of classes has no splits to take apart."""
+    """``split="all"`` is refused for a folder of classes without splits."""
     assert main(["encode", str(root / "train"), str(tmp_path / "pcr"), "--split", "all"]) == 1
     assert "leave --split out" in capsys.readouterr().err
 

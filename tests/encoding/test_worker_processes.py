@@ -1,4 +1,4 @@
-"""Tasks on worker processes: whoever dies, the run ends as it should."""
+"""Tasks on worker processes: the run ends properly whichever process dies."""
 
 import contextlib
 import functools

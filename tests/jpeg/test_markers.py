@@ -141,10 +141,10 @@ REFUSED = {
         UnsupportedJpeg,
         "Adobe segment",
     ),
-    "JFIF behind a scan": (
+    "JFIF after a scan": (
         PROGRESSIVE[:-2] + PROGRESSIVE[2:20] + EOI,
         UnsupportedJpeg,
-        "JFIF segment behind",
+        "JFIF segment after",
     ),
     "300 scans": (
         PROGRESSIVE[:-2] + PROGRESSIVE[SOS_AT : SOS_AT + 14] * 300 + EOI,

@@ -24,7 +24,7 @@ def _count(path, log, times):
 
 
 def test_one_process_at_a_time(tmp_path):
-    """What is done under a lock is never done by two."""
+    """Two processes never hold the same exclusive lock at once."""
     log = tmp_path / "log"
     context = multiprocessing.get_context("fork")
     arguments = (str(tmp_path / "lock"), str(log), 20)
@@ -62,7 +62,7 @@ def test_a_lock_that_is_removed_again_and_again_still_lets_in_one(tmp_path):
 
 
 def test_a_lock_without_a_file(tmp_path):
-    """Without ``create`` no file is made, and one that is there is locked."""
+    """Without ``create``, an existing file is locked and a missing one is not created."""
     path = str(tmp_path / "lock")
     with hold_lock(path, create=False) as held:
         assert held is None
@@ -72,7 +72,7 @@ def test_a_lock_without_a_file(tmp_path):
 
 
 def test_readers_share_and_writers_do_not(tmp_path):
-    """Several may hold it shared; who does not want to wait learns that it is taken."""
+    """Several processes can share a lock; a non-blocking attempt reports that it is taken."""
     path = str(tmp_path / "lock")
     with hold_lock(path, shared=True), hold_lock(path, shared=True) as second:
         assert second
@@ -101,7 +101,7 @@ def _hold(path, ready):
 
 
 def test_a_killed_holder_leaves_nothing(tmp_path):
-    """The lock of a process that was killed is free at once."""
+    """The lock of a killed process is released at once."""
     context = multiprocessing.get_context("fork")
     ready = context.Event()
     process = context.Process(target=_hold, args=(str(tmp_path / "lock"), ready))
@@ -120,7 +120,7 @@ def test_a_lock_that_cannot_be_made_is_an_error(tmp_path):
 
 
 def test_a_link_is_no_lock(tmp_path):
-    """Where another user put a link, no file is made and none is opened."""
+    """A symlink in place of the lock file is refused; no file is created or opened."""
     (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="symbolic links"), hold_lock(str(tmp_path / "lock")):
         pass

@@ -77,7 +77,7 @@ def temporaries(folder):
 )
 @pytest.mark.parametrize("scheme", ["", "file://", "memory://", "counting://"])
 def test_open_range_gives_exactly_the_bytes_asked_for(data_file, scheme, start, stop):
-    """A range is its bytes, on any store."""
+    """A range read returns exactly the requested bytes on any store."""
     url = scheme + data_file
     if scheme == "memory://":
         fsspec.filesystem("memory").pipe_file(data_file, DATA)
@@ -151,7 +151,7 @@ def test_a_claimed_size_takes_no_memory(data_file):
 
 @pytest.mark.parametrize("stop", [100, len(DATA) - 1])
 def test_a_store_that_ignores_ranges(stop):
-    """The range is cut out of the whole file that comes."""
+    """If a store ignores ranges, the range is cut out of the whole response."""
     with storage.open_range("odd:///ignores", 10, stop) as view:
         assert bytes(view) == DATA[10:stop]
     ranges = [("odd:///ignores", 0, stop), ("odd:///right", 0, stop)]
@@ -186,13 +186,13 @@ def test_errors_of_other_libraries_are_mapped(call, monkeypatch):
 
 
 def test_a_folder_is_not_a_file(tmp_path):
-    """Naming a folder where a file belongs is a StorageError."""
+    """Opening a folder as a file raises a StorageError."""
     with pytest.raises(StorageError), storage.open_range(str(tmp_path), 0, 8):
         pytest.fail("must not be reached")
 
 
 def test_read_ranges_reports_each_range_by_itself(data_file):
-    """One bad file does not take the others of its batch with it."""
+    """A bad file in a batch of ranges does not affect the others."""
     asked = [
         (data_file, 0, 4),
         (data_file, 0, None),
@@ -207,7 +207,7 @@ def test_read_ranges_reports_each_range_by_itself(data_file):
 
 
 def test_read_ranges_of_several_stores(data_file):
-    """A list may name files on several stores."""
+    """One list of ranges can span several stores."""
     fsspec.filesystem("memory").pipe_file("/b", b"remote")
     assert storage.read_ranges([(data_file, 0, 4), ("memory:///b", 0, None)]) == [
         DATA[:4],

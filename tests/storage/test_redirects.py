@@ -81,7 +81,7 @@ def test_another_server_is_told_nothing(options):
 
 
 def test_the_same_server_is_told_again():
-    """A redirect within a server keeps what was for it."""
+    """A redirect within one server keeps its headers and credentials."""
     options = {"headers": {"X-Api-Key": SECRET}}
     with server("/next") as (url, seen):
         assert read_bytes(f"{url}/a", options=options) == DATA
@@ -89,7 +89,7 @@ def test_the_same_server_is_told_again():
 
 
 def test_a_location_that_is_no_url():
-    """What cannot be compared counts as another server."""
+    """A redirect location that cannot be parsed counts as another server."""
     options = {"headers": {"X-Api-Key": SECRET}}
     with server("http://[") as (url, seen):
         with pytest.raises(StorageError):

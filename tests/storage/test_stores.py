@@ -44,7 +44,7 @@ def test_an_unknown_protocol_says_so():
 
 
 def test_an_error_gets_the_url_once():
-    """An error of ours that passes several doors names its file once."""
+    """Our own error names its file once, however many layers it passes."""
     with (
         pytest.raises(PCRError) as caught,
         mapped_errors("u.tar", "a"),
@@ -55,7 +55,7 @@ def test_an_error_gets_the_url_once():
 
 
 def test_small_requests_are_sent_again(monkeypatch):
-    """One refused connection does not end a job; a file that is not there does at once."""
+    """A refused connection is retried; a missing file fails at once."""
     monkeypatch.setattr("time.sleep", lambda _: None)
     answers = [OSError("reset"), OSError("reset"), "found"]
 

@@ -68,7 +68,7 @@ def test_a_new_loader_for_each_epoch_goes_on(many_shards):
 
 
 def test_a_seed_that_is_set_for_each_epoch_repeats_no_order(many_shards):
-    """Who calls torch.manual_seed before each epoch gets other shards all the same."""
+    """Calling torch.manual_seed before each epoch does not repeat the shard order."""
     dataset = of_order(many_shards)
     loader = wds.WebLoader(dataset, batch_size=None, num_workers=2)
     orders = []
