@@ -180,7 +180,7 @@ def test_json_of_another_shape_in_a_later_shard_is_refused(tmp_path):
 
 
 def test_fields_that_only_a_later_shard_has_are_refused(tmp_path):
-    """A field is not dropped without a word; who names the columns does not want it."""
+    """A field is never dropped silently, unless the caller names the columns to keep."""
     url = write(tmp_path, [{"cls": 1}, {"cls": 2, "txt": "lost?"}], samples_per_shard=1)
     with pytest.raises(
         FormatError, match=r"fields \['txt'\] are not in the first shard.*data-000001.tar"

@@ -12,7 +12,7 @@ from pcrshard.storage import command_output
 
 
 def gone(pid):
-    """Whether a process has ended; a zombie that nobody waits for has."""
+    """Return whether a process has ended; an unreaped zombie counts as ended."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] == "Z"
