@@ -1,4 +1,4 @@
-"""Training in a fraction of the memory: what autograd saves is kept within an error bound."""
+"""Compress the activations that autograd saves for backward, within an error bound."""
 
 from ..errorbound import Absolute, RelativeStd
 from .compressor import Compressor, compress_activations

@@ -1,4 +1,4 @@
-"""The bounds of the next steps from the profile of one."""
+"""Error bounds for the next steps, computed from one profiled step."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from .noise_bound import GradientNoise, Profile
 from .stored import Row
 from .trace import convolutions
 
-# Fractions of the standard deviation: where the profile says nothing, and the range of all bounds.
+# Fractions of the standard deviation: the fallback, and the range of all bounds.
 FALLBACK = 0.05
 _LEAST = 1e-4
 _MOST = 0.25
 
 
 class AdaptiveBounds:
-    """Error bounds by position in the order of saved tensors.
+    """Error bounds by position in the order in which tensors are saved.
 
     Args:
         settings: The allowed noise.
-        rounding: Of the quantizer.
+        rounding: The quantizer's rounding mode.
     """
 
     def __init__(self, settings: GradientNoise, rounding: str) -> None:
         self._settings = settings
         self._rounding = rounding
-        # By position: the bound, and the saved tensor's row in the profiled step.
+        # By position: the bound and the tensor's row in the profiled step.
         self._bounds: dict[int, tuple[float, Row]] = {}
 
     def bound(self, ordinal: int, row: Row) -> float:
-        """The bound of a saved tensor.
+        """Return the bound for a saved tensor.
 
-        The batch may have another size than the profiled one: the last of an epoch is short. Its
-        bound is kept; a tensor of another kind gets the fallback.
+        The bound also applies if the batch size differs from the profiled one, as in the last batch
+        of an epoch. A tensor of another kind gets the fallback.
         """
         error_bound, profiled = self._bounds.get(ordinal, (0.0, None))
         if profiled is None or (profiled.dtype, profiled.shape[1:]) != (row.dtype, row.shape[1:]):
@@ -50,11 +50,11 @@ class AdaptiveBounds:
         momentum: Callable[[str], float | None],
         scale: float = 1.0,
     ) -> None:
-        """Set the bounds anew; an input that several convolutions share gets the smallest.
+        """Recompute the bounds; an input shared by several convolutions gets the smallest.
 
         Args:
-            profiles: Of a step, by convolution.
-            rows: The tensors that it saved, by position.
+            profiles: Profiles of one step, by convolution.
+            rows: The tensors saved in that step, by position.
             momentum: The mean absolute momentum of a convolution's weight, ``None`` if unknown.
             scale: The gradient scaler's factor over the root of the number of accumulated backward
                 passes.
@@ -73,10 +73,10 @@ class AdaptiveBounds:
 def mean_momentum(
     model: nn.Module, optimizer: torch.optim.Optimizer | None
 ) -> Callable[[str], float | None]:
-    """A function from a convolution's name to the mean |momentum| of its weight.
+    """Return a function from a convolution's name to the mean |momentum| of its weight.
 
-    SGD's buffer is taken as it is, an undamped sum; Adam's is its first moment. Without momentum it
-    is the gradient.
+    For SGD, momentum is the momentum buffer, an undamped sum; for Adam, the first moment; without
+    momentum, the gradient.
     """
     modules = convolutions(model)
 

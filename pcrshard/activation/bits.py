@@ -1,8 +1,8 @@
-"""One-byte codes in as many bits as each block of 64 needs, by PyTorch operations on any device.
+"""Pack one-byte codes to the bit width of each block of 64, in PyTorch, on any device.
 
-A block whose largest code has w bits takes 8 w bytes: bits 0-3 two to a byte, then two more bits
-four to a byte, then one more eight to a byte, as far as w asks for them. Blocks of one width lie
-together, so that a few operations pack all of them.
+A block whose largest code has w bits takes 8 w bytes. The width is split into parts of 4, 2, and 1
+bits as needed, packed two, four, and eight to a byte. Blocks of the same width are grouped so that
+a few operations pack all of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 BLOCK = 64
 _WIDTHS = range(1, 9)
-# How a width is made up of parts that divide a byte.
+# Each width as a sum of parts that divide a byte.
 _PARTS = {
     width: (8,) if width == 8 else tuple(part for part in (4, 2, 1) if width & part)
     for width in _WIDTHS
@@ -26,8 +26,8 @@ def pack(codes: Tensor) -> tuple[Tensor, Tensor]:
         codes: (n,) int8.
 
     Returns:
-        (bytes,) uint8; and one byte that says whether there are negative codes, then the width of
-        each block, two to a byte. Waits for the device twice.
+        (bytes,) uint8; and one byte that tells whether codes are signed, then the width of each
+        block, two to a byte. Synchronizes with the device twice.
     """
     signed = (codes < 0).any()
     blocks = _blocks(zigzag(codes) if bool(signed) else codes.view(torch.uint8))
@@ -47,7 +47,7 @@ def pack(codes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def unpack(data: Tensor, head: Tensor, count: int) -> Tensor:
-    """The (count,) int8 codes that were packed."""
+    """Unpack (count,) int8 codes."""
     num_blocks = -(-count // BLOCK)
     widths = unpack_part(head[1:, None], 4).flatten()[:num_blocks]
     order, counts = _order(widths)
@@ -66,12 +66,12 @@ def unpack(data: Tensor, head: Tensor, count: int) -> Tensor:
 
 
 def zigzag(codes: Tensor) -> Tensor:
-    """Map 0, -1, 1, -2, ... to 0, 1, 2, 3, ..., so that small codes have few bits."""
+    """Map 0, -1, 1, -2, ... to 0, 1, 2, 3, ..., so that codes of small magnitude need few bits."""
     return ((codes << 1) ^ (codes >> 7)).view(torch.uint8)
 
 
 def unzigzag(flat: Tensor) -> Tensor:
-    """The inverse of :func:`zigzag`."""
+    """Invert :func:`zigzag`."""
     return (flat >> 1).view(torch.int8) ^ -(flat & 1).view(torch.int8)
 
 
@@ -83,7 +83,7 @@ def _blocks(flat: Tensor) -> Tensor:
 
 
 def _widths(blocks: Tensor) -> Tensor:
-    """(blocks,) uint8: bits of the largest code of each."""
+    """Return the (blocks,) uint8 bit widths of the largest code of each block."""
     if blocks.numel() == 0:
         return blocks.new_empty(0)
     largest = blocks.amax(1)
@@ -94,14 +94,14 @@ def _widths(blocks: Tensor) -> Tensor:
 
 
 def _order(widths: Tensor) -> tuple[Tensor, list[int]]:
-    """The blocks in order of their width, and how many there are of each of the widths 0 to 8."""
+    """Return the blocks sorted by width, and the number of blocks of each width 0 to 8."""
     order = widths.argsort(stable=True)
     counts: list[int] = torch.bincount(widths.int(), minlength=9).tolist()
     return order, counts
 
 
 def pack_width(rows: Tensor, width: int) -> Tensor:
-    """(k * n * width / 8,) bytes of (k, n) values of ``width`` bits."""
+    """Pack (k, n) values of ``width`` bits into (k * n * width / 8,) bytes."""
     parts = []
     shift = 0
     for part in _PARTS[width]:
@@ -112,7 +112,7 @@ def pack_width(rows: Tensor, width: int) -> Tensor:
 
 
 def unpack_width(rows: Tensor, width: int) -> Tensor:
-    """(k, n) values of (k, n * width / 8) bytes."""
+    """Unpack (k, n) values from (k, n * width / 8) bytes."""
     count = rows.shape[1] * 8 // width
     whole = rows.new_zeros((rows.shape[0], count))
     start = 0
@@ -126,7 +126,7 @@ def unpack_width(rows: Tensor, width: int) -> Tensor:
 
 
 def pack_part(rows: Tensor, bits: int) -> Tensor:
-    """(k, n * bits / 8) bytes of (k, n) values; equal parts of a row lie over each other."""
+    """Pack (k, n) values into (k, n * bits / 8) bytes, overlaying equal parts of each row."""
     if bits == 8:
         return rows
     pieces = rows.chunk(8 // bits, dim=1)
@@ -137,7 +137,7 @@ def pack_part(rows: Tensor, bits: int) -> Tensor:
 
 
 def unpack_part(packed: Tensor, bits: int) -> Tensor:
-    """(k, n * 8 / bits) values of (k, n) bytes."""
+    """Unpack (k, n * 8 / bits) values from (k, n) bytes."""
     if bits == 8:
         return packed
     mask = (1 << bits) - 1

@@ -1,4 +1,4 @@
-"""Lossless coding of one-byte codes: stored as they are, packed into bits, or compressed."""
+"""Lossless coding of one-byte codes: stored, bit-packed, or compressed."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Codec:
     """A lossless coder of (n,) int8 codes and of raw bytes.
 
     Attributes:
-        name: ``int8`` stores codes as they are, ``bits`` blocks of 64 in as many bits as they need,
-            both on any device. ``zstd`` and ``predicted`` compress on the CPU. ``none`` codes
-            nothing.
-        offload: Whether results wait in host memory; copies block.
+        name: ``int8`` stores codes unchanged and ``bits`` packs each block of 64 to its bit width,
+            both on any device. ``zstd`` and ``predicted`` compress on the CPU. ``none`` disables
+            compression.
+        offload: Whether to keep results in host memory; copies are synchronous.
 
     Raises:
-        ValueError: No codec has this name.
+        ValueError: The codec name is unknown.
     """
 
     name: CodecName
@@ -43,17 +43,17 @@ class Codec:
         return self.name in ("zstd", "predicted")
 
     def encode(self, codes: Tensor) -> Payload:
-        """Code (n,) int8 codes."""
+        """Encode (n,) int8 codes."""
         if self.is_zstd:
             return (zstd.compress_codes(codes.cpu().numpy()),)
         payload = bits.pack(codes) if self.name == "bits" else (codes,)
         return tuple(part.cpu() for part in payload) if self.offload else payload
 
     def decode(self, payload: Payload, count: int, device: torch.device) -> Tensor:
-        """The (count,) int8 codes, on a device."""
+        """Decode (count,) int8 codes onto a device."""
         if self.is_zstd:
             (frame,) = payload
-            # A copy, because a tensor must not share the memory of an immutable object.
+            # Copied, because a tensor must not share the memory of an immutable object.
             codes = np.frombuffer(zstd.decompress(frame, count), np.int8).copy()
             return torch.from_numpy(codes).to(device)
         parts = [part.to(device) for part in payload if isinstance(part, Tensor)]
@@ -61,5 +61,5 @@ class Codec:
 
 
 def payload_bytes(payload: Payload) -> int:
-    """Bytes of memory that a payload takes."""
+    """Return the size of a payload in bytes."""
     return sum(part.nbytes if isinstance(part, Tensor) else len(part) for part in payload)

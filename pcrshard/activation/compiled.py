@@ -1,10 +1,10 @@
-"""Saved tensors of compiled models: packing as graphs that ``torch.compile`` inlines.
+"""Compress saved tensors in compiled models, with graphs that ``torch.compile`` inlines.
 
 PyTorch inlines saved-tensor hooks that are FX GraphModules into the compiled forward and backward
-(pytorch#150032), for intermediates of the graph only: parameters, inputs and outputs pass by.
-Shapes of a compiled graph are fixed, so that the values that have no code are stored as whole
-blocks, a fixed number of them: those with the largest magnitudes. If more blocks need it, the step
-of that tensor grows until they fit: the error is then at most 1/254 of their largest value.
+(pytorch#150032), but only for intermediates of the graph, not for parameters, inputs, or outputs.
+Because a compiled graph has fixed shapes, values without a code are stored as a fixed number of
+whole blocks, those with the largest magnitudes. If more blocks need it, the tensor's step grows
+until they fit; the error is then at most 1/254 of their largest value.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .quantizer import MARGIN, MAX_CODE, standard_deviation
 from .stored import Row
 
 _BLOCK = 256
-# One block in so many is stored exactly.
+# One block in this many is stored exactly.
 _BLOCKS_PER_EXACT = 128
-# Standard deviations that the codes of ``bits`` reach.
+# Range of the codes of ``bits``, in standard deviations.
 _REACH = 6.0
 _TINY = 2.0**-120
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-# Operations by the name of their overload packet.
+# Operations, by the name of their overload packet.
 _VIEWS = {
     "_to_copy", "_unsafe_view", "alias", "clone", "convert_element_type", "detach", "expand",
     "permute", "reshape", "slice", "squeeze", "t", "transpose", "unsqueeze", "view",
@@ -43,7 +43,7 @@ _SENSITIVE = {
 }  # fmt: skip
 _NONNEGATIVE = {"relu", "sigmoid", "hardtanh"}
 _POOLS = {"max_pool2d_with_indices", "max_pool3d_with_indices"}
-# Tensors, and the sizes of the tensor that they stand for.
+# Tensors, and the sizes of the tensor that they encode.
 _Packed = tuple[tuple[Tensor, ...], tuple[int, ...]]
 _CONTEXT = "torch._functorch._aot_autograd.graph_compile"
 
@@ -53,7 +53,7 @@ class Saved:
     """A saved tensor of a compiled graph.
 
     Attributes:
-        node: It, in the forward graph.
+        node: The tensor's node in the forward graph.
         forward: The forward graph.
         backward: The backward graph, whose outputs are gradients in the order of inputs.
     """
@@ -64,7 +64,7 @@ class Saved:
 
 
 def tracing() -> Saved | None:
-    """The saved tensor whose hook is being inlined; ``None`` while code runs eagerly."""
+    """Return the saved tensor whose hook is being inlined; ``None`` in eager mode."""
     module = sys.modules.get(_CONTEXT)
     context = module._get_saved_tensor_hook_context() if module is not None else None
     if context is None:
@@ -76,11 +76,11 @@ class CompiledHooks:
     """The pack and unpack operations of compiled graphs.
 
     Attributes:
-        rows: What was decided, one row for each saved tensor of every compiled graph.
+        rows: The decisions, one row per saved tensor of each compiled graph.
 
     Args:
         bound: Largest absolute error.
-        use_bits: Whether codes are packed into fewer than eight bits.
+        use_bits: Whether to pack codes into fewer than eight bits.
         min_bytes: Smaller tensors are exact.
         min_dims: Floats of fewer dimensions are exact.
     """
@@ -96,7 +96,7 @@ class CompiledHooks:
         self._differentiable: tuple[fx.Graph | None, set[fx.Node]] = (None, set())
 
     def pack(self, tensor: Tensor, saved: Saved) -> Tensor | _Packed:
-        """What the forward graph returns in place of a tensor; the tensor itself to pass it by."""
+        """Return the packed form of a tensor for the forward graph, or the tensor unchanged."""
         kind = self._kind(tensor, saved)
         parts: tuple[Tensor, ...] = ()
         if kind == "lossy":
@@ -115,11 +115,11 @@ class CompiledHooks:
             error_bound=float("nan") if kind == "lossy" else 0.0,
             compiled=True,
         )
-        # Symbolic sizes reach the backward graph as values of their own only.
+        # Symbolic sizes reach the backward graph only as separate values.
         return (parts, tuple(tensor.shape)) if parts else tensor
 
     def unpack(self, packed: Tensor | _Packed, saved: Saved) -> Tensor:
-        """The tensor that the backward graph computes from what was packed."""
+        """Compute the tensor from its packed form, in the backward graph."""
         if isinstance(packed, Tensor):
             return packed
         parts, shape = packed
@@ -136,14 +136,14 @@ class CompiledHooks:
         return shaped.permute([order.index(dim) for dim in range(len(order))])
 
     def _kind(self, tensor: Tensor, saved: Saved) -> str:
-        """``lossy``, ``lossless`` or ``exact``; see :func:`pcrshard.activation.hooks.kind_of`."""
+        """Return the kind of a tensor; see :func:`pcrshard.activation.hooks.kind_of`."""
         producer, relatives = _producer(saved.node)
         if _bytes([tensor]) < self._min_bytes or producer.op == "placeholder":
             return "exact"
         if tensor.dtype == torch.bool or _pool_of(saved.node) is not None:
             return "lossless"
         if tensor.dtype not in _FLOATS or tensor.dim() < 2 or _hint(tensor.shape[-1]) == 1:
-            return "exact"  # statistics of rows, such as logsumexp, included
+            return "exact"  # includes statistics of rows, such as logsumexp
         if _name(producer) in _SENSITIVE or _is_second_result(producer):
             return "exact"
         if saved.node not in self._differentiable_in(saved):
@@ -155,7 +155,7 @@ class CompiledHooks:
         return "lossy" if tensor.dim() >= self._min_dims or is_tokens else "exact"
 
     def _differentiable_in(self, saved: Saved) -> set[fx.Node]:
-        """The nodes of the forward graph that depend on an input with a gradient."""
+        """Return the nodes of the forward graph that depend on an input with a gradient."""
         graph, known = self._differentiable
         if graph is saved.forward:
             return known
@@ -169,7 +169,7 @@ class CompiledHooks:
         return known
 
     def _width(self, node: fx.Node) -> tuple[int, bool]:
-        """Bits of a code, and whether one of them is the sign."""
+        """Return the number of bits per code, and whether one of them is the sign."""
         producer, _ = _producer(node)
         while _is_first_result(producer) or _name(producer) in _POOLS:
             producer, _ = _producer(producer.all_input_nodes[0])
@@ -180,7 +180,7 @@ class CompiledHooks:
         return min(codes.bit_length() + signed, 8), signed
 
     def _quantize(self, tensor: Tensor, width: tuple[int, bool]) -> tuple[Tensor, ...]:
-        """Codes, step, rows of exact blocks, and those blocks."""
+        """Return the codes, the step, the rows of exact blocks, and these blocks."""
         blocks = _blocks(_flat(tensor))
         bits, signed = width
         most = min(MAX_CODE, 2 ** (bits - signed) - 1)
@@ -195,12 +195,12 @@ class CompiledHooks:
         top = largest.topk(count + 1 if _hint(count) < _hint(blocks.shape[0]) else count)
         exact = top.indices[:count]
         least = top.values[-1] / (2 * most)
-        # NaN in more blocks than are exact makes the step NaN, and so the whole tensor.
+        # If more blocks contain NaN than can be exact, the step and the whole tensor become NaN.
         step = torch.maximum(error_bound * (1 - MARGIN), least).clamp(min=_TINY)
         values = blocks.float()
         code = (values.abs() * (0.5 / step)).ceil().clamp(max=most)
         code = torch.maximum(code, (values != 0).float()).copysign(values)
-        # NaN has no integer; its block is exact.
+        # NaN has no integer value; its block is exact.
         codes = code.nan_to_num(0).to(torch.int8)
         packed = codes
         if bits < 8:
@@ -208,7 +208,7 @@ class CompiledHooks:
         return packed, step, exact.to(torch.int32), blocks[exact]
 
     def _restore(self, parts: tuple[Tensor, ...], width: tuple[int, bool]) -> Tensor:
-        """The padded flat values."""
+        """Return the padded flat values."""
         codes, step, exact, kept = parts
         bits, signed = width
         if bits < 8:
@@ -220,19 +220,19 @@ class CompiledHooks:
 
 
 def graph_of(function: Any) -> fx.GraphModule:
-    """A GraphModule of one call, which PyTorch takes for inlineable."""
+    """Return a GraphModule with a single call, which PyTorch considers inlineable."""
     graph = fx.Graph()
     graph.output(graph.call_function(function, (graph.placeholder("saved"),)))
     return fx.GraphModule(torch.nn.Module(), graph)
 
 
 def _memory_order(tensor: Tensor) -> list[int]:
-    """The dimensions by their strides, so that a channels-last tensor is not transposed."""
+    """Return the dimensions sorted by stride, so that channels-last tensors stay untransposed."""
     return sorted(range(tensor.dim()), key=lambda dim: -_hint(tensor.stride(dim)))
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """(n,) in the order of memory."""
+    """Return the tensor as (n,), in memory order."""
     return tensor.permute(_memory_order(tensor)).reshape(-1)
 
 
@@ -244,7 +244,7 @@ def _blocks(flat: Tensor) -> Tensor:
 
 
 def _narrow(tensor: Tensor, node: fx.Node) -> Tensor:
-    """Booleans as bits, and indices of pooling in as many bytes as the plane needs."""
+    """Pack booleans into bits, and pooling indices into as few bytes as the plane allows."""
     if tensor.dtype == torch.bool:
         flat = _flat(tensor).to(torch.uint8)
         return pack_part(torch.nn.functional.pad(flat, (0, -flat.shape[0] % 8))[None], 1)[0]
@@ -252,7 +252,7 @@ def _narrow(tensor: Tensor, node: fx.Node) -> Tensor:
 
 
 def _pool_of(node: fx.Node) -> torch.dtype | None:
-    """A type for the indices that a node is of max-pooling; ``None`` if it is no such thing."""
+    """Return a type for max-pooling indices; ``None`` if the node does not compute any."""
     pool = node.args[0] if _is_second_result(node) else None
     if not isinstance(pool, fx.Node) or _name(pool) not in _POOLS:
         return None
@@ -261,7 +261,7 @@ def _pool_of(node: fx.Node) -> torch.dtype | None:
 
 
 def _producer(node: fx.Node) -> tuple[fx.Node, list[torch.Size]]:
-    """The node that computes the values of a node, and the shapes that views give them."""
+    """Return the node that computes a node's values, and the shapes that views give them."""
     shapes = [user.meta["val"].shape for user in node.users if _name(user) in _VIEWS]
     while True:
         source = node.args[0] if node.args else None
@@ -276,7 +276,7 @@ def _producer(node: fx.Node) -> tuple[fx.Node, list[torch.Size]]:
 
 
 def _name(node: fx.Node) -> str:
-    """The operation without its overload: ``relu`` of ``aten.relu.default``."""
+    """Return the operation's name without its overload: ``relu`` for ``aten.relu.default``."""
     packet = getattr(node.target, "overloadpacket", None)
     return packet.__name__ if packet is not None else str(getattr(node.target, "__name__", ""))
 
@@ -286,12 +286,12 @@ def _is_first_result(node: fx.Node) -> bool:
 
 
 def _is_second_result(node: fx.Node) -> bool:
-    """Statistics, masks and indices beside a result, such as the logsumexp of attention."""
+    """Return whether a node is a secondary result, such as a mask or the logsumexp of attention."""
     return _name(node) == "getitem" and bool(node.args[1] != 0)
 
 
 def describe(node: fx.Node) -> tuple[str, str]:
-    """The module and the function that a node comes from."""
+    """Return the module and the function that a node comes from."""
     stack = node.meta.get("nn_module_stack") or {}
     path = next(reversed(stack.values()))[0] if stack else ""
     producer, _ = _producer(node)
@@ -300,7 +300,7 @@ def describe(node: fx.Node) -> tuple[str, str]:
 
 
 def _hint(size: Any) -> int:
-    """A size as a number, of a symbolic one the example's, without a guard on it."""
+    """Return a size as a number, using the example's for symbolic sizes, without adding a guard."""
     return size if isinstance(size, int) else int(size.node.hint or 0)
 
 

@@ -1,4 +1,4 @@
-"""``compress_activations``: any model, unmodified, trained in a fraction of the memory."""
+"""``compress_activations``: train any unmodified model in a fraction of the memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .stored import Constant, Content, Encoder, Ledger, Row
 from .trace import Trace
 
 Bound = RelativeStd | Absolute | GradientNoise
-# Saved bytes of which none are compressed before that is worth a warning.
+# Warn if at least this many bytes were saved and none were compressed.
 _WORTH_A_WARNING = 1 << 20
 
 
@@ -37,7 +37,7 @@ def compress_activations(
     codec: CodecName = "zstd",
     options: ActivationOptions | None = None,
 ) -> Compressor:
-    """A context manager for forward passes: what autograd saves in it is kept compressed.
+    """Create a context manager for forward passes that compresses what autograd saves.
 
     ::
 
@@ -50,27 +50,27 @@ def compress_activations(
             saver.step(optimizer)
         print(saver.report())
 
-    Floats that are results of differentiable operations are changed by at most the error bound;
-    zeros and signs never. Integers and booleans are packed exactly. Everything else is kept as it
-    is: parameters and buffers, views and casts of them, tensors without gradient, small ones, those
-    of few dimensions, results of softmax and the like, and tensors of other kinds.
+    Floats that result from differentiable operations change by at most the error bound; zeros and
+    signs never change. Integers and booleans are packed losslessly. Everything else is kept
+    unchanged: parameters and buffers, views and casts of them, tensors without gradient, small
+    tensors, tensors of few dimensions, results of softmax and similar, and other tensor types.
 
-    In code that ``torch.compile`` made, codes are packed inside of the graph, as ``int8`` or, with
-    the codec ``bits``, in as many bits as the bound needs.
+    In code compiled by ``torch.compile``, codes are packed inside the graph, as ``int8`` or, with
+    the codec ``bits``, in as many bits as the bound requires.
 
     Args:
-        model: Any module; its parameters are found through it, also under DDP and FSDP2.
+        model: Any module, including DDP and FSDP2; its parameters are never compressed.
         bound: A fraction of each tensor's standard deviation, or :class:`RelativeStd`,
             :class:`Absolute` or :class:`GradientNoise`.
-        codec: ``zstd`` is small, on the CPU. ``predicted`` is smaller, and slower: it predicts
-            what a ReLU gives from what was saved before it (:mod:`.prediction`); ResNets take a
-            fifth less, for bit for bit the same gradients. ``bits`` and ``int8`` work on any
-            device. ``none`` keeps everything as it is, and counts.
-        options: Everything else; the defaults if ``None``.
+        codec: ``zstd`` compresses well, on the CPU. ``predicted`` is smaller and slower: it infers
+            the output of a ReLU from tensors saved before it (:mod:`.prediction`); ResNets take a
+            fifth less memory, with bit-identical gradients. ``bits`` and ``int8`` work on any
+            device. ``none`` only measures and keeps everything unchanged.
+        options: All other options; defaults if ``None``.
 
     Raises:
-        ValueError: The bound cannot be met, or two settings contradict each other.
-        TypeError: The bound is no bound for activations.
+        ValueError: The bound cannot be met, or two settings conflict.
+        TypeError: The bound has an unsupported type.
     """
     return Compressor(
         model, _checked(bound), Codec(codec), ActivationOptions() if options is None else options
@@ -95,18 +95,18 @@ def _checked(bound: Bound | float) -> Bound:
 
 
 class Compressor:
-    """See :func:`compress_activations`, which makes it.
+    """The context manager that :func:`compress_activations` returns.
 
     Attributes:
-        ledger: Bytes that are alive.
-        bound: Largest errors.
-        rounding: Of the quantizer.
-        profiles: Of the convolutions, in the last step that was profiled.
+        ledger: Counter of live compressed bytes.
+        bound: The error bound.
+        rounding: The quantizer's rounding mode.
+        profiles: Profiles of the convolutions in the last profiled step.
 
     Args:
         model: The model.
-        bound: Largest errors.
-        codec: The coder of codes.
+        bound: The error bound.
+        codec: The lossless coder of codes.
         options: Which floats may be changed, and how.
     """
 
@@ -139,7 +139,7 @@ class Compressor:
         self._warned: set[str] = set()
 
     def __enter__(self) -> Self:
-        """Start to compress what this thread's autograd saves."""
+        """Start compressing the tensors that autograd saves in this thread."""
         if self._context is not None:
             raise RuntimeError("expected one with block at a time for each compressor")
         self._hooks.begin(self._model)
@@ -156,7 +156,7 @@ class Compressor:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Stop; the graph goes on to hold what was compressed."""
+        """Stop compressing; the graph keeps the compressed tensors."""
         context = self._context
         assert context is not None
         self._context = None
@@ -170,10 +170,10 @@ class Compressor:
 
     @contextlib.contextmanager
     def trial(self, positions: set[int]) -> Iterator[None]:
-        """A profiled pass that is no part of training.
+        """Create a context for a profiled pass that is not part of training.
 
         Args:
-            positions: Of the tensors that are compressed, in the order in which they are saved.
+            positions: Positions, in the order of saving, of the tensors to compress.
         """
         passes = self._passes
         self._only = positions
@@ -204,7 +204,7 @@ class Compressor:
                     rows[ordinal].read_by += (name,)
 
     def _warn_of_little(self) -> None:
-        """Warn where a user would believe that more is compressed than is."""
+        """Warn if less is compressed than a user would expect."""
         compiled = self._compiled
         report = self.report()
         if compiled is not None and not self._in_trial:
@@ -223,13 +223,13 @@ class Compressor:
                 )
 
     def _warn(self, message: str) -> None:
-        """Warn once."""
+        """Log a warning once."""
         if message not in self._warned:
             self._warned.add(message)
             warnings.warn(message, stacklevel=4)
 
     def _encode(self, flat: Tensor, layout: Layout, ordinal: int, row: Row) -> Content | None:
-        """What is kept of a flat tensor; ``None`` for the tensor itself."""
+        """Encode a flat tensor; return ``None`` to keep the tensor itself."""
         is_left_out = self._only is not None and ordinal not in self._only
         if self._codec.name == "none" or (row.kind == "lossy" and is_left_out):
             return None
@@ -267,18 +267,18 @@ class Compressor:
     ) -> None:
         """Record an optimizer step; call after ``optimizer.step()``.
 
-        The adaptive bound reads momentum and gradients here, so that the gradients must still be
-        there if the optimizer has no momentum. Warns once if no forward pass ran inside of a
+        The adaptive bound reads momentum and gradients here, so do not clear the gradients before
+        this call if the optimizer has no momentum. Warns once if no forward pass ran inside a
         ``with`` block since the last step.
 
         Args:
-            optimizer: Its momentum is what noise is compared with.
-            grad_scale: The gradient scaler's factor, if there is one.
+            optimizer: The optimizer whose momentum the noise is relative to.
+            grad_scale: The gradient scaler's factor, if any.
         """
         if self._passes == 0:
             self._warn("no forward pass ran inside of `with saver:` since the last step")
         if self._adaptive is not None and self._is_due() and self._profiled:
-            # Each of several accumulated passes adds its own noise.
+            # Each accumulated backward pass adds its own noise.
             scale = grad_scale / math.sqrt(max(self._passes, 1))
             momentum = mean_momentum(self._model, optimizer)
             self._adaptive.update(self.profiles, self._profiled, momentum, scale)
@@ -289,7 +289,7 @@ class Compressor:
         return isinstance(self.bound, GradientNoise) and self.bound.is_due(self._steps)
 
     def report(self) -> Report:
-        """What was done to the tensors of the last forward pass; costs nothing."""
+        """Return the figures of the last forward pass, at no cost."""
         compiled = () if self._compiled is None else self._compiled.rows.values()
         return Report(
             self.ledger.peak_bytes,

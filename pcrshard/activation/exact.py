@@ -1,7 +1,7 @@
-"""Masks, indices and sparse floats, exactly and in fewer bytes.
+"""Lossless packing of masks, indices, and sparse floats.
 
-Max-pooling saves an int64 index for each output, a fifth of all bytes of a network without batch
-normalization; dropout saves booleans or, on a CPU, floats of two values.
+Max-pooling saves an int64 index per output, a fifth of all saved bytes in a network without batch
+normalization; dropout saves booleans or, on a CPU, floats with two distinct values.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from torch import Tensor
 from .bits import pack_part, unpack_part
 from .codecs import Codec, Payload, payload_bytes
 
-# Types of integers by what they hold, the smallest first, with their least value.
+# Integer types in order of increasing range, with their minimum values.
 _NARROW = ((torch.uint8, 0), (torch.int16, -(2**15)), (torch.int32, -(2**31)))
 _SAMPLE = 1024
-# Floats are stored without their zeros where at most this fraction is nonzero.
+# Store floats without their zeros if at most this fraction is nonzero.
 _MOST_NONZERO = 0.75
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _INTEGERS = (torch.int16, torch.int32, torch.int64)
@@ -30,10 +30,10 @@ class Packed:
     Attributes:
         payload: The stored bytes.
         count: Number of elements.
-        dtype: Their type.
-        narrow: The type that they are stored in; ``bool`` for bits.
-        shift: The number that was added to each.
-        codec: Zstandard, if the bytes went through it.
+        dtype: Original type of the elements.
+        narrow: Type in which they are stored; ``bool`` for bits.
+        shift: The number that was added to each element.
+        codec: Zstandard if the bytes were compressed with it.
         device: Where the tensor was.
     """
 
@@ -47,11 +47,11 @@ class Packed:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory."""
+        """Size in memory, in bytes."""
         return payload_bytes(self.payload)
 
     def decode(self) -> Tensor:
-        """The (count,) elements."""
+        """Return the (count,) elements."""
         if self.narrow == torch.bool:
             bits = unpack_part(self._raw(-(-self.count // 8))[None], 1)[0]
             return bits[: self.count].bool()
@@ -74,11 +74,11 @@ class Packed:
 
 @dataclasses.dataclass(frozen=True)
 class Nonzero:
-    """Floats without their zeros.
+    """A flat tensor of floats, stored without its zeros.
 
     Attributes:
-        mask: Where the others are.
-        values: (k,) the others, or (1,) if all are the same, as in a mask of dropout.
+        mask: Positions of the nonzero values.
+        values: (k,) nonzero values, or (1,) if all are equal, as in a dropout mask.
     """
 
     mask: Packed
@@ -86,11 +86,11 @@ class Nonzero:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory."""
+        """Size in memory, in bytes."""
         return self.mask.num_bytes + self.values.nbytes
 
     def decode(self) -> Tensor:
-        """The (n,) elements."""
+        """Return the (n,) elements."""
         flat = self.values.new_zeros(self.mask.count)
         flat[self.mask.decode()] = self.values
         return flat
@@ -100,11 +100,11 @@ def pack_exactly(flat: Tensor, codec: Codec) -> Packed | Nonzero | None:
     """Pack booleans eight to a byte, integers by their range, floats without their zeros.
 
     Args:
-        flat: (n,) contiguous.
-        codec: If it is Zstandard, the bytes go through it, too.
+        flat: (n,) contiguous elements.
+        codec: If this is Zstandard, the bytes are also compressed with it.
 
     Returns:
-        ``None`` for other types, and where nothing would be saved.
+        The packed tensor; ``None`` for other types or if packing would save nothing.
     """
     squeeze = codec if codec.is_zstd else None
     if flat.dtype == torch.bool:
@@ -117,7 +117,7 @@ def pack_exactly(flat: Tensor, codec: Codec) -> Packed | Nonzero | None:
 
 
 def _pack_nonzero(flat: Tensor, codec: Codec | None) -> Nonzero | None:
-    # By bits, because -0.0 is equal to 0.0 and another value.
+    # Compare bits, because -0.0 equals 0.0 but is a different value.
     words = flat.view(_WORDS[flat.element_size()])
     sample = words[:: max(flat.numel() // _SAMPLE, 1)]
     dense = int(sample.count_nonzero()) > _MOST_NONZERO * sample.numel()
@@ -146,7 +146,7 @@ def _pack_integers(flat: Tensor, codec: Codec | None) -> Packed | None:
         shift = least - low
         raw = (flat.to(torch.int64) + shift).to(narrow)
         if codec is not None:
-            # Neighbors in a pool are close, and high bytes of differences nearly always 0 or 255.
+            # Neighboring pools have close indices: high bytes of differences are mostly 0 or 255.
             differences = raw.clone()
             differences[1:] -= raw[:-1]
             raw = differences.view(torch.uint8).view(-1, narrow.itemsize).t().contiguous().flatten()

@@ -1,6 +1,6 @@
-"""The two functions that autograd calls: for a tensor that it saves, and when it wants it back.
+"""The pack and unpack hooks that autograd calls when it saves and retrieves a tensor.
 
-Parameters, buffers, copies of weights and results that divide are kept by reference.
+Parameters, buffers, copies of weights, and results that backward divides by are kept by reference.
 """
 
 from __future__ import annotations
@@ -22,49 +22,49 @@ from .options import ActivationOptions
 from .stored import Blob, Content, Kept, Ledger, Row
 from .trace import Trace
 
-# Gives the content of a flat tensor at a position, or None if it is to be kept as it is.
+# Encodes the flat tensor at a position; returns None to keep the tensor unchanged.
 Encode = Callable[[Tensor, Layout, int, Row], Content | None]
 _Key = tuple[object, ...]
-# Steps from a saved tensor to the parameter that it is a view or a copy of. Autocast's copies of
-# the weights come by ToCopyBackward, a linear layer's transposed weight by TBackward.
+# Graph nodes between a saved tensor and the parameter of which it is a view or a copy. Autocast
+# copies weights by ToCopyBackward; a linear layer transposes its weight by TBackward.
 _VIEWS = {
     "Alias", "AsStrided", "Clone", "Expand", "Permute", "ReshapeAlias", "Select", "Slice",
     "Squeeze", "T", "ToCopy", "Transpose", "UnsafeView", "Unsqueeze", "View",
 }  # fmt: skip
-# Results whose own backward divides by them or compares their small differences.
+# Results whose own backward divides by them or depends on their small differences.
 _SENSITIVE = {"Exp", "LogSoftmax", "Reciprocal", "Rsqrt", "Softmax", "Sqrt"}
 
 
 @dataclasses.dataclass
 class _Seen:
-    """A tensor that was saved before: its storage, what is kept, its row's position."""
+    """A tensor that was saved before: its storage, stored form, and row index."""
 
     storage: StorageWeakRef
     kept: weakref.ref[Blob] | None
     ordinal: int
 
     def is_gone(self) -> bool:
-        """Whether the memory was freed, and may be another tensor's now."""
+        """Whether the memory was freed and may now belong to another tensor."""
         return bool(self.storage.expired())  # type: ignore[no-untyped-call]
 
 
 class Hooks:
-    """Packs and unpacks the tensors of one model.
+    """The hooks that pack and unpack the saved tensors of one model.
 
-    The same memory is kept once. Its name is the storage itself, held by a weak reference, so that
-    memory that was freed and taken again is another storage; and offset, shape, strides, type and
-    version, so that a view, a transpose, or the same memory after a change in place are others.
+    The same memory is stored once. It is identified by the storage object, held by a weak reference
+    so that freed and reallocated memory counts as a different storage, and by the offset, shape,
+    strides, type, and version, so that views, transposes, and in-place changes are distinguished.
 
     Attributes:
-        rows: What became of each tensor that eager code saved in the last forward pass.
-        trace: Finds the modules that save; ``None`` if they are known.
-        graphs: The two functions as FX GraphModules, which compiled code inlines.
+        rows: One row for each tensor that eager code saved in the last forward pass.
+        trace: Finds the modules that save tensors; ``None`` if they are known.
+        graphs: The two hooks as FX GraphModules, which compiled code inlines.
 
     Args:
         encode: Packs flat tensors.
         ledger: Counts bytes.
-        options: Which floats may be changed.
-        compiled: Packs in compiled code; ``None`` if nothing is packed there.
+        options: Selects the floats to compress.
+        compiled: Packs tensors in compiled code; ``None`` to pack nothing there.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Hooks:
     ) -> None:
         self.rows: list[Row] = []
         self.trace: Trace | None = None
-        # Made once: compiled code is guarded by their identity.
+        # Created once, because compiled code has guards on their identity.
         self.graphs = (graph_of(self.pack), graph_of(self.unpack))
         self._compiled = compiled
         self._encode = encode
@@ -93,16 +93,16 @@ class Hooks:
         self.forget()
 
     def end(self) -> None:
-        """Forget the tensors that were seen: their memory may be changed or freed from now on."""
+        """Forget the saved tensors: their memory may be changed or freed from now on."""
         self._seen.clear()
 
     def pack(self, tensor: Tensor) -> Any:
-        """What the graph is to hold in place of a tensor."""
+        """Return the object that the graph stores in place of a tensor."""
         saved = tracing()
         if saved is not None:
             return tensor if self._compiled is None else self._compiled.pack(tensor, saved)
         if type(tensor) is not Tensor or tensor.layout != torch.strided:
-            return Kept(tensor)  # a parameter, or a subclass of unknown meaning
+            return Kept(tensor)  # a parameter, or a subclass with unknown semantics
         if storage_id(tensor) in self._parameters or is_weight(tensor):
             return Kept(tensor)
         key = _key(tensor)
@@ -114,7 +114,7 @@ class Hooks:
             self.rows.append(_row(tensor, name))
         elif seen.kept is None:
             return Kept(tensor)
-        # The blob may be gone: its graph was freed, the tensor was not.
+        # The blob may be gone if the graph was freed but the tensor was not.
         elif (known := seen.kept()) is not None:
             return known
         blob = self._make(tensor, ordinal)
@@ -138,12 +138,12 @@ class Hooks:
             row.error_bound = 0.0
             return None
         row.stored_bytes = content.num_bytes
-        # Others may be predicted from the content, and keep it for longer than the blob.
+        # Other tensors predicted from the content may keep it alive longer than the blob.
         self._ledger.add(content, content.num_bytes)
         return Blob(content, layout, row)
 
     def unpack(self, kept: Any) -> Tensor:
-        """The tensor; a decoded one is at hand until another one is."""
+        """Return the tensor, caching the last one decoded."""
         saved = tracing()
         if saved is not None:
             return kept if self._compiled is None else self._compiled.unpack(kept, saved)
@@ -156,7 +156,7 @@ class Hooks:
         return tensor
 
     def forget(self) -> None:
-        """Release the tensor that was decoded last."""
+        """Release the last decoded tensor."""
         latest = None if self._latest is None else self._latest()
         if latest is not None:
             latest.forget()
@@ -164,7 +164,7 @@ class Hooks:
 
 
 def kind_of(tensor: Tensor, options: ActivationOptions) -> str:
-    """How a tensor may be kept: ``lossy``, ``lossless`` or ``exact``."""
+    """Return how a tensor may be stored: ``lossy``, ``lossless``, or ``exact``."""
     if tensor.nbytes < options.min_bytes or tensor.dtype.is_complex:
         return "exact"
     if not tensor.dtype.is_floating_point or not (tensor.requires_grad or options.inputs):
@@ -173,7 +173,7 @@ def kind_of(tensor: Tensor, options: ActivationOptions) -> str:
         return "exact"
     if tensor.dim() >= options.min_dims:
         return "lossy"
-    # A classifier's flattened features have as many rows as the batch has samples, tokens more.
+    # Flattened features of a classifier have one row per sample; tokens have more.
     base = tensor._base
     if base is None or tensor.dim() < 2 or base.dim() < options.min_dims:
         return "lossless"
@@ -199,30 +199,30 @@ def _key(tensor: Tensor) -> _Key:
 
 
 def storage_id(tensor: Tensor) -> int:
-    """A name of the tensor's storage, unique while a weak reference to it is held."""
+    """Return an id of the tensor's storage, unique while a weak reference to it is held."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def parameter_storages(model: nn.Module) -> set[int]:
-    """The storages of a model's parameters and buffers."""
+    """Return the storages of a model's parameters and buffers."""
     storages = set()
     for tensor in (*model.parameters(), *model.buffers()):
         if is_lazy(tensor):
-            continue  # of a lazy module; it has no memory yet
-        local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
+            continue  # uninitialized, in a lazy module
+        local = getattr(tensor, "_local_tensor", tensor)  # local part of a DTensor
         if local.layout == torch.strided and local.device.type != "meta":
             storages.add(storage_id(local))
     return storages
 
 
 def _operation(node: Any) -> str:
-    """The operation of a node of the graph: ``Relu`` of ``ReluBackward0``."""
+    """Return the operation of a graph node: ``Relu`` for ``ReluBackward0``."""
     name: str = node.name()
     return name.rstrip("0123456789").removesuffix("Backward")
 
 
 def is_weight(tensor: Tensor) -> bool:
-    """Whether a tensor is a leaf of the graph, or a view or a cast of one."""
+    """Return whether a tensor is a leaf of the graph, or a view or a cast of one."""
     node = tensor.grad_fn
     if node is None:
         return tensor.requires_grad

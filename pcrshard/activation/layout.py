@@ -1,4 +1,4 @@
-"""Tensors of any strides as flat memory, and back with the strides that they had."""
+"""Flatten tensors with any strides in memory order, and restore their strides."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a tensor lies in memory.
+    """The memory layout of a tensor.
 
     Attributes:
-        shape: Sizes.
+        shape: The tensor's shape.
         stride: Strides, in elements.
-        dense: Whether the elements fill one run of memory, in whatever order of the dimensions.
+        dense: Whether the elements fill one contiguous range, with dimensions in any order.
     """
 
     shape: tuple[int, ...]
@@ -23,7 +23,7 @@ class Layout:
 
 
 def layout_of(tensor: Tensor) -> Layout | None:
-    """The layout, or ``None`` if two indices may mean the same memory, as after ``expand``.
+    """Return the layout, or ``None`` if indices may alias the same memory, as after ``expand``.
 
     >>> import torch
     >>> layout_of(torch.empty(2, 3).t()).dense
@@ -46,14 +46,14 @@ def layout_of(tensor: Tensor) -> Layout | None:
 
 
 def flatten(tensor: Tensor, layout: Layout) -> Tensor:
-    """(n,) contiguous: the memory itself if it is dense, a copy otherwise."""
+    """Return a contiguous (n,) tensor: a view of the memory if it is dense, otherwise a copy."""
     if layout.dense:
         return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
     return tensor.reshape(-1).contiguous()
 
 
 def restore(flat: Tensor, layout: Layout) -> Tensor:
-    """The tensor of which ``flat`` is what :func:`flatten` gave."""
+    """Return the tensor from the result of :func:`flatten`."""
     if layout.dense:
         return flat.as_strided(layout.shape, layout.stride)
     whole = flat.new_empty_strided(layout.shape, layout.stride)

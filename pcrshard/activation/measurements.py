@@ -1,4 +1,4 @@
-"""Peak memory, the noise of gradients, and the largest batch that fits."""
+"""Measure peak memory, gradient noise, and the largest batch that fits."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from .trace import convolutions
 
 @dataclasses.dataclass
 class Peak:
-    """Bytes above those at the start; ``None`` where the system does not report them."""
+    """Peak bytes above the start; ``None`` if the system does not report them."""
 
     num_bytes: int | None = None
 
 
 @contextlib.contextmanager
 def peak_memory(device: torch.device | str = "cpu") -> Iterator[Peak]:
-    """Measures the most memory that a block takes.
+    """Measure the peak memory of a ``with`` block.
 
-    On a CPU: the process's resident set, by Linux's high-water mark, which is set back first. What
-    was freed before is given back to the system, or else the block would take it again for nothing.
-    What the block itself frees the C library may keep: for figures that can be compared, start the
-    process with ``MALLOC_MMAP_THRESHOLD_=65536 MALLOC_TRIM_THRESHOLD_=65536``. On CUDA:
-    what its allocator has handed out.
+    On a CPU, measures the process's resident set by Linux's high-water mark, which is reset first.
+    Memory freed earlier is returned to the system, so that its reuse by the block counts. The C
+    library may keep memory that the block itself frees: for comparable figures, start the process
+    with ``MALLOC_MMAP_THRESHOLD_=65536 MALLOC_TRIM_THRESHOLD_=65536``. On CUDA, measures the bytes
+    allocated by PyTorch's allocator.
     """
     peak = Peak()
     gc.collect()
@@ -53,14 +53,14 @@ def peak_memory(device: torch.device | str = "cpu") -> Iterator[Peak]:
 
 
 def _give_back() -> None:
-    """Has the C library give memory that was freed back to the system, where it can (glibc)."""
+    """Return freed memory to the system, if the C library can (glibc)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
 
 
 def _reset_high_water() -> int | None:
-    """Bytes that are resident now, from which the mark starts again."""
+    """Reset the high-water mark and return the bytes that are resident now."""
     try:
         with open("/proc/self/clear_refs", "w") as file:
             file.write("5")
@@ -83,19 +83,19 @@ def _status(name: str) -> int | None:
 def gradient_noise(
     saver: Compressor, model: nn.Module, loss: Callable[[], Tensor]
 ) -> tuple[Layer, ...]:
-    """Predicted and measured sigma of each convolution's weight gradient.
+    """Predict and measure the noise of each convolution's weight gradient.
 
-    Two passes: one exact, one that compresses the inputs of convolutions and nothing else, so
-    that each layer's error is its own. Gradients, buffers and random states are left as they were.
+    Runs two passes: one exact, and one that compresses only the inputs of convolutions, so that
+    layers do not affect each other's error. Gradients, buffers, and random states are restored.
 
     Args:
-        saver: Its bounds and its quantizer are used.
-        model: The model that it was made for.
+        saver: The compressor whose bounds and quantizer are used.
+        model: The compressor's model.
         loss: Runs the forward pass; called twice, on the same batch.
 
     Returns:
-        The convolutions whose input can be compressed: without the first one, whose input has no
-        gradient.
+        The convolutions whose input can be compressed; the first one is excluded because its input
+        has no gradient.
     """
     modules = convolutions(model)
     with _undone(model):
@@ -122,7 +122,7 @@ def _root_mean_square(values: Tensor) -> float:
 
 @contextlib.contextmanager
 def _undone(model: nn.Module) -> Iterator[None]:
-    """Leave buffers and the random states of all devices as they were, so that passes are alike."""
+    """Restore buffers and the random states of all devices, so that passes are identical."""
     buffers = [buffer.clone() for buffer in model.buffers()]
     accelerator = torch.accelerator.current_accelerator()
     kind = "cuda" if accelerator is None else accelerator.type
@@ -162,9 +162,9 @@ class Fit:
     """The largest batch that fits.
 
     Attributes:
-        batch_size: Samples; 0 if not even one fits.
-        peak_bytes: Of a step with it.
-        samples_per_second: Of a step with it.
+        batch_size: Number of samples; 0 if not even one fits.
+        peak_bytes: Peak memory of a step with this batch size.
+        samples_per_second: Throughput of a step with this batch size.
     """
 
     batch_size: int
@@ -180,21 +180,21 @@ def find_batch_size(
     most: int = 4096,
     multiple: int = 1,
 ) -> Fit:
-    """The largest batch whose step stays within a budget: doubling, then halving the gap.
+    """Find the largest batch whose step stays within a budget, by doubling and then bisecting.
 
-    Each size is run twice: the first step of a size takes memory that later ones use again. A step
-    that runs out of memory counts as one that does not fit.
+    Each size runs twice, because the first step allocates memory that later steps reuse. A step
+    that runs out of memory does not fit.
 
     Args:
-        step: Runs one training step with so many samples, on synthetic or real data. With and
-            without compression it is called by two searches.
-        budget_bytes: What a step may take above what there is before it.
-        device: Where its memory is.
-        most: Largest size to try.
+        step: Runs one training step with the given batch size, on synthetic or real data. To
+            compare with and without compression, run two searches.
+        budget_bytes: Memory that a step may take above that in use before it.
+        device: The device whose memory is measured.
+        most: Largest batch size to try.
         multiple: Sizes are multiples of this.
 
     Raises:
-        RuntimeError: The system does not tell how much memory a process takes.
+        RuntimeError: The system does not report the memory use of a process.
     """
     fit = Fit(0, 0, 0.0)
     low = 0

@@ -1,12 +1,12 @@
-"""How large errors may be, by the noise of the gradient: the paper's adaptive bound.
+"""The paper's adaptive error bound, derived from the noise that it causes in gradients.
 
-A convolution's weight gradient is a sum of products of inputs and output gradients L. An error of
-the inputs, uniform within the bound and absent where they are zero, makes it a normal deviate with
+A convolution's weight gradient is a sum of products of inputs and output gradients L. If the input
+error is uniform within the bound and zero for zero inputs, the gradient's error is normal with
 
     sigma = eb * sqrt(R * V * sum(L^2) / (3 K))
 
-where R is the share of inputs that are not zero, K the number of output channels, and V the share
-of (kernel tap, output position) pairs that lie inside of the input. This is Eq. 6 and 7 of Jin et
+where R is the fraction of nonzero inputs, K the number of output channels, and V the fraction of
+(kernel tap, output position) pairs that lie inside the input. This is Eq. 6 and 7 of Jin et
 al. (PPoPP 2021) with its average loss taken as the root mean square over samples of the L2 norm of
 L, and a = 1 / sqrt(3). Read literally, with the mean of |L|, Eq. 9 gives bounds that are 13 to 355
 times too large.
@@ -22,14 +22,14 @@ from ..errorbound import check_fraction
 
 @dataclasses.dataclass(frozen=True)
 class GradientNoise:
-    """The adaptive bound of the paper's section 4: noise in proportion to the momentum.
+    """The adaptive bound of section 4 of the paper: noise proportional to the momentum.
 
-    Tensors that no profiled convolution reads, and steps without momentum, get 5 % of the standard
-    deviation.
+    Tensors that no profiled convolution reads, and all tensors in steps without momentum, get 5 %
+    of their standard deviation.
 
     Attributes:
-        fraction: Sigma of a layer's gradient error over the mean absolute momentum.
-        every: Steps between profiles (the paper's W); the first are at 0, 1, 2, 4, 8, ...
+        fraction: Sigma of a layer's gradient error relative to the mean absolute momentum.
+        every: Steps between profiles (the paper's W); the first profiles are at 0, 1, 2, 4, 8, ...
     """
 
     fraction: float = 0.01
@@ -41,7 +41,7 @@ class GradientNoise:
             raise ValueError(f"expected a profile every 1 or more steps, got {self.every}")
 
     def is_due(self, step: int) -> bool:
-        """Whether a step is to be profiled.
+        """Return whether to profile a step.
 
         >>> [step for step in range(50) if GradientNoise(every=20).is_due(step)]
         [0, 1, 2, 4, 8, 16, 20, 40]
@@ -50,7 +50,7 @@ class GradientNoise:
         return early or step % self.every == 0
 
     def noise_per_bound(self, profile: Profile, rounding: str) -> float:
-        """Sigma of the weight gradient's error for an error bound of 1; :func:`noise_per_bound`."""
+        """Return the gradient noise per unit of error bound; see :func:`noise_per_bound`."""
         return noise_per_bound(profile, rounding)
 
 
@@ -59,13 +59,13 @@ class Profile:
     """The measurements of one convolution in a profiled step.
 
     Attributes:
-        nonzero_share: R, of its input.
-        valid_share: V.
-        num_outputs: K.
-        batch_size: N.
-        energy: Sum of the squared gradients of its output.
-        mean_absolute: Mean of their absolute values, the paper's average loss.
-        ordinals: Positions of its inputs in the order of saved tensors.
+        nonzero_share: R, the fraction of nonzero inputs.
+        valid_share: V, the fraction of kernel taps inside the input.
+        num_outputs: K, the number of output channels.
+        batch_size: N, the batch size.
+        energy: Sum of the squared output gradients.
+        mean_absolute: Mean absolute output gradient, the paper's average loss.
+        ordinals: Positions of the inputs in the order of saved tensors.
     """
 
     nonzero_share: float
@@ -78,9 +78,9 @@ class Profile:
 
 
 def noise_per_bound(profile: Profile, rounding: str = "nearest") -> float:
-    """Sigma of the weight gradient's error for an error bound of 1.
+    """Return sigma of the weight gradient's error for an error bound of 1.
 
-    Stochastic rounding has half of the variance within the same bound.
+    Stochastic rounding has half the variance within the same bound.
     """
     variance = profile.nonzero_share * profile.valid_share * profile.energy / 3
     if rounding == "stochastic":

@@ -1,4 +1,4 @@
-"""The choices of ``compress_activations`` beyond the bound and the codec."""
+"""Options of ``compress_activations`` besides the bound and the codec."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from .quantizer import Rounding
 
 @dataclasses.dataclass(frozen=True)
 class ActivationOptions:
-    """Which saved tensors may be changed, and how.
+    """Options that select which saved tensors to compress, and how.
 
     Attributes:
-        min_bytes: Smaller tensors are exact.
-        min_dims: Floats of fewer dimensions are exact: logits, features of linear layers. Tokens
-            count as three-dimensional.
-        inputs: Whether floats without gradient may be changed, too. The paper does so with images;
-            memory is saved only where nothing else holds them.
-        rounding: ``nearest``, or ``stochastic``, which is unbiased, and slower on a CPU.
-        seed: Seed of stochastic rounding, which leaves the global generators alone.
-        offload: Whether compressed tensors wait in host memory; for accelerators.
+        min_bytes: Tensors smaller than this are kept exactly.
+        min_dims: Floats of fewer dimensions, such as logits and features of linear layers, are kept
+            exactly. Tokens count as three-dimensional.
+        inputs: Whether to compress floats without gradient as well. The paper does so with images;
+            this saves memory only if nothing else references them.
+        rounding: ``nearest``, or ``stochastic``, which is unbiased but slower on a CPU.
+        seed: Seed of stochastic rounding, which does not use the global generators.
+        offload: Whether to keep compressed tensors in host memory; for accelerators.
 
     Raises:
         ValueError: The rounding is unknown.

@@ -1,9 +1,9 @@
-"""Codes that are predicted from those of other tensors: what a ReLU gives, from what it is made of.
+"""Predict the codes of a ReLU's output from those of the tensors that it was computed from.
 
-Autograd saves what a normalization reads, and what the ReLU behind it gives: ``max(0, a x + b)``,
-with an a and a b for each channel, or ``max(0, a x + c y + b)`` where a shortcut is added. Of the
-second one's codes little is left to be said but how each was rounded: 1 bit a value instead of
-3.5. The codes themselves, and so bound, signs and zeros, stay what they are.
+Autograd saves the input of a normalization and the output of the ReLU after it, which is
+``max(0, a x + b)`` with a and b per channel, or ``max(0, a x + c y + b)`` if a shortcut is added.
+Given the input, little more than the rounding of the output remains to be stored: 1 bit per value
+instead of 3.5. The codes themselves, and so the bound, signs, and zeros, do not change.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from ..native import fused_quantizer as native
 from .layout import Layout
 from .quantizer import SignExactLattice
 
-# Positions that a channel's line is fitted to: at most so many images, and places in each.
+# Sample for fitting a channel's line: at most this many images, and places in each.
 _IMAGES = 8
 _PLACES = 32
-# What must be left of the codes' size at most: a tenth behind a normalization, a quarter with a
-# shortcut, two thirds of what has nothing to do with each other.
+# Maximum residual relative to the codes' size. Typical values are a tenth after a normalization, a
+# quarter with a shortcut, and two thirds for unrelated tensors.
 _WORTH = 0.5
-# What is predicted is told in parts of a code, and sums of two fit into 16 bits.
+# Predictions have this many steps per code, so that the sum of two fits into 16 bits.
 _PARTS = 32
 _LIMIT = 16_000
-# Keeps the fit of a channel that never changes finite.
+# Keeps the fit of a constant channel finite.
 _RIDGE = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """How the channels of a flat tensor lie: (outer, channels, inner)."""
+    """The position of the channels in a flat tensor: (outer, channels, inner)."""
 
     outer: int
     channels: int
@@ -41,12 +41,12 @@ class Grid:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """The three."""
+        """The three sizes as a tuple."""
         return (self.outer, self.channels, self.inner)
 
 
 def grid_of(layout: Layout) -> Grid | None:
-    """The grid of a dense tensor whose second dimension are channels, first or last in memory.
+    """Return the grid of a dense tensor with channels as dimension 1, first or last in memory.
 
     >>> grid_of(Layout((2, 3, 4, 5), (60, 20, 5, 1), dense=True)).sizes
     (2, 3, 20)
@@ -66,7 +66,7 @@ def grid_of(layout: Layout) -> Grid | None:
 
 
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Those of a contiguous tensor."""
+    """Return the strides of a contiguous tensor."""
     strides = [1]
     for size in reversed(shape[1:]):
         strides.append(strides[-1] * size)
@@ -75,13 +75,13 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Lines:
-    """What one or two tensors say of another: a line for each channel.
+    """A linear prediction of one tensor from one or two others, per channel.
 
     Attributes:
-        grid: How the channels of all lie.
+        grid: The grid of all the tensors.
         slopes: (sources, channels) float32.
         offset: (channels,) float32.
-        most: The largest code, as of ReLU6.
+        most: The largest code, for clipped activations such as ReLU6.
     """
 
     grid: Grid
@@ -91,11 +91,11 @@ class Lines:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory that are held."""
+        """Size in memory, in bytes."""
         return self.slopes.nbytes + self.offset.nbytes
 
     def tables(self, sources: Sequence[SignExactLattice], target: SignExactLattice) -> Tensor:
-        """(channels, sources, 256) int16: what each code of a source, as a byte, adds to a code."""
+        """Return (channels, sources, 256) int16: the contribution of each source code byte."""
         scale = _PARTS / (2 * target.step)
         device = self.slopes.device
         meanings = torch.stack([source.table(device).to(self.slopes) for source in sources])
@@ -111,12 +111,12 @@ class Lines:
         tables: Tensor,
         sign: int,
     ) -> None:
-        """Adds to codes, in place and modulo 256, ``sign`` times what is predicted.
+        """Add ``sign`` times the prediction to codes, in place and modulo 256.
 
         Args:
-            codes: (n,) contiguous int8, changed.
-            sources: (n,) contiguous int8 codes of each.
-            tables: Of :meth:`tables`.
+            codes: (n,) contiguous int8 codes, changed in place.
+            sources: (n,) contiguous int8 codes of each source.
+            tables: The result of :meth:`tables`.
             sign: 1 or -1.
         """
         if native.available and codes.device.type == "cpu":
@@ -135,7 +135,7 @@ class Lines:
 
 
 def sample(flat: Tensor, grid: Grid) -> Tensor:
-    """(images, channels, places) of (n,): some of each channel, from all over it; contiguous."""
+    """Return a contiguous (images, channels, places) sample, spread over each channel."""
     whole = flat.view(grid.sizes)
     images = _IMAGES * _PLACES if grid.inner == 1 else _IMAGES
     outer = _spread(grid.outer, images).to(flat.device)
@@ -145,9 +145,9 @@ def sample(flat: Tensor, grid: Grid) -> Tensor:
 
 
 def _spread(count: int, most: int) -> Tensor:
-    """At most so many of ``count`` positions, one from each part, and always the same.
+    """Return at most a given number of ``count`` positions, one per interval, deterministically.
 
-    Not every so many-th, which would often be the left edge of each row: padding, or a frame.
+    A fixed stride would often hit only the left edge of each row, which is padding or a frame.
     """
     if count <= most:
         return torch.arange(count)
@@ -158,7 +158,7 @@ def _spread(count: int, most: int) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Sampled:
-    """:func:`sample` of a tensor's codes, and their lattice."""
+    """A :func:`sample` of a tensor's codes, and their lattice."""
 
     codes: Tensor
     lattice: SignExactLattice
@@ -170,13 +170,13 @@ def predict(
     sources: Sequence[Sampled],
     grid: Grid,
 ) -> Lines | None:
-    """The lines from what codes of sources mean to a tensor's values; ``None`` if they say little.
+    """Fit the lines from the sources to a tensor's values; ``None`` if they predict it poorly.
 
     Args:
-        values: :func:`sample` of the tensor.
+        values: :func:`sample` of the tensor's values.
         target: The same sample of its codes.
-        sources: The same of the codes of one or two tensors.
-        grid: How all three lie in memory.
+        sources: The same sample of the codes of one or two tensors.
+        grid: The grid of all the tensors.
     """
     meant = [
         source.lattice.table(values.device).to(values)[source.codes.view(torch.uint8).long()]
@@ -195,7 +195,7 @@ def predict(
 
 
 def _fit(meant: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Slopes (sources, channels) and offset by least squares, where values are above 0."""
+    """Fit slopes (sources, channels) and offset by least squares to values above 0."""
     above = (values > 0).to(values)
     count = above.sum((0, 2)).clamp_(min=1)
     means = (meant * above).sum((1, 3)) / count
@@ -205,13 +205,13 @@ def _fit(meant: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     products = (apart[:, None] * apart).sum((2, 4)).movedim(-1, 0)
     both = (apart * (values - mean[:, None])).sum((1, 3)).t()
     slopes = _solve(products, both)
-    # What is no number predicts nothing.
+    # NaN predicts nothing.
     offset = mean - (slopes * means).sum(0)
     return slopes, offset.nan_to_num(0, 0, 0)
 
 
 def _solve(products: Tensor, both: Tensor) -> Tensor:
-    """Slopes (sources, channels) of (channels, sources, sources) normal equations."""
+    """Solve (channels, sources, sources) normal equations for slopes (sources, channels)."""
     ridge = _RIDGE * (1 + products.diagonal(dim1=1, dim2=2).amax(1))
     diagonal = torch.diag_embed(ridge[:, None].expand_as(both))
     solved = torch.linalg.solve_ex(products + diagonal, both).result

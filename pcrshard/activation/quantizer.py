@@ -1,12 +1,13 @@
-"""The sign- and zero-exact quantizer: floats of any type to one-byte codes within an error bound.
+"""The sign- and zero-exact quantizer from floats of any type to one-byte codes, error-bounded.
 
 ``q = sign(x) * ceil(|x| / (2 step))`` and ``x' = sign(q) * (2 |q| - 1) * step``: q is 0 if and only
-if x is 0, signs stay, and ``|x - x'|`` is at most the error bound. Autograd takes a ReLU's backward
-mask from the sign of what it saved, so that any other treatment of zeros gives wrong gradients.
-Values that do not fit into a code (NaN, infinity, large values) are stored exactly, in a list.
+if x is 0, signs are preserved, and ``|x - x'|`` is at most the error bound. Autograd derives a
+ReLU's backward mask from the sign of the saved tensor, so any other treatment of zeros would give
+wrong gradients. Values that do not fit into a code (NaN, infinity, large values) are stored
+exactly, in a list.
 
 Stochastic rounding has the points 0, +-tiny, +-step, +-2 step, ... and chooses between the two
-next to x so that the mean of x' is x. Within the same bound its variance is half, and its codes
+nearest to x so that the mean of x' is x. For the same bound, it has half the variance and its codes
 are one bit longer.
 """
 
@@ -25,26 +26,26 @@ Rounding = Literal["nearest", "stochastic"]
 
 ESCAPE = -128
 MAX_CODE = 127
-# The step is this much smaller than the bound, because the float32 arithmetic on both sides is
-# off by up to 4.5e-5 of a step at code 127.
+# Ratio of step to bound: float32 arithmetic in both directions has an error of up to 4.5e-5 of a
+# step at code 127.
 MARGIN = 2.0**-13
 _INDEX_BYTES = 4
 _MAX_COUNT = 2**31 - 1
-# The sample of standard_deviation: this many runs of this many neighbors.
+# The sample for standard_deviation: this many runs of this many neighbors.
 _RUN = 64
 _RUNS = 512
-# Every so many-th of its values gives the median.
+# Stride at which the sample is subsampled for the median.
 _MEDIAN_STRIDE = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class SignExactLattice:
-    """What codes stand for.
+    """The values that codes represent.
 
     Attributes:
-        step: Half the width of a bin, or its width under stochastic rounding.
+        step: Half the width of a bin; for stochastic rounding, its full width.
         dtype: Type of the values.
-        rounding: How values become codes.
+        rounding: The rounding mode.
     """
 
     step: float
@@ -52,7 +53,7 @@ class SignExactLattice:
     rounding: Rounding = "nearest"
 
     def values(self, codes: Tensor) -> Tensor:
-        """The values of (n,) int8 codes, by PyTorch operations on their device."""
+        """Return the values of (n,) int8 codes, computed by PyTorch on their device."""
         code = codes.to(_exact_type(self.dtype))
         sign = code.sign()
         if self.rounding == "nearest":
@@ -61,7 +62,7 @@ class SignExactLattice:
         return code.abs_().sub_(1).mul_(self.step).clamp_(min=tiny).mul_(sign).to(self.dtype)
 
     def table(self, device: torch.device) -> Tensor:
-        """(256,) the value of each code, taken as an unsigned byte."""
+        """Return the (256,) values of all codes, indexed by the code as an unsigned byte."""
         codes = torch.arange(256, dtype=torch.uint8, device=device)
         return self.values(codes.view(torch.int8))
 
@@ -69,10 +70,10 @@ class SignExactLattice:
 def lattice_for(
     error_bound: float, dtype: torch.dtype, rounding: Rounding = "nearest"
 ) -> SignExactLattice | None:
-    """The lattice for a bound, or ``None`` where the type cannot hold what the codes would mean."""
+    """Return the lattice for a bound, or ``None`` if the type cannot represent its values."""
     step = error_bound * (1 - MARGIN)
     info = torch.finfo(dtype)
-    # Activations in float16 reach below its normal numbers; those of other types do not.
+    # float16 activations can be subnormal; those of other types are not.
     least = 2.0**-23 if dtype == torch.float16 else 2 * info.tiny
     if dtype == torch.bfloat16:
         least = 2 * torch.finfo(torch.float32).tiny
@@ -82,10 +83,11 @@ def lattice_for(
 
 
 def standard_deviation(flat: Tensor, outlier_guard: float = float("inf")) -> Tensor:
-    """The standard deviation of the finite values of (n,) floats, a scalar tensor.
+    """Estimate the standard deviation of the finite values of (n,) floats, as a scalar tensor.
 
-    From 512 runs of 64 neighbors at an odd distance, which no channel size of a power of two
-    shares: a hundredth of the reads of a large tensor, within a percent. NaN without finite values.
+    Samples 512 runs of 64 neighbors at an odd stride, to avoid aliasing with power-of-two channel
+    sizes: accurate to a percent with a hundredth of the reads of a large tensor. NaN if no value is
+    finite.
 
     Args:
         flat: The floats.
@@ -105,22 +107,22 @@ def standard_deviation(flat: Tensor, outlier_guard: float = float("inf")) -> Ten
     some = exact[::_MEDIAN_STRIDE]
     nonzero = some.isfinite() & (some != 0)
     typical = torch.where(nonzero, some.abs(), torch.nan).nanmedian()
-    # fmin ignores the NaN of a sample that is all zeros.
+    # fmin ignores the NaN that results from an all-zero sample.
     return torch.fmin(std, typical * (outlier_guard / MEDIAN_OF_NORMAL))
 
 
 def quantize(
     flat: Tensor, lattice: SignExactLattice, generator: torch.Generator | None = None
 ) -> Quantized[Tensor] | None:
-    """Codes of a tensor, or ``None`` where they would take more than the tensor.
+    """Quantize a tensor; return ``None`` if the codes would take more memory than the tensor.
 
-    On a CPU the native core finds the nearest codes in one pass; otherwise PyTorch operations do,
-    on any device, and wait for the device once to count the escapes.
+    On a CPU, the native core computes nearest codes in one pass. Otherwise PyTorch operations do,
+    on any device, synchronizing once to count the escapes.
 
     Args:
         flat: (n,) contiguous floats.
-        lattice: What codes stand for.
-        generator: Source of stochastic rounding, on the tensor's device.
+        lattice: The values that codes represent.
+        generator: Random generator for stochastic rounding, on the tensor's device.
     """
     if flat.numel() > _MAX_COUNT:
         return None
@@ -135,13 +137,13 @@ def quantize(
     if flat.numel() + escapes * (_INDEX_BYTES + flat.element_size()) >= flat.nbytes:
         return None
     index = (codes == ESCAPE).nonzero().flatten()
-    # The list has them; here they would only widen the bits of their blocks.
+    # Escaped values are in the list; nonzero codes would only widen their blocks.
     codes[index] = 0
     return Quantized(codes, index.int(), flat[index])
 
 
 def _is_native(device: torch.device, lattice: SignExactLattice) -> bool:
-    """Whether the native core does it; it computes in float32, too coarse for float64."""
+    """Return whether to use the native core, whose float32 is too coarse for float64."""
     on_cpu = native.available and device.type == "cpu"
     return on_cpu and lattice.rounding == "nearest" and lattice.dtype != torch.float64
 
@@ -168,7 +170,7 @@ def _quantize_torch(
         draw = torch.rand(flat.shape, dtype=exact, device=flat.device, generator=generator)
         code = magnitude.mul_(1 / lattice.step).add_(draw).floor_()
         code = code.add_(1).mul_(positive)
-    # Every value but 0 has a code other than 0, also where the product underflows.
+    # Every nonzero value gets a nonzero code, even if the product underflows.
     code = torch.maximum(code, positive.to(exact))
     escapes = ~(code <= MAX_CODE)
     code = code.masked_fill_(escapes, 0).copysign_(values)
@@ -176,14 +178,14 @@ def _quantize_torch(
 
 
 def _exact_type(dtype: torch.dtype) -> torch.dtype:
-    """The type to compute in."""
+    """Return the type to compute in."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def restore(quantized: Quantized[Tensor], lattice: SignExactLattice) -> Tensor:
-    """The values, (n,) on the device of the codes.
+    """Return the (n,) values on the device of the codes.
 
-    On a CPU the native core makes one pass, by arithmetic for float32, by a table otherwise.
+    On a CPU, the native core makes one pass: arithmetic for float32, table lookup otherwise.
     """
     codes = quantized.codes
     if native.available and codes.device.type == "cpu":

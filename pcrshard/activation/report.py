@@ -1,4 +1,4 @@
-"""The figures of the last forward pass: what compression gained, and what it took."""
+"""Memory savings and cost of compression in the last forward pass."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _LARGEST = 10
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """The noise of one convolution's weight gradient.
+    """The noise in one convolution's weight gradient.
 
     Attributes:
-        name: The convolution.
-        error_bound: Of its input, in the last forward pass.
+        name: Name of the convolution.
+        error_bound: Bound for its input in the last forward pass.
         predicted_sigma: Standard deviation of its weight gradient's error, by the formula.
-        measured_sigma: The same, measured on demand; ``None`` if it was not.
+        measured_sigma: The same, measured on demand; ``None`` if not measured.
     """
 
     name: str
@@ -29,15 +29,15 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Figures of a compressor.
+    """The figures of a compressor.
 
     Attributes:
-        peak_bytes: Most compressed bytes that were alive at a time in eager code, over all steps.
-        live_bytes: Compressed bytes that are alive now.
-        device_peak_bytes: The peak of the accelerator's allocator; ``None`` on a CPU, where
-            :func:`pcrshard.activation.peak_memory` measures.
-        rows: Every tensor that the last forward pass saved, once, without parameters; of compiled
-            code every tensor that it saves, without inputs and outputs.
+        peak_bytes: Peak of live compressed bytes in eager code, over all steps.
+        live_bytes: Current live compressed bytes.
+        device_peak_bytes: Peak of the accelerator's allocator; ``None`` on a CPU, where you can use
+            :func:`pcrshard.activation.peak_memory`.
+        rows: Every tensor saved in the last forward pass, once, excluding parameters; for compiled
+            code, every saved tensor, excluding inputs and outputs.
         layers: The convolutions of the last profiled step.
         notes: Warnings.
     """
@@ -51,7 +51,7 @@ class Report:
 
     @property
     def raw_bytes(self) -> int:
-        """The peak of saved bytes without compression: all saved tensors, each counted once."""
+        """Peak of saved bytes without compression: all saved tensors, each counted once."""
         return sum(row.raw_bytes for row in self.rows)
 
     @property
@@ -61,31 +61,31 @@ class Report:
 
     @property
     def ratio(self) -> float:
-        """Raw over stored bytes, of everything."""
+        """Raw divided by stored bytes, over all tensors."""
         return _ratio(self.rows)
 
     @property
     def ratio_of_conv_inputs(self) -> float:
-        """The same over inputs of convolutions only, which is what the paper counts; 0 if none."""
+        """The ratio over inputs of convolutions only, as in the paper; 0 if there are none."""
         return _ratio([row for row in self.rows if row.read_by])
 
     @property
     def seconds(self) -> float:
-        """Time of packing and unpacking; on an accelerator that of starting the work."""
+        """Seconds of packing and unpacking; on an accelerator, only the time to launch the work."""
         return self.encode_seconds + self.decode_seconds
 
     @property
     def encode_seconds(self) -> float:
-        """Time of packing in the forward pass."""
+        """Seconds of packing in the forward pass."""
         return sum(row.encode_seconds for row in self.rows)
 
     @property
     def decode_seconds(self) -> float:
-        """Time of unpacking in backward passes."""
+        """Seconds of unpacking in backward passes."""
         return sum(row.decode_seconds for row in self.rows)
 
     def __str__(self) -> str:
-        """The figures as a text: memory first, then the ten largest tensors, then the noise."""
+        """Format the figures: memory, the ten largest tensors, then the noise."""
         lines = [f"warning: {note}" for note in self.notes]
         if not self.rows:
             return "\n".join([*lines, "no forward pass with gradients ran inside of `with saver:`"])

@@ -1,4 +1,4 @@
-"""What the graph holds in place of a saved tensor, and how many bytes of that are alive."""
+"""Stored forms of saved tensors, and accounting of their live bytes."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from .prediction import Grid, Lines, Sampled, grid_of, predict, sample
 from .quantizer import SignExactLattice, quantize
 from .quantizer import restore as restore_values
 
-# How many of the tensors that were coded last are remembered: the input of a block with a shortcut
-# is saved up to seven tensors before its output.
+# Number of recently coded tensors to remember: the input of a block with a shortcut is saved up to
+# seven tensors before its output.
 _REMEMBERED = 8
-# Values of a channel below which its table of 256 costs more than it brings.
+# With fewer values per channel, the table of 256 entries costs more than it saves.
 _WORTH_A_TABLE = 1024
-# The longest chain of tensors that must be decoded before one that is predicted from them.
+# Maximum number of tensors that must be decoded before a predicted one.
 _MAX_DEPTH = 2
 
 
 @dataclasses.dataclass
 class Row:
-    """What became of one saved tensor; one line of the report.
+    """The report row of one saved tensor.
 
     Attributes:
-        name: The innermost module that ran when it was saved first; ``""`` outside of modules.
-        function: The operation whose result it is; ``""`` for inputs and parameters.
+        name: The innermost module that ran when it was first saved; ``""`` outside modules.
+        function: The operation that computed it; ``""`` for inputs and parameters.
         kind: ``lossy``, ``lossless``, ``constant`` or ``exact`` (kept by reference).
-        shape: Its shape.
-        dtype: Its type.
-        raw_bytes: Bytes of its elements.
-        stored_bytes: Bytes that are kept.
-        error_bound: Largest absolute error of an element; 0 if it is exact, NaN if it is decided
-            inside of compiled code.
+        shape: The tensor's shape.
+        dtype: The tensor's type.
+        raw_bytes: Size of the elements in bytes.
+        stored_bytes: Size of the stored form in bytes.
+        error_bound: Largest absolute error of an element; 0 if exact, NaN if determined inside
+            compiled code.
         deviation: Standard deviation of its elements, estimated from a sample.
-        encode_seconds: Time of this thread to pack it.
-        decode_seconds: Time of all unpackings.
-        read_by: The convolutions whose input it is.
-        compiled: Whether compiled code packs it.
+        encode_seconds: Packing time in this thread.
+        decode_seconds: Total unpacking time.
+        read_by: The convolutions that read it as their input.
+        compiled: Whether it is packed in compiled code.
     """
 
     name: str
@@ -65,16 +65,16 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The module, or the function where no module saved it."""
+        """The module's name, or the function's if no module saved the tensor."""
         return self.name or self.function or "input"
 
 
 class Content(Protocol):
-    """A flat tensor in fewer bytes."""
+    """A compressed flat tensor."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory."""
+        """Size in memory, in bytes."""
         ...
 
     def decode(self) -> Tensor:
@@ -84,13 +84,13 @@ class Content(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Coded:
-    """Quantized floats, coded.
+    """Quantized and losslessly coded floats.
 
     Attributes:
-        escapes: The values that have no code; its own codes are empty.
-        lattice: What codes stand for.
-        payload: The codes, coded by ``codec``.
-        codec: The coder of codes.
+        escapes: The values that have no code, with empty ``codes``.
+        lattice: The values that codes represent.
+        payload: The codes, encoded by ``codec``.
+        codec: The lossless coder of codes.
         count: Number of elements.
         device: Where the tensor was.
         predicted: The prediction that was subtracted from the codes, if any.
@@ -106,17 +106,17 @@ class Coded:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory, without those of the tensors that it is predicted from."""
+        """Size in memory, in bytes, excluding the tensors that it is predicted from."""
         escaped = self.escapes.escape_index.nbytes + self.escapes.escape_words.nbytes
         lines = 0 if self.predicted is None else self.predicted.lines.num_bytes
         return payload_bytes(self.payload) + escaped + lines
 
     def decode(self) -> Tensor:
-        """The values, within the error bound."""
+        """Return the values, within the error bound."""
         return restore_values(dataclasses.replace(self.escapes, codes=self.codes()), self.lattice)
 
     def codes(self) -> Tensor:
-        """The (n,) codes."""
+        """Return the (n,) codes."""
         codes = self.codec.decode(self.payload, self.count, self.device)
         if self.predicted is not None:
             self.predicted.shift(codes, self.lattice, 1)
@@ -124,14 +124,14 @@ class Coded:
 
     @property
     def depth(self) -> int:
-        """How many tensors must be decoded one after the other before this one."""
+        """Number of tensors that must be decoded in sequence before this one."""
         if self.predicted is None:
             return 0
         return 1 + max(source.depth for source in self.predicted.sources)
 
 
 class Predicted(NamedTuple):
-    """The tensors that codes are predicted from, and their lines."""
+    """The tensors from which codes are predicted, and their lines."""
 
     sources: tuple[Coded, ...]
     lines: Lines
@@ -143,7 +143,7 @@ class Predicted(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """A tensor that was coded before: some of its codes, and how it lies in memory."""
+    """A previously coded tensor: a sample of its codes, and its layout."""
 
     coded: Coded
     some: Sampled
@@ -151,10 +151,10 @@ class _Known(NamedTuple):
 
 
 class Encoder:
-    """Quantizes and codes floats; the codec ``predicted`` remembers the tensors before.
+    """The quantizer and coder of floats; with ``predicted`` it remembers previous tensors.
 
     Args:
-        codec: The coder of codes.
+        codec: The lossless coder of codes.
     """
 
     def __init__(self, codec: Codec) -> None:
@@ -173,13 +173,13 @@ class Encoder:
         layout: Layout,
         generator: torch.Generator | None = None,
     ) -> Coded | None:
-        """Quantize and code (n,) floats; ``None`` where nothing would be saved.
+        """Quantize and code (n,) floats; return ``None`` if this would save nothing.
 
         Args:
             flat: The floats.
-            lattice: What codes stand for.
-            layout: How the floats lie in memory.
-            generator: Source of stochastic rounding.
+            lattice: The values that codes represent.
+            layout: The memory layout of the floats.
+            generator: Random generator for stochastic rounding.
         """
         quantized = quantize(flat, lattice, generator)
         if quantized is None:
@@ -212,7 +212,7 @@ class Encoder:
         return Coded(escapes, lattice, payload, self._codec, count, codes.device, predicted)
 
     def _ask(self, values: Tensor, some: Sampled, layout: Layout, grid: Grid) -> Predicted | None:
-        """What the last tensor says, alone or with one before; ``None`` if it is little."""
+        """Predict from the last tensor, alone or with an earlier one; ``None`` if this is poor."""
         alike = [
             known
             for known in reversed(self._known)
@@ -230,36 +230,36 @@ class Encoder:
 
 @dataclasses.dataclass(frozen=True)
 class Constant:
-    """A tensor of one value, such as an output of ReLU that is all zeros."""
+    """A tensor with one repeated value, such as an all-zero output of ReLU."""
 
     value: Tensor
     count: int
 
     @property
     def num_bytes(self) -> int:
-        """One element."""
+        """Size of one element in bytes."""
         return self.value.element_size()
 
     def decode(self) -> Tensor:
-        """The value, repeated."""
+        """Return the value, repeated."""
         return self.value.expand(self.count).contiguous()
 
 
 class Ledger:
-    """Bytes of compressed tensors that are alive now, and the most that ever were.
+    """A counter of the current and peak bytes of live compressed tensors.
 
-    The garbage collector reports to it, so that it returns to 0 whatever ends a step: the backward
-    pass, an exception, or a graph that nobody differentiates.
+    Finalizers decrease the count, so it returns to 0 however a step ends: with the backward pass,
+    an exception, or a graph that is never differentiated.
     """
 
     def __init__(self) -> None:
         self.live_bytes = 0
         self.peak_bytes = 0
-        # A collection may start while this thread adds.
+        # Garbage collection may start while this thread holds the lock.
         self._lock = threading.RLock()
 
     def add(self, owner: object, num_bytes: int) -> None:
-        """Count bytes until their owner is collected."""
+        """Add bytes until their owner is garbage-collected."""
         self._change(num_bytes)
         weakref.finalize(owner, self._change, -num_bytes).atexit = False
 
@@ -270,10 +270,10 @@ class Ledger:
 
 
 class Blob:
-    """A compressed tensor: what the graph holds in place of it.
+    """A compressed tensor that the graph holds in place of the original.
 
-    A decoded tensor may be needed again at once (by a convolution, then by the ReLU before it), so
-    it is kept until another blob is decoded or this one is freed.
+    A decoded tensor may be needed again immediately (by a convolution, then by the ReLU before it),
+    so it is cached until another blob is decoded or this one is freed.
     """
 
     __slots__ = ("__weakref__", "_content", "_decoded", "_layout", "_version", "row")
@@ -286,7 +286,7 @@ class Blob:
         self._version = 0
 
     def tensor(self) -> Tensor:
-        """The tensor, with the shape, strides, type and device that it had."""
+        """Return the tensor with its original shape, strides, type, and device."""
         # Another thread may release it at the same time.
         if (known := self._decoded) is not None and known._version == self._version:
             return known
@@ -304,11 +304,11 @@ class Blob:
 
 
 class Kept:
-    """A tensor that is kept by reference, as autograd keeps it.
+    """A tensor kept by reference, as autograd does without hooks.
 
-    A pack hook that returns its argument switches autograd's own check for in-place changes off;
-    so this one compares versions. Detached, because a result that held its own graph would never
-    be freed.
+    A pack hook that returns its argument disables autograd's own check for in-place changes, so
+    this class compares versions. The tensor is detached, because a result that referenced its own
+    graph would never be freed.
     """
 
     __slots__ = ("_tensor", "_version")
@@ -318,10 +318,10 @@ class Kept:
         self._version = tensor._version
 
     def tensor(self) -> Tensor:
-        """The tensor.
+        """Return the tensor.
 
         Raises:
-            RuntimeError: It was changed in place since it was saved.
+            RuntimeError: The tensor was changed in place after it was saved.
         """
         if self._tensor._version != self._version:
             shape = tuple(self._tensor.shape)

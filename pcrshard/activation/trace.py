@@ -1,9 +1,9 @@
-"""Which module saves which tensor, and the profile of each convolution.
+"""Find which module saves which tensor, and profile each convolution.
 
-A pack hook sees tensors, not operations. In a traced step the innermost running module names a
-tensor, and a tensor that a convolution saves with the shape of its
-input is that input, whatever autocast has made of it. ReLU saves it before the convolution does, so
-tensors are identified by their position in the order of saving, which the next steps share.
+A pack hook sees tensors, not operations. In a traced step, a tensor is named after the innermost
+running module, and a tensor that a convolution saves with the shape of its input is that input,
+even if autocast changed its type. ReLU saves it before the convolution does, so tensors are
+identified by their position in the order of saving, which is the same in later steps.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ _CONVOLUTIONS = (
 
 
 def convolutions(model: nn.Module) -> dict[str, nn.Module]:
-    """The convolutions of a model by name."""
+    """Return the convolutions of a model by name."""
     return {
         name: module for name, module in model.named_modules() if isinstance(module, _CONVOLUTIONS)
     }
 
 
 class Trace:
-    """The modules of a model while one forward pass runs, until :meth:`close`.
+    """A trace of a model's modules during one forward pass, until :meth:`close`.
 
-    Modules are found on the stack of the caller, not by hooks, which would make ``torch.compile``
-    compile the model twice. Only convolutions that are profiled are hooked.
+    Modules are found on the caller's stack, not by hooks, which would make ``torch.compile``
+    compile the model twice. Only profiled convolutions are hooked.
 
     Attributes:
-        profiles: By the name of the convolution. Energies are complete after the backward pass.
+        profiles: Profiles by convolution name. Energies are complete after the backward pass.
 
     Args:
         model: The model.
-        measure: Whether to profile convolutions, not only to find their inputs.
+        measure: Whether to profile convolutions as well as find their inputs.
     """
 
     def __init__(self, model: nn.Module, *, measure: bool) -> None:
@@ -55,10 +55,10 @@ class Trace:
             self._handles.append(module.register_forward_hook(hook))
 
     def saves(self, tensor: Tensor, ordinal: int) -> str:
-        """Record that a tensor is saved, for the first time or again.
+        """Record that a tensor is saved, whether for the first time or not.
 
         Returns:
-            The innermost module of the model that is running; ``""`` outside of all.
+            The innermost running module of the model; ``""`` outside modules.
         """
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
@@ -108,12 +108,12 @@ def _add_energy(profile: Profile, gradient: Tensor) -> None:
 
 
 def _valid_share(module: Any, values: Tensor, output: Tensor) -> float:
-    """V: the share of (kernel tap, output) pairs that see an input, not the padding.
+    """Return V, the fraction of (kernel tap, output) pairs that read an input, not padding.
 
-    The gradient of a weight by ones counts them. For a transposed convolution it is the share of
-    outputs that a tap reaches.
+    The weight gradient for all-one tensors counts these pairs. For a transposed convolution, V is
+    the fraction of outputs that a tap reaches.
     """
-    # Not a copy: FSDP2's subclasses cannot be copied, and their weights are sharded.
+    # Not a deep copy: FSDP2's subclasses cannot be copied, and their weights are sharded.
     kind = next(kind for kind in _CONVOLUTIONS if isinstance(module, kind))
     bare: Any = object.__new__(kind)
     ones = torch.ones(module.weight.shape, device=values.device, requires_grad=True)
