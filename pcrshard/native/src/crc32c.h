@@ -40,7 +40,7 @@ static inline uint32_t pcr_crc32c_portable(const uint32_t (*table)[256], uint32_
 #if PCR_HAVE_VECTORS
 PCR_AVX2_BEGIN
 
-/* pcr_crc32c_shift: what a CRC becomes when so many zero bytes follow its data; factor is
+/* pcr_crc32c_shift: the CRC after appending zero bytes to its data; factor is
  * x^(8 * bytes - 33) modulo the polynomial, reflected. */
 #if defined(__x86_64__)
 static inline uint32_t pcr_crc32c_byte(uint32_t crc, uint8_t byte) {

@@ -142,7 +142,7 @@ void pcr_draw_boxes(uint64_t state, int32_t height, int32_t width, const pcr_dra
 pcr_pool *pcr_pool_new(int num_threads, int backend);
 /* Ends the threads after the images that they decode, once; batches that are not done stay so. */
 void pcr_pool_stop(pcr_pool *pool);
-/* After pcr_pool_stop, when nobody waits. */
+/* After pcr_pool_stop, once no thread waits. */
 void pcr_pool_free(pcr_pool *pool);
 /* Batches are decoded in the order in which they were added. */
 void pcr_pool_add(pcr_pool *pool, pcr_batch *batch);

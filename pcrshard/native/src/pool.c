@@ -97,7 +97,7 @@ static bool make_workers(pcr_pool *pool, int backend) {
     return true;
 }
 
-/* Signals are for the interpreter's threads, whose system calls they shall interrupt. */
+/* Block signals here so that the interpreter's threads receive them. */
 static bool start_threads(pcr_pool *pool, int count) {
     sigset_t all, before;
     sigfillset(&all);
