@@ -34,7 +34,7 @@ EXIF = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0
 def sources() -> list[dict[str, Any]]:
     return [
         {
-            "__key__": "a/color",
+            "__key__": "a/colour",  # codespell:ignore colour
             "jpg": make_jpeg(1, 40, 56, exif=EXIF),
             "cls": 0,
             "json": b'{"x": 1}',
