@@ -84,22 +84,22 @@ def _features(lab, task, split, kind):
 
 
 def _fit(train, labels, classes):
-    """A linear classifier of standardised features, by LBFGS: a function of features."""
+    """A linear classifier of standardized features, by LBFGS: a function of features."""
     mean = train.mean(0)
     scale = train.std(0) + 1e-3
     layer = nn.Linear(train.shape[1], classes)
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
-    optimiser = torch.optim.LBFGS(layer.parameters(), max_iter=100, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(layer.parameters(), max_iter=100, line_search_fn="strong_wolfe")
 
     def loss():
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         error = nn.functional.cross_entropy(layer((train - mean) / scale), labels)
         found = error + DECAY * layer.weight.square().sum()
         found.backward()
         return found
 
-    optimiser.step(loss)
+    optimizer.step(loss)
     return lambda found: layer((found - mean) / scale).detach()
 
 
