@@ -210,7 +210,7 @@ def _is_scheduler(path):
     ("options", "message"),
     [
         (["--engine", "dask"], "dask worker ADDRESS"),
-        (["--engine", "dask", "--scheduler", "tcp://x:1", "--workers", "3"], "brings its own"),
+        (["--engine", "dask", "--scheduler", "tcp://x:1", "--workers", "3"], "has its own workers"),
         (["--scheduler", "tcp://x:1"], "--scheduler needs --engine dask"),
         (["--engine", "dask", "--slurm-option", "a=b"], "--slurm-option needs --engine slurm"),
     ],

@@ -90,7 +90,7 @@ def test_folders_may_be_classes_all_the_same(root, tmp_path):
 def test_split_all_without_splits(root, tmp_path, capsys):
     """``split="all"`` is refused for a folder of classes without splits."""
     assert main(["encode", str(root / "train"), str(tmp_path / "pcr"), "--split", "all"]) == 1
-    assert "leave --split out" in capsys.readouterr().err
+    assert "omit --split" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("layout", ["{split}/{n}.tar", "birds-{split}-{n}.tar", "{split}.{n}.tar"])

@@ -90,7 +90,7 @@ def test_a_script_without_a_main_guard_is_told_so(synthetic_folder, tmp_path):
         done = subprocess.run(
             [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=300
         )
-        told = 'encode below `if __name__ == "__main__":` only' in done.stderr
+        told = 'call encode only under `if __name__ == "__main__":`' in done.stderr
         assert (done.returncode == 0, told) == (bool(guard), not guard), done.stderr
         shutil.rmtree(tmp_path / "out")
 
