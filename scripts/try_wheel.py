@@ -23,7 +23,7 @@ def main() -> None:
     assert COMMAND.parent.parent in pathlib.Path(pcrshard.__file__).parents, pcrshard.__file__
     version = command("--version").split()[-1]
     assert version == pcrshard.__version__
-    said = json.loads(command("info", "--system"))
+    said = json.loads(command("info", "--system", "--json"))
     print(json.dumps(said))
     read(golden)
     assert said["native core"] == system()["native core"]
