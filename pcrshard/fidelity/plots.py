@@ -71,15 +71,17 @@ def saved_figure(path: str, width: float, height: float) -> Iterator[Any]:
         StorageError: The picture cannot be written.
     """
     pyplot = pyplot_module()
-    figure = pyplot.figure(figsize=(width, height), layout="constrained")
-    try:
-        yield figure
+    # Whatever style the caller's program has set, grids and dark colors are for its own figures.
+    with pyplot.style.context("default"):
+        figure = pyplot.figure(figsize=(width, height), layout="constrained")
         try:
-            figure.savefig(path, dpi=100)
-        except (OSError, ValueError) as error:
-            raise StorageError(f"cannot save the picture: {error}", url=path) from error
-    finally:
-        pyplot.close(figure)
+            yield figure
+            try:
+                figure.savefig(path, dpi=100)
+            except (OSError, ValueError) as error:
+                raise StorageError(f"cannot save the picture: {error}", url=path) from error
+        finally:
+            pyplot.close(figure)
 
 
 def plot_scan_costs(costs: Sequence[ScanCost], path: str, *, title: str) -> None:

@@ -32,8 +32,9 @@ def blue_heights(pixels):
     return [int(blue[a:b].max()) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
 
-def test_there_is_a_bar_for_each_scan(tmp_path):
-    """The bars are as high as the bytes."""
+def test_there_is_a_bar_for_each_scan(tmp_path, monkeypatch):
+    """The bars are as high as the bytes, also in a program that draws grids over its own plots."""
+    monkeypatch.setitem(plots.pyplot_module().rcParams, "axes.grid", True)
     path = tmp_path / "costs.png"
     plots.plot_scan_costs(COSTS, str(path), title="24 samples")
     pixels = pixels_of(path)
