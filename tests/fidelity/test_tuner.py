@@ -173,7 +173,7 @@ with open({out!r} + str(rank), "w") as file:
 if {world} > 1:
     dist.barrier()  # a rank that ends while another is in gloo's last call makes that one abort
     dist.destroy_process_group()
-# DDP's cycle keeps gloo's threads, and one that wants the GIL while Python ends aborts (PyTorch 179291).
+# DDP's cycle keeps gloo's threads; one that wants the GIL while Python ends aborts (PyTorch).
 os._exit(0)
 """
 
