@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from ..errorbound import Absolute, RelativeStd
-from .bits import pack_part, pack_width, unpack_part, unpack_width, zigzag
-from .bits import unzigzag as undo_zigzag
+from .bits import from_planes, pack_booleans, to_planes, unpack_booleans
 from .quantizer import MARGIN, MAX_CODE, standard_deviation
 from .stored import Row
 
@@ -129,7 +128,7 @@ class CompiledHooks:
         elif like.dtype != torch.bool:
             return parts[0].to(like.dtype)
         else:
-            flat = unpack_part(parts[0][None], 1).flatten().bool()
+            flat = unpack_booleans(parts[0], 8 * parts[0].shape[0])
         order = _memory_order(like)
         sizes = [shape[dim] for dim in order]
         shaped = flat[: math.prod(sizes)].view(sizes)
@@ -204,7 +203,8 @@ class CompiledHooks:
         codes = code.nan_to_num(0).to(torch.int8)
         packed = codes
         if bits < 8:
-            packed = pack_width(zigzag(codes) if signed else codes.view(torch.uint8), bits)
+            # Plane 0 holds the signs.
+            packed = to_planes(codes.flatten())[:, 1 - signed :][:, :bits].clone()
         return packed, step, exact.to(torch.int32), blocks[exact]
 
     def _restore(self, parts: tuple[Tensor, ...], width: tuple[int, bool]) -> Tensor:
@@ -212,8 +212,8 @@ class CompiledHooks:
         codes, step, exact, kept = parts
         bits, signed = width
         if bits < 8:
-            rows = unpack_width(codes.view(-1, _BLOCK * bits // 8), bits)
-            codes = undo_zigzag(rows) if signed else rows.view(torch.int8)
+            planes = torch.nn.functional.pad(codes, (1 - signed, 7 + signed - bits))
+            codes = from_planes(planes).view(-1, _BLOCK)
         code = codes.float()
         values = ((2 * code - code.sign()) * step).to(kept.dtype)
         return values.index_copy(0, exact.long(), kept).flatten()
@@ -246,8 +246,7 @@ def _blocks(flat: Tensor) -> Tensor:
 def _narrow(tensor: Tensor, node: fx.Node) -> Tensor:
     """Pack booleans into bits, and pooling indices into as few bytes as the plane allows."""
     if tensor.dtype == torch.bool:
-        flat = _flat(tensor).to(torch.uint8)
-        return pack_part(torch.nn.functional.pad(flat, (0, -flat.shape[0] % 8))[None], 1)[0]
+        return pack_booleans(_flat(tensor))
     return tensor.to(_pool_of(node))
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from .bits import pack_part, unpack_part
+from .bits import pack_booleans, unpack_booleans
 from .codecs import Codec, Payload, payload_bytes
 
 # Integer types in order of increasing range, with their minimum values.
@@ -28,12 +28,12 @@ class Packed:
     """A flat tensor of booleans or integers.
 
     Attributes:
-        payload: The stored bytes.
+        payload: The stored bytes, encoded by ``codec``.
         count: Number of elements.
         dtype: Original type of the elements.
         narrow: Type in which they are stored; ``bool`` for bits.
         shift: The number that was added to each element.
-        codec: Zstandard if the bytes were compressed with it.
+        codec: The coder of the bytes.
         device: Where the tensor was.
     """
 
@@ -42,7 +42,7 @@ class Packed:
     dtype: torch.dtype
     narrow: torch.dtype
     shift: int
-    codec: Codec | None
+    codec: Codec
     device: torch.device
 
     @property
@@ -52,24 +52,17 @@ class Packed:
 
     def decode(self) -> Tensor:
         """Return the (count,) elements."""
-        if self.narrow == torch.bool:
-            bits = unpack_part(self._raw(-(-self.count // 8))[None], 1)[0]
-            return bits[: self.count].bool()
-        raw = self._raw(self.count * self.narrow.itemsize)
+        is_bits = self.narrow == torch.bool
+        num_bytes = -(-self.count // 8) if is_bits else self.count * self.narrow.itemsize
+        raw = self.codec.decode(self.payload, num_bytes, self.device).view(torch.uint8)
+        if is_bits:
+            return unpack_booleans(raw, self.count)
         narrow = raw.view(self.narrow)
-        if self.codec is not None:
+        if self.codec.is_zstd:
             planes = raw.view(self.narrow.itemsize, self.count)
             differences = planes.t().contiguous().flatten().view(self.narrow)
             narrow = differences.cumsum(0, dtype=self.narrow)
         return narrow.to(self.dtype).sub_(self.shift)
-
-    def _raw(self, num_bytes: int) -> Tensor:
-        if self.codec is not None:
-            codes = self.codec.decode(self.payload, num_bytes, self.device)
-            return codes.view(torch.uint8)
-        (raw,) = self.payload
-        assert isinstance(raw, Tensor)
-        return raw
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,17 +99,18 @@ def pack_exactly(flat: Tensor, codec: Codec) -> Packed | Nonzero | None:
     Returns:
         The packed tensor; ``None`` for other types or if packing would save nothing.
     """
-    squeeze = codec if codec.is_zstd else None
+    if not codec.is_zstd:
+        codec = dataclasses.replace(codec, name="int8")
     if flat.dtype == torch.bool:
-        return _pack_booleans(flat, squeeze)
+        return _pack_booleans(flat, codec)
     if flat.dtype.is_floating_point:
-        return _pack_nonzero(flat, squeeze)
+        return _pack_nonzero(flat, codec)
     if flat.dtype in _INTEGERS and flat.numel() > 0:
-        return _pack_integers(flat, squeeze)
+        return _pack_integers(flat, codec)
     return None
 
 
-def _pack_nonzero(flat: Tensor, codec: Codec | None) -> Nonzero | None:
+def _pack_nonzero(flat: Tensor, codec: Codec) -> Nonzero | None:
     # Compare bits, because -0.0 equals 0.0 but is a different value.
     words = flat.view(_WORDS[flat.element_size()])
     sample = words[:: max(flat.numel() // _SAMPLE, 1)]
@@ -131,31 +125,27 @@ def _pack_nonzero(flat: Tensor, codec: Codec | None) -> Nonzero | None:
     return packed if packed.num_bytes < _MOST_NONZERO * flat.nbytes else None
 
 
-def _pack_booleans(flat: Tensor, codec: Codec | None) -> Packed:
-    padded = torch.nn.functional.pad(flat.view(torch.uint8), (0, -flat.numel() % 8))
-    return _packed(flat, pack_part(padded[None], 1)[0], torch.bool, 0, codec)
+def _pack_booleans(flat: Tensor, codec: Codec) -> Packed:
+    return _packed(flat, pack_booleans(flat), torch.bool, 0, codec)
 
 
-def _pack_integers(flat: Tensor, codec: Codec | None) -> Packed | None:
+def _pack_integers(flat: Tensor, codec: Codec) -> Packed | None:
     low = int(flat.min())
     span = int(flat.max()) - low
-    for narrow, least in _NARROW:
-        fits = span < 2 ** (8 * narrow.itemsize)
-        if not fits or narrow.itemsize >= flat.element_size():
-            continue
-        shift = least - low
-        raw = (flat.to(torch.int64) + shift).to(narrow)
-        if codec is not None:
-            # Neighboring pools have close indices: high bytes of differences are mostly 0 or 255.
-            differences = raw.clone()
-            differences[1:] -= raw[:-1]
-            raw = differences.view(torch.uint8).view(-1, narrow.itemsize).t().contiguous().flatten()
-        return _packed(flat, raw.view(torch.uint8), narrow, shift, codec)
-    return None
+    fitting = (narrow for narrow in _NARROW if span < 2 ** (8 * narrow[0].itemsize))
+    narrow, least = next(fitting, (flat.dtype, 0))
+    if narrow.itemsize >= flat.element_size():
+        return None
+    shift = least - low
+    raw = (flat.to(torch.int64) + shift).to(narrow)
+    if codec.is_zstd:
+        # Neighboring pools have close indices: high bytes of differences are mostly 0 or 255.
+        differences = raw.clone()
+        differences[1:] -= raw[:-1]
+        raw = differences.view(torch.uint8).view(-1, narrow.itemsize).t().contiguous().flatten()
+    return _packed(flat, raw, narrow, shift, codec)
 
 
-def _packed(
-    flat: Tensor, raw: Tensor, narrow: torch.dtype, shift: int, codec: Codec | None
-) -> Packed:
-    payload = (raw,) if codec is None else codec.encode(raw.view(torch.int8))
+def _packed(flat: Tensor, raw: Tensor, narrow: torch.dtype, shift: int, codec: Codec) -> Packed:
+    payload = codec.encode(raw.view(torch.int8))
     return Packed(payload, flat.numel(), flat.dtype, narrow, shift, codec, flat.device)
