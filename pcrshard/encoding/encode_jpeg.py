@@ -12,7 +12,7 @@ from ..format.shard_index import MAX_PIECE_BYTES
 from ..jpeg.markers import Range, map_jpeg
 from ..jpeg.pixels import make_progressive
 from ..jpeg.segments import read_segment
-from ..jpeg.split import check_complete, cut_scans, cut_tail, mend_headers
+from ..jpeg.split import check_complete, cut_scans, cut_tail, with_height
 
 
 class EncodedImage(NamedTuple):
@@ -47,7 +47,7 @@ def encode_jpeg(jpeg: bytes, script: ScanScript = STANDARD) -> EncodedImage:
     check_complete(source)
     frame = source.frame
     scans = scans_for(script, source.color, len(frame.components))
-    progressive = make_progressive(mend_headers(jpeg, source), scans)
+    progressive = make_progressive(with_height(jpeg, source), scans)
     groups, header_sizes = _cut_groups(progressive, script)
     pieces = (*groups, cut_tail(jpeg, source))
     if max(map(len, pieces)) > MAX_PIECE_BYTES:
