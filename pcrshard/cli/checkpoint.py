@@ -77,7 +77,6 @@ def show(
     version: int,
     *,
     figure: str | None = None,
-    original: str | None = None,
     storage_option: StorageOptions = None,
 ) -> Report:
     """Show how each tensor of a version is stored: coder, size, error bound.
@@ -88,24 +87,16 @@ def show(
     Args:
         store: Store's folder, local or a URL.
         version: Number of the version; -1 is the newest.
-        figure: PNG file for a plot of each tensor's compression ratio and error.
-        original: safetensors file with the original state, to measure each tensor's largest error.
+        figure: PNG file for a plot of each tensor's compression ratio and error bound.
         storage_option: fsspec option of the store; repeatable.
     """
     opened = _open(store, storage_option)
     file = opened.read(lambda manifest: opened.io.open(manifest.record(version)))
     tensors = [_tensor_figures(path, entry) for path, entry in file.entries.items()]
-    if original:
-        from ..checkpoint.safetensors_file import measure_errors
-
-        errors = measure_errors(opened, version, original)
-        for row in tensors:
-            if row["path"] in errors:
-                row["error"] = errors[row["path"]]
     if figure:
         from .checkpoint_figure import bounds_of, plot_tensors
 
-        drawn = tensors if original else bounds_of(opened, version, tensors)
+        drawn = bounds_of(opened, version, tensors)
         stored = sum(row["stored_bytes"] for row in tensors)
         raw = sum(row["raw_bytes"] for row in tensors)
         plot_tensors(drawn, figure, title=f"Version {version}: {_ratio(raw, stored)} smaller")
