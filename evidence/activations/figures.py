@@ -350,11 +350,11 @@ def _memory_targets(lab):
         yield f"CPU time over plain, {codec}: at most {most:.0%}", f"{value:+.1%}", value <= most
 
 
-SECTIONS = {
-    "targets": targets,
-    "training": training,
-    "ratios": ratios,
-    "unet": unet,
-    "noise": noise,
-    "memory": memory,
-}
+SECTIONS = (
+    targets,
+    training,
+    ratios,
+    unet,
+    noise,
+    memory,
+)

@@ -435,17 +435,17 @@ def resume(lab):
     return {"rows": rows} if rows else None
 
 
-SECTIONS = {
-    "networks": networks,
-    "targets": targets,
-    "shown": shown,
-    "similarity": similarity,
-    "table1": table1,
-    "table2": table2,
-    "bounds": bounds,
-    "literal": literal,
-    "coders": coders,
-    "transfer": transfer,
-    "table3": table3,
-    "resume": resume,
-}
+SECTIONS = (
+    networks,
+    targets,
+    shown,
+    similarity,
+    table1,
+    table2,
+    bounds,
+    literal,
+    coders,
+    transfer,
+    table3,
+    resume,
+)

@@ -323,10 +323,10 @@ def transfer(lab):
     }
 
 
-SECTIONS = {
-    "tails": tails,
-    "link": link,
-    "tunings": tunings,
-    "layers": layers,
-    "transfer": transfer,
-}
+SECTIONS = (
+    tails,
+    link,
+    tunings,
+    layers,
+    transfer,
+)
