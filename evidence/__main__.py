@@ -25,6 +25,7 @@ SUBJECTS = (
     "clusters",
     "deltadnn",
     "activations",
+    "transformers",
     "peers",
     "newcomer",
 )

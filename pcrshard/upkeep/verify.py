@@ -154,9 +154,10 @@ def verify_shard(task: VerifyTask) -> VerifyResult:
         index = shard.index
         scan = (task.entry and task.entry.scan) or FULL
         stop = index.head.prefix_stop(scan) + (len(TRAILER) if scan == FULL else 0)
-        with storage.open_range(task.url, 0, stop, options=task.storage_options) as view:
-            problems += _check_layout(task.url, index, scan, view)
-            checksum = crc32c(view)
+        data = storage.read(task.url, 0, stop, options=task.storage_options)
+        problems += _check_layout(task.url, index, scan, data.data)
+        checksum = crc32c(data)
+        del data  # its memory serves the next read
         problems += _check_size(task, stop)
         problems += _check_samples(shard, task, scan)
         if scan == FULL and task.entry and not problems:
