@@ -13,7 +13,6 @@ import turbojpeg
 from PIL import Image
 
 from pcrshard import ImageDecoder, View, native
-from pcrshard.jpeg.pixels import image_size
 from pcrshard.native.pieces import piece_table
 from pcrshard.native.pool import Draw, Pool, draw_boxes, draw_keys
 
@@ -33,9 +32,10 @@ def _boxes(jpegs):
     """The random crop of each image: (y, x, height, width)."""
     draw = Draw("random", (0.08, 1.0), (3 / 4, 4 / 3), 0.0)
     keys = draw_keys((1,), range(len(jpegs)))
+    sizes = [native.read_header([jpeg])[:2] for jpeg in jpegs]
     return [
-        tuple(draw_boxes(key, image_size(jpeg), [draw])[0, :4].tolist())
-        for key, jpeg in zip(keys, jpegs, strict=True)
+        tuple(draw_boxes(key, size, [draw])[0, :4].tolist())
+        for key, size in zip(keys, sizes, strict=True)
     ]
 
 

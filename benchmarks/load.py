@@ -13,8 +13,9 @@ import numpy as np
 import torch
 import webdataset as wds
 from PIL import Image
+from torch.utils.data import DataLoader
 
-from pcrshard import ImageDecoder, PCRDataset, PCRLoader, ShardWriter
+from pcrshard import ImageDecoder, PCRDataset, PCRLoader, ShardWriter, open_dataset
 from pcrshard.native.pool import Draw, Pool, draw_boxes, draw_key, draw_keys
 from pcrshard.training.epoch_order import Geometry, epoch_order
 
@@ -49,6 +50,20 @@ def _stock(urls, workers):
     return sum(
         len(labels) for _, labels in wds.WebLoader(data, batch_size=None, num_workers=workers)
     )
+
+
+def _staged(shards, threads):
+    """WebDataset with the stages of this package."""
+    urls = open_dataset(shards)[1]
+    data = wds.WebDataset(urls, shardshuffle=False).pcr_scan(SCAN, index=shards)
+    data = data.pcr_decode(SIZE, "random", threads=threads).to_tuple("jpg", "cls").batched(BATCH)
+    return sum(len(labels) for _, labels in data)
+
+
+def _random_access(dataset, workers):
+    """A shuffling DataLoader over the map-style dataset."""
+    loader = DataLoader(dataset, BATCH, shuffle=True, num_workers=workers)
+    return sum(len(labels) for _, labels in loader)
 
 
 def _load(dataset, options):
@@ -141,6 +156,8 @@ def run(bench):
         runs = {n: functools.partial(_load, dataset, options) for n, options in WAYS.items()}
         runs |= {f"decoding alone, {n} threads": _alone(dataset, n) for n in (0, 2)}
         runs |= {f"WebDataset, {n} workers": functools.partial(_stock, urls, n) for n in (0, 2)}
+        runs[".pcr_decode(threads=2)"] = functools.partial(_staged, shards, 2)
+        runs["random access, 2 workers"] = functools.partial(_random_access, dataset, 2)
         found = {name: [] for name in runs}
         beside = {"sleeping": [], "burning": []}
         for _ in range(bench.rounds):
@@ -166,6 +183,10 @@ def run(bench):
     bench.target("CPU of stock WebDataset over it", least, least=3)
     bench.target("threads=2 over threads=1", over("threads=2", "threads=1", 0), least=1.9)
     bench.target("threads=2 over 2 workers", over("threads=2", "2 workers", 0), least=1.75)
+    staged = over(".pcr_decode(threads=2)", "threads=2", 1)
+    bench.target("CPU of .pcr_decode over the loader's", staged, most=1.08)
+    random = Quartiles(columns["random access, 2 workers"][0]).median
+    bench.target("images/s by random access, 2 workers", random, least=1300)
     stock = over("threads=2", "WebDataset, 2 workers", 0)
     bench.target("threads=2 over stock WebDataset", stock, least=8)
     waited = Quartiles(wait for wait, _ in beside["sleeping"]).median

@@ -47,12 +47,13 @@ def _reading():
     for world, workers, lanes in JOBS:
         order = epoch_order(IMAGENET, Geometry(32 * world, world, lanes), Rules(1))
         report = account(order, IMAGENET, [1000] * len(IMAGENET), world, workers)
+        whole = 1000 * len(IMAGENET)
         yield {
             "ranks": world,
             "workers": workers,
             "lanes": lanes,
-            "read, x dataset": report.read_bytes.sum() / report.once_bytes,
-            "if a rank shares": report.rank_bytes.sum() / report.once_bytes,
+            "read, x dataset": report.read_bytes.sum() / whole,
+            "if a rank shares": report.rank_bytes.sum() / whole,
             "held by a worker": int(report.open_shards.max()),
             "by a rank": int(report.open_shards.sum(1).max()),
         }

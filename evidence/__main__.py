@@ -15,7 +15,7 @@ import os
 import tempfile
 import warnings
 
-from . import ROOT, pages, summary
+from . import ROOT, pages, plots
 from .lab import Lab
 
 SUBJECTS = (
@@ -25,6 +25,7 @@ SUBJECTS = (
     "clusters",
     "deltadnn",
     "activations",
+    "transformers",
     "peers",
     "newcomer",
 )
@@ -38,13 +39,14 @@ def run(lab, parts=(), *, existing=False):
 
 
 def render(lab):
-    """Write a subject's page, and the overview of all subjects."""
+    """Draw a subject's pictures and write its page."""
     figures = importlib.import_module(f".{lab.subject}.figures", __package__)
     values = pages.collect(lab, figures.SECTIONS)
-    pages.write(
-        os.path.join(ROOT, "evidence", lab.subject, "page.md"), lab.path("README.md"), values
-    )
-    summary.render(lab)
+    folder = os.path.join(ROOT, "evidence", lab.subject)
+    for name, plot in plots.described(folder).items():
+        if plots.sections(plot) <= values.keys():
+            plots.draw(lab.path(f"{name}.png"), plot, values)
+    pages.write(os.path.join(folder, "page.md"), lab.path("README.md"), values)
     print(lab.path("README.md"))
 
 

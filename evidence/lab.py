@@ -142,10 +142,6 @@ class Lab:
         """A file of the subject's results."""
         return os.path.join(self.out, name)
 
-    def figure(self, name):
-        """The path of a picture."""
-        return self.path(f"{name}.png")
-
     def _report(self, name):
         if not os.path.exists(self.path(f"{name}.json")):
             return None
@@ -156,6 +152,17 @@ class Lab:
         """What was measured of a part, or ``None``."""
         report = self._report(name)
         return report and report["results"]
+
+    def figure(self, name):
+        """The path of a picture."""
+        return self.path(f"{name}.png")
+
+    def read(self, name):
+        """What was measured of a part; raises NotMeasured without it."""
+        found = self.load(name)
+        if found is None:
+            raise pages.NotMeasured
+        return found
 
     def date(self, name):
         """The day on which a part was measured."""

@@ -96,13 +96,13 @@ def bars(axes: Axes, values: dict[str, float], title: str, theme: dict[str, str]
     axes.set_facecolor(theme["paper"])
 
 
+@pyplot.rc_context({"font.size": 13, "font.family": "DejaVu Sans"})
 def draw(folder: pathlib.Path) -> None:
     """Write both pictures into a folder."""
     pictures = photograph_at_scans()
     size = json.loads((ROOT / "evidence/imagenet/bytes.json").read_text())["results"]["bytes"]
     top1 = accuracy()
     by_cpu, by_link = speeds()
-    pyplot.rcParams.update({"font.size": 13, "font.family": "DejaVu Sans"})
     for name, theme in THEMES.items():
         figure = pyplot.figure(figsize=(7.2, 7.8), facecolor=theme["paper"])
         figure.text(

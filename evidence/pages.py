@@ -5,12 +5,13 @@ begins with ``{{ for sizes.rows }}`` is repeated for each row, whose fields stan
 A section (``## ``) that names what was not measured says so instead.
 """
 
+import contextlib
 import os
 import re
 import string
 import tempfile
 import textwrap
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from pcrshard.fidelity.tuner import confidence
 
@@ -67,30 +68,51 @@ def met(reached):
     return "met" if reached else "missed"
 
 
+class NotMeasured(Exception):
+    """Rows that a section needs are not there yet."""
+
+
 def collect(lab, sections):
-    """The values of each section whose data are there; draws its picture."""
+    """The values of each section whose data are there, by the name of its function."""
     found = {}
-    for name, section in sections.items():
-        values = section(lab)
-        if values is not None:
-            found[name] = {"date": lab.date(name), **values}
+    for section in sections:
+        with contextlib.suppress(NotMeasured):
+            values = section(lab)
+            if values is not None:
+                found[section.__name__] = {"date": lab.date(section.__name__), **values}
     return found
 
 
+def lookup(value, path):
+    """The value at ``path``: keys, attributes and numbers of list entries, joined by dots."""
+    for part in re.findall(r"[\w-]+", path):
+        if isinstance(value, list | tuple) and part.isdigit():
+            value = value[int(part)]
+        elif value is not None:
+            value = value[part] if isinstance(value, dict) else getattr(value, part)
+    return value
+
+
 class _Formatter(string.Formatter):
-    """``None`` is an empty cell."""
+    """Format specs of tables: ``.1fk``, ``.1fM`` and ``.1fG`` are in thousands, millions and
+    billions, ``.1fp`` in percent; what follows ``~`` is a unit. ``None`` is an empty cell, and a
+    list is one cell for each entry.
+    """
+
+    scales: ClassVar = {"k": 1e-3, "M": 1e-6, "G": 1e-9, "p": 100}
 
     def format_field(self, value, spec):
-        return "" if value is None else super().format_field(value, spec)
+        if value is None or isinstance(value, str):
+            return value or ""
+        if isinstance(value, list):
+            return " | ".join(self.format_field(each, spec) for each in value)
+        form, _, unit = spec.partition("~")
+        if form[-1:] in self.scales:
+            value, form = value * self.scales[form[-1]], form[:-1]
+        return super().format_field(value, form) + unit
 
     def get_field(self, name, args, kwargs):
-        found = kwargs
-        for part in re.findall(r"[\w-]+", name):
-            if isinstance(found, list | tuple) and part.isdigit():
-                found = found[int(part)]
-            elif found is not None:
-                found = found[part] if isinstance(found, dict) else getattr(found, part)
-        return found, name
+        return lookup(kwargs, name), name
 
 
 _format = _Formatter().vformat
@@ -118,8 +140,8 @@ def _lines(part, values):
     for line in part.split("\n"):
         repeated = REPEATED.match(line)
         if repeated:
-            rows, _ = _Formatter().get_field(repeated[1], (), values)
-            yield from (_format(repeated[2], (), row).rstrip(" ") for row in rows)
+            for row in lookup(values, repeated[1]):
+                yield _format(repeated[2], (), row).rstrip(" ")
         else:
             yield PLACEHOLDER.sub(lambda found: _format(f"{{{found[1]}}}", (), values), line)
 

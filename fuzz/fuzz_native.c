@@ -37,7 +37,7 @@ static size_t split(const uint8_t *data, size_t size, unsigned step, pcr_piece p
 
 static pcr_request choose_request(const uint8_t *options, const pcr_header *header) {
     pcr_request request = {.max_pixels = MAX_PIXELS, .layout = options[0] & 1,
-                           .color = (options[0] >> 1) % 3};
+                           .color = options[0] >> 1 & 1};
     request.smooth = options[1] >> 3 & 1;
     request.orientation = options[1] >> 4 > 8 ? 0 : options[1] >> 4;
     request.flip = options[0] >> 6 & 1;
@@ -65,7 +65,7 @@ static uint8_t *decode(int backend, const pcr_piece *pieces, size_t count,
     require(decoder != NULL, "no decoder");
     if (pcr_output_size(decoder, pieces, count, request, &height, &width) == PCR_OK) {
         *size = (size_t)height * (size_t)width *
-            (request->color == PCR_OUT_GRAY ? 1 : request->color == PCR_OUT_CMYK ? 4 : 3);
+            (request->color == PCR_OUT_GRAY ? 1 : 3);
         out = malloc(*size);
         require(out != NULL, "no memory for pixels");
         if (pcr_decode(decoder, pieces, count, request, out, *size)) {
@@ -93,7 +93,7 @@ static void stored_place(int orientation, int height, int width, int *y, int *x)
 static void check_turned(const pcr_piece *pieces, size_t count, const pcr_header *header,
                          const uint8_t *pixels, const pcr_request *request, size_t size) {
     int turned = request->orientation ? request->orientation : header->orientation;
-    int channels = request->color == PCR_OUT_GRAY ? 1 : request->color == PCR_OUT_CMYK ? 4 : 3;
+    int channels = request->color == PCR_OUT_GRAY ? 1 : 3;
     pcr_request plain = *request;
     plain.orientation = 1, plain.flip = 0;
     if (request->crop_h) {

@@ -16,14 +16,14 @@ from pcrshard.encoding.encode_jpeg import encode_jpeg
 from pcrshard.errors import PCRError
 from pcrshard.format.scan_script import STANDARD, scans_for
 from pcrshard.jpeg.markers import map_jpeg
-from pcrshard.jpeg.split import mend_headers
+from pcrshard.jpeg.split import with_height
 from pcrshard.testing import make_jpeg
 
 EOI = b"\xff\xd9"
 JPEGTRAN = ("jpegtran", "-copy", "none", "-progressive")
 # What jpegtran warns of, and the core passes: three bytes of padding, which some encoders write,
-# and versions of JFIF, which say nothing of the coefficients.
-_HARMLESS = re.compile(r"[123] extraneous bytes before marker|unknown JFIF revision")
+# and JFIF versions and fields of sequential scan headers, which mean nothing.
+_HARMLESS = re.compile(r"[123] extraneous bytes before marker|unknown JFIF revision|Invalid SOS")
 _BYTES = (0, 1, 0x80, 0xFF)
 
 
@@ -100,7 +100,7 @@ def judge_by_backend(jpeg, backend):
     try:
         source = map_jpeg(jpeg)
         scans = scans_for(STANDARD, source.color, len(source.frame.components))
-        return native.rescan(mend_headers(jpeg, source), scans, backend)
+        return native.rescan(with_height(jpeg, source), scans, backend)
     except ValueError as error:
         return str(error)
 
@@ -117,7 +117,7 @@ def difference(jpeg):
     refused, encoded = judge(jpeg)
     if refused:
         return None
-    expected = run_tool(*JPEGTRAN, data=mend_headers(jpeg, map_jpeg(jpeg)))
+    expected = run_tool(*JPEGTRAN, data=with_height(jpeg, map_jpeg(jpeg)))
     warnings = expected.stderr.decode().splitlines()
     if any(not _HARMLESS.search(line) for line in warnings):
         return f"accepted, but jpegtran says {warnings}"

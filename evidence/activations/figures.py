@@ -6,16 +6,12 @@ import statistics
 import numpy as np
 
 from .. import plots
-from ..pages import estimate, met, paired
+from ..pages import estimate, paired
 from ..plots import BLACK, BLUE, GREEN, ORANGE
-from .ratios import PREDICTED
 from .training import ARMS, LAST
 
-# The paper's Table 1: conv. activations, times smaller; and the bar for all saved bytes.
+# The paper's Table 1: conv. activations, times smaller.
 PAPER = {"AlexNet": 13.5, "VGG-16": 11.1, "ResNet-18": 10.7, "ResNet-50": 11.0}
-ALL = {"AlexNet": 9, "VGG-16": 9, "ResNet-18": 8, "ResNet-50": 8}
-MOST_GAP = 0.3
-JUDGED = ("0.05 std", "0.08 std, images too", "0.1 std, images too")
 SHOWN = "0.1 std, images too"
 COLORS = {
     "plain": BLACK,
@@ -288,73 +284,10 @@ def _draw_timeline(path, results):
         ax.legend()
 
 
-def targets(lab):
-    rows = [*_accuracy_targets(lab), *_ratio_targets(lab), *_noise_targets(lab)]
-    rows += _memory_targets(lab)
-    keys = ("what", "value", "met")
-    rows = [(what, value, met(reached)) for what, value, reached in rows]
-    return {"rows": [dict(zip(keys, row, strict=True)) for row in rows]} if rows else None
-
-
-def _accuracy_targets(lab):
-    for network, arms in _arms(lab).items():
-        for arm in JUDGED:
-            gap = _gap(arms, arm)
-            if gap:
-                within = abs(gap.mean) <= MOST_GAP and gap.low <= 0 <= gap.high and gap.count >= 3
-                what = f"gap at most 0.3 points and not significant, {gap.count} seeds"
-                yield f"{network}, {arm}: {what}", f"{gap:+.2f}", within
-
-
-def _ratio_targets(lab):
-    for network, found in (lab.load("ratios") or {"networks": {}})["networks"].items():
-        for case in ("0.05 std, images too", PREDICTED, *JUDGED[1:]):
-            for what, column, least in (
-                ("all saved bytes", "ratio", ALL[network]),
-                ("inputs of convolutions", "ratio_of_conv_inputs", PAPER[network]),
-            ):
-                value = found["cases"][case][column]
-                name = f"{network}, {case}, {what}: at least {least}x"
-                yield name, f"{value:.2f}x", value >= least
-
-
-def _noise_targets(lab):
-    results = lab.load("noise")
-    for case in CASES if results else ():
-        quotients = [q for found in results["networks"].values() for q in _quotients(found, case)]
-        low, high = min(quotients), max(quotients)
-        what = f"predicted / measured sigma of {len(quotients)} convolutions, {case}: 0.8 to 1.25"
-        yield what, f"{low:.3f} to {high:.3f}", low >= 0.8 and high <= 1.25
-
-
-def _memory_targets(lab):
-    results = lab.load("memory")
-    if results is None:
-        return
-    peaks = {
-        name: {way: row["peak_bytes"] for way, row in results[name].items()}
-        for name in ("compositions", "deep")
-    }
-    small = peaks["compositions"]
-    less, over = small["plain"] / small["zstd"], small["zstd"] / small["checkpoint"]
-    yield "peak memory: at least 2.5x below plain", f"{less:.2f}x", less >= 2.5
-    yield "peak over per-block checkpointing: below 1", f"{over:.2f}", over < 1
-    for network, found in zip(("ResNet-18", "ResNet-110"), peaks.values(), strict=True):
-        together = min(size for way, size in found.items() if way.startswith("checkpoint + "))
-        both = together / min(found["zstd"], found["checkpoint"])
-        what = f"with checkpointing, over the better of both, {network}: below 1"
-        yield what, f"{both:.2f}", both < 1
-    largest = list(results["overhead"].values())[-1]["overhead"]
-    for codec, most in (("zstd", 0.15), ("int8", 0.08)):
-        value = largest[codec]["median"]
-        yield f"CPU time over plain, {codec}: at most {most:.0%}", f"{value:+.1%}", value <= most
-
-
-SECTIONS = {
-    "targets": targets,
-    "training": training,
-    "ratios": ratios,
-    "unet": unet,
-    "noise": noise,
-    "memory": memory,
-}
+SECTIONS = (
+    training,
+    ratios,
+    unet,
+    noise,
+    memory,
+)

@@ -40,7 +40,7 @@ def validation(lab):
             ax.bar_label(bars, [f"{rate:.0f}" for rate in rates], fontsize=9, padding=2)
         ax.set_yticks(range(len(medians)), [row["name"] for row in medians])
         ax.invert_yaxis()
-        ax.set_xlabel("images per second")
+        ax.set_xlabel("images/s")
         ax.margins(x=0.1)
     rows = []
     for row, rounds in zip(medians, setups, strict=True):
@@ -151,4 +151,9 @@ def scale(lab):
     return found and {"rows": [dict(zip(keys, row, strict=True)) for row in found]}
 
 
-SECTIONS = {"validation": validation, "paper": paper, "s3": s3, "scale": scale}
+SECTIONS = (
+    validation,
+    paper,
+    s3,
+    scale,
+)

@@ -5,7 +5,6 @@ import statistics
 import numpy as np
 
 from .. import plots
-from ..pages import met
 from ..plots import BLACK, BLUE, GRAY, ORANGE
 
 # Table 1 of the paper: LZMA, Zstd, SZ and its bound, Delta-DNN and its bound, accuracy, change.
@@ -20,9 +19,6 @@ BANDWIDTHS = {"mobile download": 31.95, "fixed download": 74.32, "fixed upload":
 COLORS = (GRAY, "#718096", "#4a5568", ORANGE, "#63b3ed", BLUE)
 CODERS = ("zstd", "lzma", "rle+zstd", "rle+lzma", "pcodec")
 ONE_EPOCH = 12
-WHOLE_RUN = 9
-RESUMABLE = {"sgd": (8, 0.005), "adamw": (9, 0.002)}
-BUDGET = 0.002
 
 
 def by_network(runs):
@@ -83,33 +79,6 @@ def _error_by_move(pair):
     return pair["ours"]["bound"] / np.sqrt(3) / pair["similarity"]["moved"]
 
 
-def _targets(runs):
-    """(what, measured by seed, reached) of each bar."""
-    for name, group in by_network(runs).items():
-        chosen = [last_pair(run)["ours"]["chosen"] for run in group]
-        ratios = [row["ratio"] for row in chosen]
-        kept = max(row["loss"] for row in chosen) <= BUDGET
-        what = f"one epoch's delta, Algorithm 1, loss <= 0.2 points ({ONE_EPOCH}x)"
-        yield f"{name}: {what}", _seeds(ratios), kept and min(ratios) >= ONE_EPOCH
-        for key, text in (("fixed", "at 1 %"), ("chosen", "at the bound of a middle epoch")):
-            ratios = [_ratio(run["chains"][key]) for run in group if key in run["chains"]]
-            what = f"{name}: the whole run with keyframes {text} ({WHOLE_RUN}x)"
-            if ratios:
-                yield what, _seeds(ratios), min(ratios) >= WHOLE_RUN
-        least, tolerance = RESUMABLE[group[0]["recipe"]["optimizer"]]
-        ratios = [_version_ratio(run["resume"]) for run in group]
-        yield f"{name}: a resumable version ({least}x)", _seeds(ratios), min(ratios) >= least
-        shifts = [_shift(row) for run in group for row in run["resume"]["rows"]]
-        mean, worst = statistics.fmean(shifts), max(map(abs, shifts))
-        what = f"{name}: the next epoch's mean loss against exact resume, mean of {len(shifts)}"
-        value = f"{mean:+.2%}, the farthest {worst:.2%}"
-        yield f"{what} ({tolerance:.1%})", value, abs(mean) <= tolerance
-
-
-def _seeds(ratios):
-    return ", ".join(f"{ratio:.1f}x" for ratio in ratios)
-
-
 def networks(lab):
     runs = lab.rows()
     if not runs:
@@ -125,49 +94,6 @@ def networks(lab):
         )  # fmt: skip
     seconds = sum(row["cpu_seconds"] for run in runs for row in run["rows"])
     return {"rows": rows, "minutes": seconds / 60, "date": runs[-1]["date"][:10]}
-
-
-def targets(lab):
-    runs = lab.rows()
-    keys = ("what", "value", "met")
-    rows = [(what, value, met(reached)) for what, value, reached in _targets(runs)]
-    return runs and {"rows": [dict(zip(keys, row, strict=True)) for row in rows]}
-
-
-def shown(lab):
-    """Numbers of what the results do not show."""
-    runs = lab.rows()
-    if not runs:
-        return None
-    shares = [_keyframe_share(run["chains"]["fixed"]) for run in runs]
-    pairs = [pair for run in runs for pair in run["pairs"].values()]
-    ours = [pair["ours"] for pair in pairs]
-    held = [each["held_out"]["loss"] for each in ours if each["held_out"]]
-    fixed = [at(each["table"], 0.01)["ratio"] for each in ours]
-    rivals = [run["rivals"] for run in runs if "rivals" in run]
-    literal = [found["literal"]["table"][-1] for found in rivals]
-    ratios, losses = ([row[key] for row in literal] for key in ("ratio", "loss"))
-    missed = [f"{what}: {value}" for what, value, reached in _targets(runs) if not reached]
-    again = [row for run in runs for row in run["resume"]["rows"] if "again_loss" in row]
-    budgets = sorted({run["test_pictures"] for run in runs})
-    return {
-        "missed": "; ".join(missed),
-        "keyframes": [100 * min(shares), 100 * max(shares)],
-        "budgets": " or ".join(f"{BUDGET * size:.1f} of {size}" for size in budgets),
-        "uncertain": sum(each["chosen"]["loss_interval"][1] > BUDGET for each in ours),
-        "choices": len(ours),
-        "worse": sum(loss > BUDGET for loss in held),
-        "held": len(held),
-        "held_mean": _points(statistics.fmean(held)) if held else None,
-        "larger": sum(_error_by_move(pair) > 1 for pair in pairs),
-        "fixed": [min(fixed), max(fixed)],
-        "zeros": 100 * min(found["literal_zeros"] for found in rivals),
-        "literal": [min(ratios), max(ratios), _points(max(losses)), _points(min(losses))],
-        "kept": sum(found["literal"]["bound"] == literal[0]["bound"] for found in rivals),
-        "rivals": len(rivals),
-        "equal": sum(row["again_loss"] == row["exact_loss"] for row in again),
-        "again": len(again),
-    }
 
 
 def similarity(lab):
@@ -435,17 +361,15 @@ def resume(lab):
     return {"rows": rows} if rows else None
 
 
-SECTIONS = {
-    "networks": networks,
-    "targets": targets,
-    "shown": shown,
-    "similarity": similarity,
-    "table1": table1,
-    "table2": table2,
-    "bounds": bounds,
-    "literal": literal,
-    "coders": coders,
-    "transfer": transfer,
-    "table3": table3,
-    "resume": resume,
-}
+SECTIONS = (
+    networks,
+    similarity,
+    table1,
+    table2,
+    bounds,
+    literal,
+    coders,
+    transfer,
+    table3,
+    resume,
+)

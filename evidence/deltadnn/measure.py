@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from pcrshard.checkpoint import DeltaStore, Precision
-from pcrshard.checkpoint.choose_bound import CANDIDATES, Budget, choose
+from pcrshard.checkpoint.choose_bound import CANDIDATES, choose
 from pcrshard.errorbound import RelativeStd
 
 from ..lab import stamp
@@ -103,8 +103,7 @@ def _pair(run, data, epoch):
     def compress(bound):
         return codecs.ours(weights, reference, bound)
 
-    budget = _budget(data)
-    choice = choose({"model": weights}, compress, judge, CANDIDATES, budget=budget)
+    choice = choose({"model": weights}, compress, judge, CANDIDATES, _max_loss(data))
     return {
         "epoch": epoch,
         "similarity": codecs.similarity(weights, reference),
@@ -112,10 +111,9 @@ def _pair(run, data, epoch):
     }
 
 
-def _budget(data, default=CANDIDATES[0]):
+def _max_loss(data):
     """A tiny test set of a quick run cannot tell 0.2 points."""
-    num_samples = len(data.test)
-    return Budget(max(MAX_LOSS, 1 / num_samples), default=default, num_samples=num_samples)
+    return max(MAX_LOSS, 1 / len(data.test))
 
 
 def _choice(choice, judge):
@@ -138,7 +136,6 @@ def _choice(choice, judge):
         "table": rows,
         "bound": bound,
         "is_default": choice.is_default,
-        "reason": choice.reason,
         "accuracy_exact": float(exact.mean()),
         "chosen": row,
         "held_out": _held_out(rows, exact, restored),
@@ -178,16 +175,13 @@ def _rivals(run, data, epoch):
         return codecs.literal(weights, reference, candidate.fraction)
 
     bounds = tuple(RelativeStd(percent / 100) for percent in SZ_PERCENTS)
-    budget = _budget(data, bounds[0])
-    chosen_sz = choose({"model": weights}, compress_sz, judge, bounds, budget=budget)
+    chosen_sz = choose({"model": weights}, compress_sz, judge, bounds, _max_loss(data))
     sz = _choice(chosen_sz, judge)
     exact = judge.seen[0]
     judge.seen.clear()
     epsilons = tuple(codecs.Epsilon(epsilon) for epsilon in EPSILONS)
     # The default of the paper, 0.1 %, is tried first.
-    chosen = choose(
-        {"model": weights}, compress_literal, judge, epsilons, budget=_budget(data, epsilons[0])
-    )
+    chosen = choose({"model": weights}, compress_literal, judge, epsilons, _max_loss(data))
     assert np.array_equal(judge.seen[0], exact)
     return {
         "lossless": codecs.lossless(weights),

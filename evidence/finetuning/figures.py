@@ -55,11 +55,6 @@ class Trained:
         """Times fewer bytes than at full fidelity."""
         return self.read(FULL) / self.read(trained)
 
-    def cheapest_scan(self):
-        """The lowest scan that loses at most a point on average; 5 if none does."""
-        scans = [trained for trained in self.kinds if trained.isdigit()]
-        return min((s for s in scans if self.minus(s).mean >= -1), default="5", key=int)
-
 
 def tasks_of(rows):
     """{task: runs} of what has runs at full fidelity."""
@@ -134,31 +129,11 @@ def link(lab):
     return {"rows": rows, "rate": next(iter(results.values()))["link"] / 1e6}
 
 
-def paths(tasks):
-    """What each run of the tuner chose, tuning by tuning: [task, scans] of each seed."""
-    return [
-        (task, [tuning["scan"] for tuning in run["tunings"]])
-        for task, found in tasks.items()
-        for run in found.kinds.get(TUNER, {}).values()
-    ]
-
-
-def switched(tasks):
-    """How many runs of the tuner left full fidelity, and ended higher or lower than they began."""
-    chosen = [[99 if scan == FULL else int(scan) for scan in scans] for _, scans in paths(tasks)]
-    return {
-        "runs": len(chosen),
-        "left": sum(min(path) < 99 for path in chosen),
-        "up": sum(path[-1] > path[0] for path in chosen),
-        "down": sum(path[-1] < path[0] for path in chosen),
-    }
-
-
 def tunings(lab):
     tasks = {task: found for task, found in tasks_of(lab.rows()).items() if TUNER in found.kinds}
     if not tasks:
         return None
-    rows, fallen = [], []
+    rows = []
     with plots.figure(lab.figure("tunings"), len(tasks), height=4, legend=4, sharey=True) as axes:
         for ax, (task, found) in zip(axes, tasks.items(), strict=True):
             cosines = defaultdict(lambda: defaultdict(list))  # scan, epoch: means by seed
@@ -177,17 +152,10 @@ def tunings(lab):
                 ax.plot(epochs, means, "o-", ms=4, color=color, label=label(scan))
                 seeds = [by_epoch[epoch] for epoch in epochs]
                 ax.plot(epochs, seeds, ".", ms=4, color=color, alpha=0.5)
-            fallen.append(f"{task} {means[0]:.2f} to {means[-1]:.2f}")
             ax.axhline(0.9, color="#4a5568", ls="--", lw=1)
             ax.set(title=task, xlabel="epochs trained", xticks=epochs)
         axes[0].set_ylabel("cosine with full fidelity's gradient")
-    ways = [
-        f"{task}: "
-        + "; ".join(" then ".join(map(str, way)) for t, way in paths(tasks) if t == task)
-        for task in tasks
-    ]
-    chosen, fallen = ". ".join(ways), ", ".join(fallen)
-    return {"rows": rows, "chosen": chosen, "fallen": fallen, **switched(tasks)}
+    return {"rows": rows}
 
 
 def networks(lab):
@@ -200,20 +168,6 @@ def networks(lab):
 def _by_seed(found, trained):
     full = found.final(FULL)
     return [100 * (value - full[s]) for s, value in found.final(trained).items() if s in full]
-
-
-def findings(tasks):
-    """In words, for each scan: the points lost and the bytes saved."""
-    said = []
-    for task, found in tasks.items():
-        for trained in [each for each in found.kinds if each != FULL]:
-            losses = _by_seed(found, trained)
-            kept = "within a point" if statistics.fmean(losses) >= -1 else "more than a point"
-            said.append(
-                f"{name(trained)} ends {statistics.fmean(losses):+.1f} points from full fidelity "
-                f"({kept}; {task}, {len(losses)} seeds) for {found.fewer(trained):.1f}x fewer bytes"
-            )
-    return "; ".join(said)
 
 
 def layers(lab):
@@ -247,31 +201,8 @@ def layers(lab):
             "epochs": len(runs[0]["epochs"]),
             "seconds": statistics.fmean(run["cpu_seconds"] for run in runs),
             "speed": statistics.median(run["images"] / run["training_cpu_seconds"] for run in runs),
-            "findings": findings(tasks),
         }
     return values
-
-
-def probes(results):
-    """What statistics of a scan are worth to a classifier trained at full fidelity, in words."""
-    found = []
-    for task, row in results.items():
-        for scan in row["bytes"]:
-            marks = row["marks"].get(f"full adapted > {scan} adapted")
-            if marks:
-                gained = gap(marks, row["marks"][f"full > {scan}"])
-                what = "of its own pictures" if scan == FULL else f"of scan {scan}, shown that"
-                found.append(f"{task}, statistics {what}: {gained:+.1f}")
-    return "; ".join(found)
-
-
-def cheapest_probe(row):
-    """The lowest scan that loses at most a point, and times fewer bytes; ``None`` below full."""
-    marks = row["marks"]
-    for scan in [each for each in row["bytes"] if each != FULL]:
-        if gap(marks[f"{scan} > full"], marks["full > full"]).mean >= -1:
-            return scan, row["bytes"][FULL] / row["bytes"][scan]
-    return None
 
 
 def transfer(lab):
@@ -312,21 +243,13 @@ def transfer(lab):
         axes[0].set_ylabel("accuracy (%), 95 % interval")
         text = "o: tested at full fidelity, x: at the scan that was trained on"
         axes[0].figure.supxlabel(text, fontsize="medium")
-    met = {task: cheapest_probe(row) for task, row in results.items()}
-    shown = [f"{task} (scan {m[0]}, {m[1]:.1f}x)" for task, m in met.items() if m and m[1] >= 2.5]
-    adapted = probes(results)
-    return {
-        "rows": rows,
-        "remedies": remedies,
-        "met": ", ".join(shown) or "none",
-        "adapted": adapted,
-    }
+    return {"rows": rows, "remedies": remedies}
 
 
-SECTIONS = {
-    "tails": tails,
-    "link": link,
-    "tunings": tunings,
-    "layers": layers,
-    "transfer": transfer,
-}
+SECTIONS = (
+    tails,
+    link,
+    tunings,
+    layers,
+    transfer,
+)

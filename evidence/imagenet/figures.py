@@ -259,4 +259,8 @@ def coarse(lab):
     return {"rows": rows, "count": count, "constant": constant, "first": first, "lost": lost}
 
 
-SECTIONS = {"networks": networks, "crops": crops, "coarse": coarse}
+SECTIONS = (
+    networks,
+    crops,
+    coarse,
+)

@@ -10,4 +10,4 @@ def steps(lab):
     return {"seconds": seconds, "total": total, "images": ways["clone"]["photographs"]}
 
 
-SECTIONS = {"steps": steps}
+SECTIONS = (steps,)

@@ -99,15 +99,15 @@ def cpu(lab):
         for figure in (_per_cpu, _per_second)
     )
     title = "224 px random crops from the page cache, one worker or thread"
-    _bars(lab.figure("cpu"), title, "images a CPU second", True, (cpu[0], "", 1))
+    _bars(lab.figure("cpu"), title, "images per CPU second", True, (cpu[0], "", 1))
     return _table(*cpu, *wall, best_first=True)
 
 
 def link(lab):
     long, short = ({"question": "link", **SLOW, **data} for data in (LONG, SHORT))
     whole = _medians(lab, _per_second, **long)
-    title = "3,120 photographs over a link of 20 MB/s, two workers or threads, start-up included"
-    _bars(lab.figure("link"), title, "images per second", True, (whole, "", 1))
+    title = "3,120 photographs over a 20 MB/s link, two workers or threads"
+    _bars(lab.figure("link"), title, "images/s, startup included", True, (whole, "", 1))
     columns = [
         _medians(lab, _after_first, **long),
         _further(_runs(lab, **short), _runs(lab, **long)),
@@ -151,7 +151,7 @@ def cache(lab):
 def resume(lab):
     first, usual = (_medians(lab, _of(key), "resume") for key in ("first", "first_of_whole"))
     latest = {peer: runs[-1] for peer, runs in _runs(lab, "resume").items()}
-    title = "A new process: seconds to the first batch, at the start and in the middle of an epoch"
+    title = "A new process: seconds to the first batch of an epoch"
     groups = ((usual, "at the start", 0.4), (first, "in the middle", 1))
     _bars(lab.figure("resume"), title, "seconds", False, *groups)
     same = {peer: "yes" if run["exact"] else "no" for peer, run in latest.items()}
@@ -236,13 +236,13 @@ def imread(lab):
     return {"rows": sorted(rows, key=lambda row: -row["first"])}
 
 
-SECTIONS = {
-    "cpu": cpu,
-    "link": link,
-    "memory": memory,
-    "cache": cache,
-    "resume": resume,
-    "corrupt": corrupt,
-    "prepare": prepare,
-    "imread": imread,
-}
+SECTIONS = (
+    cpu,
+    link,
+    memory,
+    cache,
+    resume,
+    corrupt,
+    prepare,
+    imread,
+)

@@ -1,15 +1,13 @@
 """Transformers trained with compressed activations, in pairs of seeds, and what their tensors take.
 
-python -m evidence.transformers.measure --data CLASSIFY.TAR [--out FOLDER] [--quick]
-
 A vision transformer learns hand signs from photographs, a small GPT the manual that Python ships
 (``pydoc_data.topics``). Runs of one seed share weights, order, crops and dropout. Each run is a
 line of runs.jsonl and is made once; ratios.json is measured after the trainings.
 """
 
-import argparse
 import dataclasses
 import json
+import os
 import pathlib
 import tarfile
 import time
@@ -21,13 +19,11 @@ from torch.nn import functional
 import pcrshard
 from pcrshard import compress_activations
 
+from .. import ROOT, pages
 from .models import GPT, ViT
 
-HERE = pathlib.Path(__file__).resolve().parent
 ARMS = {"plain": None, "0.05 std": 0.05, "0.1 std": 0.1}
 SEEDS = range(5)
-# Two-sided 95 % of Student's t, by degrees of freedom.
-T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365}
 # The width and heads of ViT-Tiny at a size that a CPU trains in a minute.
 SMALL = {"size": 40, "patch": 8, "width": 192, "heads": 3, "depth": 4, "dropout": 0.1}
 LENGTH = 64
@@ -226,80 +222,30 @@ def full_size(path, quick):
     return ratios_of(model, loss)
 
 
-def known(path):
-    """Runs that were made before, by their specs."""
-    if not path.exists():
-        return {}
-    lines = [json.loads(line) for line in path.read_text().splitlines() if line]
-    return {json.dumps(line["spec"], sort_keys=True): line for line in lines}
-
-
-def print_tables(out):
-    """The tables of README.md."""
-    runs = [json.loads(line) for line in (out / "runs.jsonl").read_text().splitlines()]
-    found = {(run["spec"]["network"], run["spec"]["arm"], run["spec"]["seed"]): run for run in runs}
-    print("| network | bound | figure | plain | compressed - plain | ratio of saved bytes |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    for network, figure in (("vit", "accuracy"), ("vit", "loss"), ("gpt", "loss")):
-        for arm in list(ARMS)[1:]:
-            seeds = [seed for seed in SEEDS if (network, arm, seed) in found]
-            plain = [found[network, "plain", seed][figure] for seed in seeds]
-            mine = [found[network, arm, seed] for seed in seeds]
-            gap = paired([run[figure] for run in mine], plain)
-            ratio = sum(run["ratio"] for run in mine) / len(mine)
-            mean = sum(plain) / len(plain)
-            print(f"| {network} | {arm} | test {figure} | {mean:.4f} | {gap} | {ratio:.2f} |")
-    ratios = json.loads((out / "ratios.json").read_text())
-    cases = next(iter(ratios.values()))
-    print(f"\n| case | {' | '.join(ratios)} |\n| --- |{' --- |' * len(ratios)}")
-    for case in cases:
-        figures = " | ".join(f"{ratios[network][case]['ratio']:.2f}" for network in ratios)
-        print(f"| {case} | {figures} |")
-    print("\n| network | saved by, how kept | MB | ratio |\n| --- | --- | --- | --- |")
-    for network in ratios:
-        found = ratios[network]["float32, 0.05, zstd"]["kinds"]
-        for kind, (raw, stored) in sorted(found.items(), key=lambda item: -item[1][0]):
-            print(f"| {network} | {kind} | {raw / 1e6:.2f} | {raw / stored:.2f} |")
-
-
-def paired(first, second):
-    """A mean difference with its 95 % interval, by Student's t."""
-    gaps = np.subtract(first, second)
-    half = T_95[len(gaps) - 1] * gaps.std(ddof=1) / len(gaps) ** 0.5
-    return f"{gaps.mean():+.4f} [{gaps.mean() - half:+.4f}, {gaps.mean() + half:+.4f}]"
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", required=True, help="classify.tar, with labeled photographs")
-    parser.add_argument("--out", type=pathlib.Path, default=HERE, help="folder of the results")
-    parser.add_argument("--quick", action="store_true", help="a smoke run")
-    args = parser.parse_args()
+def measure(lab, _parts=()):
+    """The runs that are missing, and the ratios; there are no parts."""
     torch.set_num_threads(1)
-    tasks = {"vit": Signs(args.data, args.quick), "gpt": Manual(args.quick)}
-    steps = {"vit": 3 if args.quick else 220, "gpt": 3 if args.quick else 260}
+    beside = os.path.join(os.path.dirname(ROOT), "shared", "data")
+    path = os.path.join(os.environ.get("PCRSHARD_DATA") or beside, "classify.tar")
+    tasks = {"vit": Signs(path, lab.quick), "gpt": Manual(lab.quick)}
+    steps = {"vit": 3 if lab.quick else 220, "gpt": 3 if lab.quick else 260}
     batch = {"vit": 32, "gpt": 16}
-    path = args.out / "runs.jsonl"
+    known = [row["spec"] for row in lab.rows()]
     models = {}
-    for seed in range(1) if args.quick else SEEDS:
+    for seed in range(1) if lab.quick else SEEDS:
         for network, data in tasks.items():
             for arm in ARMS:
                 spec = Spec(network, arm, seed, steps[network], batch[network])
-                if json.dumps(dataclasses.asdict(spec), sort_keys=True) in known(path):
-                    continue
-                models[network], run = train(spec, data)
-                with path.open("a") as file:
-                    file.write(json.dumps(run) + "\n")
-                print(json.dumps(run), flush=True)
-    found = {"vit_tiny": full_size(args.data, args.quick)}
+                if dataclasses.asdict(spec) not in known:
+                    models[network], run = train(spec, data)
+                    lab.append(run)
+                    print(json.dumps(run), flush=True)
+    if os.path.exists(lab.path("ratios.json")):
+        return
+    found = {"vit_tiny": full_size(path, lab.quick)}
     for network, data in tasks.items():
         model = models.get(network) or data.model()
         model.train()
         fixed = data.batch(batch[network], torch.Generator().manual_seed(0))
         found[network] = ratios_of(model, lambda data=data, m=model, b=fixed: data.loss(m, b))
-    (args.out / "ratios.json").write_text(json.dumps(found, indent=1) + "\n")
-    print_tables(args.out)
-
-
-if __name__ == "__main__":
-    main()
+    pages.write_text(lab.path("ratios.json"), json.dumps(found, indent=1) + "\n")

@@ -22,9 +22,6 @@ log = get_logger(__name__)
 Evaluate = Callable[[Any], float]
 CANDIDATES = tuple(RelativeStd(percent / 100) for percent in (0.5, 1, 2, 3, 5, 7, 10))
 
-# The tightest candidate.
-SAFE = CANDIDATES[0]
-
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
@@ -33,10 +30,9 @@ class Candidate:
     Attributes:
         bound: The candidate error bound.
         ratio: Size of the network divided by the size of its delta.
-        accuracy: What ``evaluate`` returned; NaN if it failed.
+        accuracy: What ``evaluate`` returned.
         loss: Accuracy of the exact network minus this accuracy; negative for a gain.
         accepted: Whether the loss is within the budget.
-        error: Why ``evaluate`` failed; empty otherwise.
     """
 
     bound: Bound
@@ -44,46 +40,21 @@ class Candidate:
     accuracy: float
     loss: float
     accepted: bool
-    error: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The chosen bound and the reason for it.
+    """The chosen bound and the measurements behind it.
 
     Attributes:
         bound: The bound to use.
-        is_default: Whether it is the safe default, used when no decision was possible.
-        reason: A human-readable explanation.
+        is_default: Whether it is the first candidate because none was accepted.
         table: All candidates, in the order given.
     """
 
     bound: Bound
     is_default: bool
-    reason: str
     table: tuple[Candidate, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Budget:
-    """The acceptable accuracy loss and the required certainty.
-
-    Attributes:
-        max_loss: The largest acceptable loss of accuracy: 0.002 is 0.2 percentage points.
-        default: The bound used when no decision is possible (the paper's lambda).
-        num_samples: Size of the test set, if ``evaluate`` returns a fraction of it. One sample must
-            not exceed the budget (the reduced test sets of the paper's Figure 4).
-        repeats: Number of evaluations of the exact network, whose spread must be within the budget.
-    """
-
-    max_loss: float = 0.002
-    default: Bound = SAFE
-    num_samples: int | None = None
-    repeats: int = 1
-
-    def __post_init__(self) -> None:
-        if not self.max_loss >= 0 or self.repeats < 1:
-            raise ValueError(f"expected a loss of at least 0 and a repeat, got {self}")
 
 
 def choose_bound(
@@ -92,7 +63,7 @@ def choose_bound(
     evaluate: Evaluate,
     *,
     candidates: Sequence[Bound] = CANDIDATES,
-    budget: Budget = Budget(),
+    max_loss: float = 0.002,
 ) -> Choice:
     """Find the bound for weights with the largest ratio whose accuracy loss is within a budget.
 
@@ -102,14 +73,18 @@ def choose_bound(
         target: The state of a network.
         reference: The state of an earlier version, to which the delta refers.
         evaluate: Returns the accuracy, 0 to 1, of a state like ``target``.
-        candidates: The bounds to try.
-        budget: The acceptable loss and the required certainty.
+        candidates: The bounds to try, finest first; the first is the choice if none is accepted.
+        max_loss: The largest acceptable loss of accuracy: 0.002 is 0.2 percentage points. It must
+            be at least one sample of the test set.
+
+    Raises:
+        ValueError: The accuracy of the exact network is not finite.
     """
 
     def compress(bound: Bound) -> tuple[float, Any]:
         return one_delta(target, reference, Precision(weights=bound))
 
-    return choose(target, compress, evaluate, candidates, budget=budget)
+    return choose(target, compress, evaluate, candidates, max_loss)
 
 
 def one_delta(target: Any, reference: Any, precision: Precision) -> tuple[float, Any]:
@@ -134,9 +109,8 @@ def choose(
     exact: Any,
     compress: Callable[[Bound], tuple[float, Any]],
     evaluate: Evaluate,
-    candidates: Sequence[Bound] = CANDIDATES,
-    *,
-    budget: Budget = Budget(),
+    candidates: Sequence[Bound],
+    max_loss: float,
 ) -> Choice:
     """Evaluate all candidates with any coder and choose one; see :func:`choose_bound`.
 
@@ -144,70 +118,21 @@ def choose(
         exact: The exact network.
         compress: Returns the ratio and the restored network for a bound.
         evaluate: Returns the accuracy of a network, 0 to 1.
-        candidates: The bounds to try.
-        budget: The acceptable loss and the required certainty.
+        candidates: The bounds to try, finest first.
+        max_loss: The largest acceptable loss of accuracy.
     """
-    accuracy, problem = _reference(exact, evaluate, budget)
-    if problem:
-        return _default(budget, problem, ())
+    accuracy = float(evaluate(exact))
+    if not math.isfinite(accuracy):
+        raise ValueError(f"expected an accuracy of the exact network, got {accuracy}")
     table = []
     for bound in candidates:
         ratio, restored = compress(bound)
-        found, error = _evaluated(restored, evaluate)
+        found = float(evaluate(restored))
         loss = accuracy - found
-        table.append(Candidate(bound, ratio, found, loss, loss <= budget.max_loss, error))
-    return _pick(tuple(table), budget)
-
-
-def _pick(table: tuple[Candidate, ...], budget: Budget) -> Choice:
+        table.append(Candidate(bound, ratio, found, loss, loss <= max_loss))
     accepted = [row for row in table if row.accepted]
     if not accepted:
-        failed = next((row.error for row in table if row.error), "")
-        reason = failed or f"every candidate loses more than {budget.max_loss}"
-        return _default(budget, reason, table)
+        log.warning("every candidate loses more than %s: keeping %s", max_loss, candidates[0])
+        return Choice(candidates[0], is_default=True, table=tuple(table))
     best = max(accepted, key=lambda row: row.ratio)
-    reason = f"{best.ratio:.1f} times smaller at a loss of {best.loss:.4f}"
-    return Choice(best.bound, is_default=False, reason=reason, table=table)
-
-
-def _reference(
-    exact: Any,
-    evaluate: Evaluate,
-    budget: Budget,
-) -> tuple[float, str]:
-    """Return the exact network's accuracy, and why it cannot be used (empty if it can)."""
-    if budget.num_samples is not None and budget.max_loss * budget.num_samples < 1:
-        return math.nan, (
-            f"{budget.num_samples} samples cannot tell a loss of {budget.max_loss}: "
-            "one sample is more"
-        )
-    found = []
-    for _ in range(budget.repeats):
-        accuracy, error = _evaluated(exact, evaluate)
-        if error:
-            return math.nan, error
-        found.append(accuracy)
-    spread = max(found) - min(found)
-    if spread > budget.max_loss:
-        return math.nan, f"the same network's accuracy varies by {spread:.4f}: too noisy"
-    return sum(found) / len(found), ""
-
-
-def _evaluated(network: Any, evaluate: Evaluate) -> tuple[float, str]:
-    try:
-        accuracy = float(evaluate(network))
-    except Exception as error:
-        log.exception("an evaluation failed")
-        return math.nan, f"evaluate failed: {type(error).__name__}: {error}"
-    if not math.isfinite(accuracy):
-        return math.nan, f"evaluate returned {accuracy}"
-    return accuracy, ""
-
-
-def _default(
-    budget: Budget,
-    reason: str,
-    table: tuple[Candidate, ...],
-) -> Choice:
-    log.warning("the bound stays at %s: %s", budget.default, reason)
-    return Choice(budget.default, is_default=True, reason=reason, table=table)
+    return Choice(best.bound, is_default=False, table=tuple(table))

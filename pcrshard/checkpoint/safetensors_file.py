@@ -1,4 +1,4 @@
-"""Export and compare versions as safetensors files; the only import of safetensors."""
+"""Read and export safetensors files; the only import of safetensors."""
 
 from __future__ import annotations
 
@@ -9,12 +9,8 @@ import numpy as np
 import torch
 
 from .. import storage
-from ..errorbound import FLOAT_TYPES, check_error
-from ..errors import ErrorBoundViolated, MissingDependency, StorageError
-from .frame import damage_named
-from .reader import read_tensors, restore
+from ..errors import MissingDependency
 from .store import DeltaStore
-from .tensors import spec_of, words_of
 
 # The element types that safetensors supports.
 DTYPES = {
@@ -103,45 +99,3 @@ def _tensors(value: Any, path: tuple[str, ...]) -> Any:
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
         for key, item in pairs:
             yield from _tensors(item, (*path, str(key)))
-
-
-def measure_errors(
-    store: DeltaStore, version: int, url: str, *, options: storage.Options | None = None
-) -> dict[str, float]:
-    """Compare each tensor of a version with the tensor of the same name in a safetensors file.
-
-    Args:
-        store: The store that contains the version.
-        version: The version number.
-        url: The file with the original tensors; tensors missing from it are not compared.
-        options: fsspec storage options of the file.
-
-    Returns:
-        The largest error of each tensor, as a fraction of its bound: 0 to 1.
-
-    Raises:
-        ErrorBoundViolated: A value's error exceeds its bound, or an exact tensor differs.
-        StorageError: The file cannot be read.
-    """
-    safetensors = _safetensors_module()
-    data = storage.read_bytes(url, options=options)
-    try:
-        originals = safetensors.torch.load(data)
-    except safetensors.SafetensorError as error:
-        raise StorageError(f"expected a safetensors file: {error}", url=url) from error
-    file, tensors = store.read(lambda manifest: read_tensors(store.io, manifest, version))
-    words = restore(file, tensors)
-    errors = {}
-    for path in tensors.keys() & originals.keys():
-        tensor, original = tensors[path], originals[path]
-        with damage_named("the tensor was not compared", key=path):
-            if spec_of(original) != tensor.spec:
-                raise ErrorBoundViolated(f"expected {tensor.spec}, got {spec_of(original)}")
-            expected = words_of(original.contiguous())
-            errors[path] = 0.0
-            if tensor.lattice is not None:
-                kind = FLOAT_TYPES[tensor.spec.dtype]
-                errors[path] = check_error(expected, words[path], kind, tensor.lattice)
-            elif not np.array_equal(expected, words[path]):
-                raise ErrorBoundViolated("expected the tensor bit for bit, got another one")
-    return errors

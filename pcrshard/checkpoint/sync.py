@@ -10,12 +10,13 @@ import hashlib
 import json
 import mmap
 import os
+import re
 import time
-import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from ..errors import (
     BrokenChain,
     ConcurrentWriter,
     CorruptCheckpoint,
+    FormatError,
     StorageError,
     UnsupportedState,
     VersionUnavailable,
@@ -51,25 +53,15 @@ from .version_file import parallel_map
 
 MAGIC = b"\x89PCW\r\n\x1a\n"
 MODEL_NAME = "model.safetensors"
-_STATE_NAME = ".mirror.json"
-_JOURNAL_NAME = ".mirror.journal"
+# The header of the last applied step, with the checksum of each block of the file.
+_STATE_NAME = ".mirror.pcw"
 _LATEST = "latest"
+_FILE = re.compile(r"(?:step|keyframe)-([0-9]{9,18})\.pcw")
 # Sized so that a block stays in a core's cache while it is compared and checksummed.
 _BLOCK_WORDS = 1 << 19
-# The journal holds, per worker, twice the number of its next block (plus one while that block is
-# being changed), then the original content of that block.
-_JOURNAL_BYTES = 64 + 4 * _BLOCK_WORDS
 _SAME, _PATCH, _WHOLE, _BY_EXPONENT = range(4)
 _SMALL = 19  # zstd level for slow links
 _POLL_SECONDS = 0.05
-
-
-class Block(NamedTuple):
-    """A byte range ``[start, stop)`` of the weights that is patched as a unit."""
-
-    start: int
-    stop: int
-    item_bytes: int
 
 
 class Layout:
@@ -80,43 +72,43 @@ class Layout:
 
     Attributes:
         specs: Type and shape of each tensor, in the order of the file.
-        starts: Byte offset of each tensor, relative to the end of the header.
-        blocks: The blocks into which the weights are divided for patching.
         num_bytes: Size of all tensors in bytes.
     """
 
     def __init__(self, specs: Mapping[str, TensorSpec]) -> None:
         order = sorted(specs, key=lambda name: (-ITEM_BYTES[specs[name].dtype], name))
         self.specs = {name: specs[name] for name in order}
-        self.starts: dict[str, int] = {}
-        self.blocks: list[Block] = []
-        self.num_bytes = 0
-        for name, spec in self.specs.items():
-            self.starts[name] = self.num_bytes
-            item_bytes = min(ITEM_BYTES[spec.dtype], 4)
-            stop = self.num_bytes + spec.num_bytes
-            size = _BLOCK_WORDS * item_bytes
-            for start in range(self.num_bytes, stop, size):
-                self.blocks.append(Block(start, min(start + size, stop), item_bytes))
-            self.num_bytes = stop
+        self.num_bytes = sum(spec.num_bytes for spec in specs.values())
 
     def header(self) -> bytes:
         """Return the header of the safetensors file."""
         found: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        start = 0
         for name, spec in self.specs.items():
-            start = self.starts[name]
+            stop = start + spec.num_bytes
             found[name] = {
-                "dtype": DTYPES[spec.dtype],
-                "shape": list(spec.shape),
-                "data_offsets": [start, start + spec.num_bytes],
-            }
+                "dtype": DTYPES[spec.dtype], "shape": spec.shape, "data_offsets": [start, stop]
+            }  # fmt: skip
+            start = stop
         text = json.dumps(found, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         return len(text).to_bytes(8, "little") + text
 
-    def split(self, data: NDArray[np.uint8]) -> list[NDArray[Any]]:
-        """Split the weights' bytes into blocks and return the words of each."""
-        return [data[b.start : b.stop].view(f"u{b.item_bytes}") for b in self.blocks]
+    def parts(self, data: NDArray[np.uint8]) -> dict[str, NDArray[np.uint8]]:
+        """Split the bytes of all tensors into those of each."""
+        parts = {}
+        for name, spec in self.specs.items():
+            parts[name], data = data[: spec.num_bytes], data[spec.num_bytes :]
+        return parts
+
+    def blocks(self, parts: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        """Split the bytes of each tensor into blocks, which are patched as units, of words."""
+        blocks = []
+        for name, spec in self.specs.items():
+            words = parts[name].view(f"u{min(ITEM_BYTES[spec.dtype], 4)}")
+            starts = range(0, len(words), _BLOCK_WORDS)
+            blocks += [words[start : start + _BLOCK_WORDS] for start in starts]
+        return blocks
 
 
 class StepHeader(Record, frozen=True):
@@ -216,57 +208,44 @@ class WeightPublisher:
         if last is None or layout.specs != self._layout.specs:
             self._layout, self._held = layout, np.empty(layout.num_bytes, np.uint8)
             last = None
-        number = 1 + (max(self._numbers(), default=0) if last is None else last.number)
-        encoded = self._encode(tensors, is_new=last is None)
+        number = 1 + (max(self._files().values(), default=0) if last is None else last.number)
+        parts = {
+            name: words_of(tensor.detach().cpu().contiguous()) for name, tensor in tensors.items()
+        }
+        held = layout.blocks(layout.parts(self._held))
+        encoded = parallel_map(
+            self._workers,
+            lambda pair: self._encode(*pair, is_new=last is None),
+            zip(layout.blocks(parts), held, strict=True),
+        )
         header = StepHeader(
             number=number,
             digest=bytes(32),
             step=None,
             parent=None if last is None else last.id,
             sha256=hashlib.sha256(self._held.data).digest() if self._needs_sha256 else None,
-            tensors=list(self._layout.specs.items()),
+            tensors=list(layout.specs.items()),
             coders=bytes(coder for coder, _, _ in encoded),
             sizes=b"",
             crcs=np.array([crc for _, _, crc in encoded], "<u4").tobytes(),
         )
         header = self._write("step", header, [payload for _, payload, _ in encoded])
         if number % self._every == 0 and last is not None:
-            blocks = self._layout.blocks
-            whole = header.replace(
-                step=header.id, parent=None, coders=bytes([_WHOLE] * len(blocks))
-            )
-            self._write("keyframe", whole, [self._held[b.start : b.stop].data for b in blocks])
-            self._prune(number - self._every)
-        with storage.atomic_write(
-            storage.join(self.url, _LATEST), options=self._options, durable=False
-        ) as file:
+            whole = header.replace(step=header.id, parent=None, coders=bytes([_WHOLE] * len(held)))
+            self._write("keyframe", whole, [block.view(np.uint8).data for block in held])
+            for name, old in self._files().items():
+                if old <= number - self._every:  # no mirror needs it anymore
+                    storage.remove(storage.join(self.url, name), options=self._options)
+        url = storage.join(self.url, _LATEST)
+        with storage.atomic_write(url, options=self._options, durable=False) as file:
             file.write(str(number).encode())
         self._last = header
         return number
 
     def _encode(
-        self, tensors: Mapping[str, torch.Tensor], *, is_new: bool
-    ) -> list[tuple[int, Any, int]]:
-        """Return the coder, payload, and checksum of each block, and update the copy."""
-        held = self._layout.split(self._held)
-        now = list(self._words(tensors))
-
-        def work(numbers: range) -> list[tuple[int, Any, int]]:
-            return [self._encode_block(now[n], held[n], is_new=is_new) for n in numbers]
-
-        parts = parallel_map(self._workers, work, _parts(len(held), self._workers))
-        return [block for part in parts for block in part]
-
-    def _words(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[NDArray[Any]]:
-        """Yield the current words of each block."""
-        for name in self._layout.specs:
-            whole = {name: spec_of(tensors[name])}
-            words = words_of(tensors[name].detach().cpu().contiguous())
-            yield from Layout(whole).split(words.view(np.uint8))
-
-    def _encode_block(
         self, now: NDArray[Any], held: NDArray[Any], *, is_new: bool
     ) -> tuple[int, Any, int]:
+        """Return the coder, payload, and checksum of a block, and update the copy."""
         found = None
         coder = _PATCH
         if is_new:
@@ -297,20 +276,12 @@ class WeightPublisher:
             raise ConcurrentWriter(message, url=self.url) from None
         return header
 
-    def _numbers(self) -> set[int]:
-        """Return the numbers of the steps in the folder."""
+    def _files(self) -> dict[str, int]:
+        """Return the names and numbers of all steps and keyframes in the folder."""
         if not storage.is_folder(self.url, options=self._options):
-            return set()
+            return {}
         names = [name for name, _ in storage.list_files(self.url, options=self._options)]
-        return {int(name[5:14]) for name in names if name[:5] == "step-" and name[5:14].isdigit()}
-
-    def _prune(self, last: int) -> None:
-        """Remove files that no mirror needs anymore."""
-        for number in self._numbers():
-            for kind in ("step", "keyframe"):
-                url = storage.join(self.url, _name(kind, number))
-                if number <= last and storage.exists(url, options=self._options):
-                    storage.remove(url, options=self._options)
+        return {name: int(match[1]) for name in names if (match := _FILE.fullmatch(name))}
 
 
 @lru_cache(maxsize=4)
@@ -335,8 +306,9 @@ class WeightMirror:
     """A local ``model.safetensors`` that mirrors published weights.
 
     The file changes in place, through one memory mapping, and only inside :meth:`update` and
-    :meth:`wait`. Killing the process at that point is safe: the next mirror of the folder restores
-    the unfinished blocks and continues.
+    :meth:`wait`; it is replaced only if names or shapes change. If the process is killed at that
+    point, the next mirror of the folder finds that the file does not match its checksums, and
+    reloads all weights into it.
 
     Args:
         url: The publisher's folder.
@@ -348,9 +320,6 @@ class WeightMirror:
     Attributes:
         step: Number of the last applied step; 0 for none.
         path: Path of the file.
-
-    Raises:
-        CorruptCheckpoint: The folder's files are damaged.
     """
 
     def __init__(
@@ -366,17 +335,18 @@ class WeightMirror:
         self.url = url
         self.step = 0
         self.path = os.path.join(folder, MODEL_NAME)
-        self._folder = Path(folder)
+        self._state = Path(folder, _STATE_NAME)
         self._workers = workers
         self._options = options
         self._limit = memory_bytes if max_bytes is None else max_bytes
         self._id = b""
-        # The step being applied; the journal records the progress.
-        self._target: int | None = None
+        # The mapped file, which gets its final name once it is complete.
+        self._mapped = self.path
         self._layout = Layout({})
         self._data = np.empty(0, np.uint8)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._open()
+        self._state.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError, FormatError):
+            self._open()
 
     def wait(self, *, newer_than: int | None = None, timeout: float | None = None) -> int:
         """Wait for a new step, apply it, and return its number.
@@ -409,36 +379,26 @@ class WeightMirror:
             CorruptCheckpoint: A step is damaged; the next call reloads all weights.
             StorageError: The folder cannot be read.
         """
-        if self._target is not None:
-            self._open()  # an exception ended the previous update
         newest = self._latest()
         if newest == 0:
             raise VersionUnavailable("no weights were published", url=self.url)
         if newest > self.step:
-            steps = self._patches(newest) if self.step else None
+            steps = self._read_steps(newest)
+            if steps is None:  # pruned
+                self.step = 0
+                steps = self._read_steps(newest)
             if steps is None:
-                self._load_whole(newest)
-                steps = self._patches(newest)
-            if steps:
-                parts = _parts(len(self._layout.blocks), self._workers)
-                for n, part in enumerate(parts):
-                    self._position(n)[0] = 2 * part.start
-                self._target = steps[-1].header.number
-                self._save_state()
-                self._apply(steps)
+                raise VersionUnavailable("there is no keyframe", url=self.url)
+            self._apply(steps)
         return self.step
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the weights by name; they share the file's memory and change with it.
 
-        If the mirror reloads all weights (another publisher, or other shapes), it replaces the
-        file: call this method again.
+        If names or shapes change, the mirror replaces the file: call this method again.
         """
-        found = {}
-        for name, spec in self._layout.specs.items():
-            start = self._layout.starts[name]
-            found[name] = tensor_from(self._data[start : start + spec.num_bytes], spec)
-        return found
+        parts = self._layout.parts(self._data)
+        return {name: tensor_from(parts[name], spec) for name, spec in self._layout.specs.items()}
 
     def _latest(self) -> int:
         text = self._bytes(_LATEST, 20)
@@ -463,153 +423,81 @@ class WeightMirror:
         with damage_named("the step is damaged", storage.join(self.url, name)):
             return _Step(memoryview(data), self._limit)
 
-    def _patches(self, newest: int) -> list[_Step] | None:
-        """Read the steps after the file's step; return ``None`` if all weights must be reloaded."""
+    def _read_steps(self, newest: int) -> list[_Step] | None:
+        """Read the steps after the file's step or, without one, from the newest keyframe on.
+
+        Returns:
+            The steps in order, the first one applicable to the file; ``None`` if one is missing.
+        """
         steps: list[_Step] = []
-        expected = self._id
-        for number in range(self.step + 1, newest + 1):
-            step = self._read("step", number)
-            if step is None or step.header.parent is None:
-                return None  # pruned, or the publisher was restarted
-            if step.header.parent != expected or step.layout.specs != self._layout.specs:
-                found = step.header.parent.hex()
-                message = f"step {number} is a patch of {found}, expected {expected.hex()}"
-                raise BrokenChain(message, url=self.url)
-            steps.append(step)
-            expected = step.header.id
+        for number in range(newest, self.step, -1):
+            whole = None if self.step else self._read("keyframe", number)
+            step = whole or self._read("step", number)
+            if step is None:
+                return None
+            steps.insert(0, step)
+            if step.header.parent is None:
+                break
+        before = self._id
+        for step in steps:
+            header = step.header
+            if header.parent not in (None, before):
+                message = f"step {header.number} is a patch of {header.parent.hex()}"
+                raise BrokenChain(f"{message}, expected {before.hex()}", url=self.url)
+            before = header.id
         return steps
 
-    def _load_whole(self, newest: int) -> None:
-        """Write a new file from the newest keyframe."""
-        kinds = ((kind, n) for n in range(newest, 0, -1) for kind in ("keyframe", "step"))
-        steps = (self._read(kind, number) for kind, number in kinds)
-        step = next((s for s in steps if s is not None and s.header.parent is None), None)
-        if step is None:
-            raise VersionUnavailable("there is no keyframe", url=self.url)
-        self._forget()
-        with storage.atomic_write(self.path, durable=False) as file:
-            file.write(step.layout.header())
-            for n, block in enumerate(step.layout.blocks):
-                part = step.payloads[n]
-                if step.header.coders[n] != _WHOLE or crc32c(part) != step.crcs[n]:
-                    message = f"bytes {block.start} to {block.stop} do not match their checksum"
-                    raise CorruptCheckpoint(message, url=self.url)
-                file.write(part)
-        self._layout = step.layout
-        self._map()
-        self._finish(step)
-
     def _apply(self, steps: list[_Step]) -> None:
-        """Apply steps in one pass, starting at the position in the journal."""
-        blocks = self._layout.split(self._data)
-        last = steps[-1]
+        """Apply steps in one pass over the file."""
+        header, layout = steps[-1].header, steps[-1].layout
+        crcs = np.frombuffer(header.crcs, "<u4")
+        same = layout.specs == self._layout.specs
+        require(same or steps[0].header.parent is None, "expected the file's layout")
+        require(all(step.layout.specs == layout.specs for step in steps), "expected one layout")
+        if not same:
+            path = f"{self.path}.tmp"
+            with open(path, "wb") as model:
+                model.write(layout.header())
+                model.truncate(model.tell() + layout.num_bytes)
+            self._map(path, layout)
+        blocks = layout.blocks(layout.parts(self._data))
+        counts = {len(step.payloads) for step in steps}
+        require(counts == {len(blocks)}, "expected a payload for each block")
 
-        def work(item: tuple[int, range]) -> None:
-            worker, part = item
-            position, old = self._position(worker), self._old(worker)
-            for n in range(int(position[0]) // 2, part.stop):
-                words = blocks[n]
-                changes = [step for step in steps if step.header.coders[n] != _SAME]
-                if changes:
-                    old[: words.nbytes] = words.view(np.uint8)
-                    position[0] = 2 * n + 1
-                    for step in changes:
-                        step.apply(n, words)
-                if crc32c(words) != last.crcs[n]:
-                    message = f"block {n} of step {last.header.number} does not match its checksum"
-                    raise CorruptCheckpoint(message, url=self.url)
-                position[0] = 2 * (n + 1)
+        def work(n: int) -> None:
+            for step in steps:
+                step.apply(n, blocks[n])
+            if crc32c(blocks[n]) != crcs[n]:
+                message = f"block {n} of step {header.number} does not match its checksum"
+                raise CorruptCheckpoint(message, url=self.url)
 
-        try:
-            parts = _parts(len(blocks), self._workers)
-            parallel_map(self._workers, work, enumerate(parts))
-            self._finish(last)
-        except CorruptCheckpoint:
-            self._forget()
-            raise
-
-    def _finish(self, last: _Step) -> None:
-        """Record that the file now holds a step."""
-        expected = last.header.sha256
-        if expected is not None and hashlib.sha256(self._data.data).digest() != expected:
-            self._forget()
+        self.step = 0
+        parallel_map(self._workers, work, range(len(blocks)))
+        if header.sha256 not in (None, hashlib.sha256(self._data.data).digest()):
             raise CorruptCheckpoint("the weights do not match their SHA-256", url=self.url)
-        self.step, self._id = last.header.number, last.header.id
-        self._target = None
-        self._save_state()
+        os.replace(self._mapped, self.path)
+        self._mapped = self.path
+        with storage.atomic_write(str(self._state), durable=False) as file:
+            file.write(pack_frame(MAGIC, header))
+        self.step, self._id = header.number, header.id
 
-    def _map(self) -> None:
-        """Map the file and its journal."""
-        with open(self.path, "r+b") as file:
+    def _map(self, path: str, layout: Layout) -> None:
+        with open(path, "r+b") as file:
             whole = mmap.mmap(file.fileno(), 0)
-        head = 8 + int.from_bytes(whole[:8], "little")
-        self._data = np.frombuffer(whole, np.uint8)[head:]
-        with open(self._folder / _JOURNAL_NAME, "a+b") as file:
-            file.truncate(self._workers * _JOURNAL_BYTES)
-            self._journal = mmap.mmap(file.fileno(), self._workers * _JOURNAL_BYTES)
-
-    def _position(self, worker: int) -> NDArray[np.uint64]:
-        return np.frombuffer(self._journal, np.uint64, 1, worker * _JOURNAL_BYTES)
-
-    def _old(self, worker: int) -> NDArray[np.uint8]:
-        size = 4 * _BLOCK_WORDS
-        return np.frombuffer(self._journal, np.uint8, size, worker * _JOURNAL_BYTES + 64)
-
-    def _save_state(self) -> None:
-        state = {
-            "step": self.step,
-            "id": self._id.hex(),
-            "target": self._target,
-            "workers": self._workers,
-            "boot": _boot_id(),
-            "tensors": [
-                [name, spec.dtype, spec.shape] for name, spec in self._layout.specs.items()
-            ],
-        }
-        with storage.atomic_write(str(self._folder / _STATE_NAME), durable=False) as file:
-            file.write(json.dumps(state).encode())
-
-    def _forget(self) -> None:
-        """Reload all weights at the next update."""
-        (self._folder / _STATE_NAME).unlink(missing_ok=True)
-        self.step, self._target = 0, None
+        self._data = np.frombuffer(whole, np.uint8)[len(whole) - layout.num_bytes :]
+        self._layout, self._mapped = layout, path
 
     def _open(self) -> None:
-        """Continue with the file of an earlier mirror if it was written since the last boot."""
-        path = self._folder / _STATE_NAME
-        if not (path.exists() and os.path.exists(self.path)):
-            return
-        with damage_named("the mirror's state is damaged", str(path)):
-            state = json.loads(path.read_bytes())
-            rows = state["tensors"]
-            layout = Layout({name: TensorSpec(dtype, tuple(shape)) for name, dtype, shape in rows})
-            size = len(layout.header()) + layout.num_bytes
-            # After a power failure the disk may lack writes, so reload the weights.
-            if state["boot"] != _boot_id() or os.path.getsize(self.path) != size:
-                self._forget()
+        """Continue with the file of an earlier mirror if it matches its checksums."""
+        with damage_named("the mirror's state is damaged", str(self._state)):
+            header = unpack_frame(self._state.read_bytes(), MAGIC, StepHeader)
+            layout = Layout(dict(header.tensors))
+            if os.path.getsize(self.path) != len(layout.header()) + layout.num_bytes:
                 return
-            self._layout, self.step, self._id = layout, state["step"], bytes.fromhex(state["id"])
-            self._target, workers = state["target"], int(state["workers"])
-        if self._target is None:
-            self._map()
-            return
-        # A process was killed while applying steps: restore its unfinished blocks.
-        wanted, self._workers = self._workers, workers
-        self._map()
-        blocks = layout.split(self._data)
-        for worker in range(workers):
-            position = self._position(worker)
-            if position[0] % 2:
-                words = blocks[int(position[0]) // 2].view(np.uint8)
-                words[:] = self._old(worker)[: len(words)]
-                position[0] -= 1
-        steps = self._patches(self._target)
-        if steps is None:
-            self._forget()
-        else:
-            self._apply(steps)
-        self._workers = wanted
-        self._map()
+        self._map(self.path, layout)
+        crcs = parallel_map(self._workers, crc32c, layout.blocks(layout.parts(self._data)))
+        if np.array_equal(crcs, np.frombuffer(header.crcs, "<u4")):
+            self.step, self._id = header.number, header.id
 
 
 class _Step:
@@ -620,11 +508,11 @@ class _Step:
         self.header = unpack_frame(data[:start], MAGIC, StepHeader, max_bytes=max_bytes)
         specs = dict(self.header.tensors)
         require(all(spec.dtype in DTYPES for spec in specs.values()), "expected known types")
-        total = sum(spec.num_bytes for spec in specs.values())
-        require(total <= max_bytes, f"expected at most {max_bytes} bytes of weights, got {total}")
         self.layout = Layout(specs)
-        sizes, self.crcs = (np.frombuffer(x, "<u4") for x in (self.header.sizes, self.header.crcs))
-        counts = {len(each) for each in (self.header.coders, sizes, self.crcs, self.layout.blocks)}
+        total = self.layout.num_bytes
+        require(total <= max_bytes, f"expected at most {max_bytes} bytes of weights, got {total}")
+        sizes = np.frombuffer(self.header.sizes, "<u4")
+        counts = {len(self.header.coders), len(sizes), len(self.header.crcs) // 4}
         require(len(counts) == 1, "expected a coder, a size and a checksum for each block")
         stops = start + np.cumsum(sizes, dtype=np.int64)
         require(len(data) == [start, *stops][-1], "the step is cut, or too long")
@@ -640,12 +528,13 @@ class _Step:
             words.view(np.uint8)[:] = np.frombuffer(payload, np.uint8)
         elif coder == _PATCH:
             apply_patch(words, payload)
-        else:
-            require(coder == _BY_EXPONENT, "expected a known coder")
+        elif coder == _BY_EXPONENT:
             order = _by_exponent(words)
             ordered = words[order]
             apply_patch(ordered, payload)
             words[order] = ordered
+        else:
+            require(coder == _SAME, "expected a known coder")
 
 
 def _by_exponent(words: NDArray[Any]) -> NDArray[np.intp]:
@@ -658,16 +547,5 @@ def _by_exponent(words: NDArray[Any]) -> NDArray[np.intp]:
     return np.argsort((words >> shift).astype(np.uint8), kind="stable")
 
 
-def _parts(count: int, workers: int) -> list[range]:
-    """Divide the blocks among workers."""
-    return [range(count * n // workers, count * (n + 1) // workers) for n in range(workers)]
-
-
 def _name(kind: str, number: int) -> str:
     return f"{kind}-{number:09d}.pcw"
-
-
-def _boot_id() -> str:
-    path = Path("/proc/sys/kernel/random/boot_id")
-    # Without a boot id, treat every process as a new boot.
-    return path.read_text().strip() if path.exists() else uuid.uuid4().hex

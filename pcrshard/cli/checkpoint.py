@@ -77,7 +77,6 @@ def show(
     version: int,
     *,
     figure: str | None = None,
-    original: str | None = None,
     storage_option: StorageOptions = None,
 ) -> Report:
     """Show how each tensor of a version is stored: coder, size, error bound.
@@ -88,24 +87,16 @@ def show(
     Args:
         store: Store's folder, local or a URL.
         version: Number of the version; -1 is the newest.
-        figure: PNG file for a plot of each tensor's compression ratio and error.
-        original: safetensors file with the original state, to measure each tensor's largest error.
+        figure: PNG file for a plot of each tensor's compression ratio and error bound.
         storage_option: fsspec option of the store; repeatable.
     """
     opened = _open(store, storage_option)
     file = opened.read(lambda manifest: opened.io.open(manifest.record(version)))
     tensors = [_tensor_figures(path, entry) for path, entry in file.entries.items()]
-    if original:
-        from ..checkpoint.safetensors_file import measure_errors
-
-        errors = measure_errors(opened, version, original)
-        for row in tensors:
-            if row["path"] in errors:
-                row["error"] = errors[row["path"]]
     if figure:
         from .checkpoint_figure import bounds_of, plot_tensors
 
-        drawn = tensors if original else bounds_of(opened, version, tensors)
+        drawn = bounds_of(opened, version, tensors)
         stored = sum(row["stored_bytes"] for row in tensors)
         raw = sum(row["raw_bytes"] for row in tensors)
         plot_tensors(drawn, figure, title=f"Version {version}: {_ratio(raw, stored)} smaller")
@@ -292,25 +283,4 @@ def pull(
     return Report(figures, text)
 
 
-def convert(source: str, store: str, *, storage_option: StorageOptions = None) -> Report:
-    """Convert a format 1 store or release to a new store, bit for bit.
-
-    Example:
-        pcrshard checkpoint convert old-run new-run
-
-    Args:
-        source: Old folder, local or a URL.
-        store: Folder of the new store, local or a URL.
-        storage_option: fsspec option of both; repeatable.
-    """
-    from ..checkpoint import convert as convert_store
-
-    with _bar("convert", "versions") as progress:
-        records = convert_store(source, store, options=storage_option, progress=progress)
-    numbers = [record.number for record in records]
-    return Report(
-        {"versions": numbers}, f"{counted(len(numbers), 'version')} converted into {store}"
-    )
-
-
-COMMANDS = (ls, show, verify, export, recover, delete, pull, convert)
+COMMANDS = (ls, show, verify, export, recover, delete, pull)

@@ -1,4 +1,4 @@
-"""The figure of ``pcrshard checkpoint show``: compression ratio and error per tensor."""
+"""The figure of ``pcrshard checkpoint show``: compression ratio and error bound per tensor."""
 
 from __future__ import annotations
 
@@ -47,12 +47,11 @@ def bounds_of(store: DeltaStore, version: int, rows: Sequence[Row]) -> list[Row]
 
 
 def plot_tensors(rows: Sequence[Row], path: str, *, title: str) -> None:
-    """Plot the compression ratio and error of each tensor as bars, and save them as PNG.
+    """Plot the compression ratio and error bound of each tensor as bars, and save them as PNG.
 
     Args:
         rows: One per tensor, with ``path``, ``raw_bytes``, ``stored_bytes``, ``bound_kind``, and
-            either ``error`` (measured, as a fraction of the bound) or ``bound_std`` (allowed, as
-            a fraction of the tensor's std).
+            ``bound_std`` (the bound as a fraction of the tensor's std).
         path: Target file.
         title: Text above the figure.
 
@@ -65,16 +64,13 @@ def plot_tensors(rows: Sequence[Row], path: str, *, title: str) -> None:
         title = f"{title}: the largest {len(drawn)} of {len(rows)} tensors"
     # A tensor equal to its reference takes no bytes.
     ratios = [row["raw_bytes"] / max(row["stored_bytes"], 1) for row in drawn]
-    measured = any("error" in row for row in drawn)
-    name = "error" if measured else "bound_std"
-    errors = [row.get(name, 0.0) for row in drawn]
-    texts = [f"{row[name]:.3g}" if name in row else "not compared" for row in drawn]
+    errors = [row["bound_std"] for row in drawn]
 
     with saved_figure(path, 11, 1.6 + _INCHES_PER_BAR * len(drawn)) as figure:
         left, right = figure.subplots(1, 2, sharey=True)
         for axes, values, labels in (
             (left, ratios, [f"{ratio:.3g}x" for ratio in ratios]),
-            (right, errors, texts),
+            (right, errors, [f"{error:.3g}" for error in errors]),
         ):
             for kind, (color, meaning) in _KINDS.items():
                 rows_of_kind = [i for i, row in enumerate(drawn) if row["bound_kind"] == kind]
@@ -89,11 +85,7 @@ def plot_tensors(rows: Sequence[Row], path: str, *, title: str) -> None:
         left.set_xlabel("times smaller (log scale)")
         right.set_xlim(0, max([1e-9, *errors]) * 1.3)
         right.tick_params(axis="y", left=False)
-        if measured:
-            right.axvline(1, color="#c53030", linewidth=1)
-            right.set_xlabel("largest error, as a fraction of the bound (red)")
-        else:
-            right.set_xlabel("error bound, as a fraction of the std (orange: of each value)")
+        right.set_xlabel("error bound, as a fraction of the std (orange: of each value)")
         handles, meanings = left.get_legend_handles_labels()
         figure.legend(
             handles, meanings, loc="outside lower center", ncols=3, frameon=False, fontsize=9

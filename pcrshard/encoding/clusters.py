@@ -13,7 +13,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Executor
 from typing import Any
 
@@ -36,7 +36,7 @@ def dask_executor(scheduler: str, *, timeout: float = 30) -> Iterator[Executor]:
         timeout: Seconds to wait for the scheduler, and then for its first worker.
 
     Raises:
-        EncodeError: The cluster cannot be reached, or the connection is lost.
+        EncodeError: The cluster cannot be reached or has no workers, or the connection is lost.
         MissingDependency: ``distributed`` is not installed.
     """
     try:
@@ -56,17 +56,9 @@ def dask_executor(scheduler: str, *, timeout: float = 30) -> Iterator[Executor]:
             client.wait_for_workers(1, timeout=timeout)
             # `retries` would also repeat tasks that fail because of a bad image.
             yield client.get_executor(pure=False)
-        except TimeoutError as error:
-            raise EncodeError(
-                f"the Dask scheduler {scheduler} has no workers: "
-                f"start `dask worker {scheduler} --nthreads 1`"
-            ) from error
-        except KilledWorker as error:
-            raise EncodeError(f"a shard's task killed several Dask workers: {error}") from error
-        except CancelledError as error:
-            raise EncodeError(
-                f"lost the Dask scheduler {scheduler}; run again with --resume"
-            ) from error
+        except (TimeoutError, KilledWorker, CancelledError) as error:
+            reason = f"{type(error).__name__}: {error}; run again with --resume"
+            raise EncodeError(f"lost the Dask cluster {scheduler}: {reason}") from error
 
 
 def encode_on_slurm(
@@ -85,20 +77,20 @@ def encode_on_slurm(
     """Encode a dataset with an array of SLURM jobs, each of which encodes one part of the shards.
 
     SLURM requeues the jobs of lost nodes, and jobs that reach their time limit requeue themselves;
-    both keep complete shards. Job files and logs go to a subfolder of the current folder, which
-    must be visible to all nodes; the subfolder is removed on success.
+    both keep complete shards. Job files, which include the storage options, and logs go to a
+    subfolder of the current folder, which all nodes must see; only its owner can read it, and it is
+    removed on success.
 
     Args:
         src: The source, as for :func:`encode`.
         dst: Folder for the shards, visible to all nodes.
-        options: As for :func:`encode`.
+        options: How the dataset is split, ordered and encoded.
         jobs: Number of jobs; each runs as many worker processes as it has CPUs.
         sbatch: Options for ``sbatch`` by their long names (``partition``, ``account``, ``time`` in
             minutes, ``cpus_per_task``...).
         resume: Whether to resume an earlier run.
-        progress: Called with (samples done, total samples) as the jobs save progress.
-        src_options: fsspec storage options of the source; stored in the job files, which only their
-            owner can read.
+        progress: Called with (samples done, total samples) as the jobs save their journals.
+        src_options: fsspec storage options of the source.
         dst_options: fsspec storage options of the destination.
         poll: Interval in seconds for polling the journals and the queue.
 
@@ -107,8 +99,6 @@ def encode_on_slurm(
             log.
         MissingDependency: ``submitit`` is not installed.
     """
-    if jobs < 1:
-        raise EncodeError(f"expected at least one job, got {jobs}")
     try:
         from submitit.slurm.slurm import SlurmExecutor
     except ImportError as error:
@@ -119,65 +109,43 @@ def encode_on_slurm(
         with Journal(dst, planned, dst_options).open(resume=False):
             pass  # refuse a folder that is in use now, not after jobs have waited in the queue
     journal = Journal(dst, planned, dst_options, (0, jobs))
+    how = {"resume": True, "src_options": src_options, "dst_options": dst_options}
+    encode_part = _PartEncoder(functools.partial(encode, src, dst, options, **how))
+    parameters: dict[str, Any] = {"job_name": "pcrshard-encode", "time": 60, "requeue": True}
+    for name, value in (sbatch or {}).items():
+        parameters[name.replace("-", "_")] = value or True
     folder = os.path.abspath(tempfile.mkdtemp(prefix="pcrshard-slurm-", dir="."))
     try:
         executor = SlurmExecutor(folder, max_num_timeout=100)
-        executor.update_parameters(**_parameters(executor._valid_parameters(), sbatch or {}))
-        parts = [(number, jobs) for number in range(jobs)]
-        call = functools.partial(
-            encode, src, dst, options, resume=True, src_options=src_options, dst_options=dst_options
-        )
-        submitted = executor.map_array(_PartEncoder(call), parts)
+        executor.update_parameters(additional_parameters=parameters)
+        submitted = executor.map_array(encode_part, [(number, jobs) for number in range(jobs)])
     except Exception as error:
         shutil.rmtree(folder)
         raise EncodeError(f"cannot submit SLURM jobs: {error}") from error
-    array = submitted[0].job_id.partition("_")[0]
     total = sum(map(len, planned.shards))
     try:
-        while _is_queued(array):
+        while _is_queued(submitted[0].job_id.partition("_")[0]):
             if progress is not None:
                 progress(sum(len(planned.shards[n]) for n in journal.written()), total)
             time.sleep(poll)
     except BaseException:
-        _run("scancel", "--quiet", array)
+        for job in submitted:
+            job.cancel()
         raise
     index = commit(journal)
     if index is None:
-        logs = [job.stderr() or "" for job in submitted]
-        log = max(logs, key=lambda log: ("Traceback" in log, len(log)))
+        log = max((job.stderr() or "" for job in submitted), key=lambda log: "Traceback" in log)
         ends = log[-1000:].strip() or f"it left no log: do all nodes see {folder}?"
         raise EncodeError(f"a SLURM job failed; the logs are in {folder}; one ends with: {ends}")
     shutil.rmtree(folder, ignore_errors=True)
     return index
 
 
-def _parameters(known: Container[str], sbatch: Mapping[str, str]) -> dict[str, Any]:
-    """Return the ``sbatch`` options as parameters of submitit's executor."""
-    parameters: dict[str, Any] = {"job_name": "pcrshard-encode", "time": 60}
-    others: dict[str, Any] = {"requeue": True}
-    for name, text in sbatch.items():
-        key = name.replace("-", "_")
-        if key in ("ntasks", "ntasks_per_node", "tasks_per_node"):
-            raise EncodeError(f"expected cpus_per_task, the worker processes of a job, got {name}")
-        value = int(text) if text.isdecimal() else text
-        if key in known:
-            parameters[key] = value
-        else:
-            others[key] = True if value == "" else value
-    return parameters | {"additional_parameters": others}
-
-
 def _is_queued(array: str) -> bool:
     """Return whether SLURM still has jobs of an array; True if it does not answer."""
-    listed = _run("squeue", "--noheader", f"--jobs={array}")
-    if listed.returncode:
-        return "Invalid job id" not in listed.stderr
-    return bool(listed.stdout.strip())
-
-
-def _run(*command: str) -> subprocess.CompletedProcess[str]:
-    # Only SLURM's own commands, with fixed names.
-    return subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    command = ("squeue", "--noheader", f"--jobs={array}")
+    listed = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    return bool(listed.stdout or (listed.returncode and "Invalid job id" not in listed.stderr))
 
 
 class _PartEncoder:
@@ -189,14 +157,10 @@ class _PartEncoder:
     def __call__(self, part: Part) -> None:
         # submitit ignores SIGTERM, which would delay scancel.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        cpus = int(os.environ.get("SLURM_CPUS_PER_TASK", "1"))
-        self._call(part=part, workers=cpus)
+        self._call(part=part, workers=int(os.environ.get("SLURM_CPUS_PER_TASK", "1")))
 
     def checkpoint(self, part: Part) -> Any:
-        """Return the submission that requeues this job near its time limit.
-
-        The journal holds all other state.
-        """
+        """Return the submission that requeues this job; the journal holds all other state."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, part)

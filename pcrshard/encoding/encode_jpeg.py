@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..errors import UnsupportedJpeg
 from ..format.group_table import MAX_HEADER_BYTES
 from ..format.scan_script import STANDARD, ScanScript, group_scans, scans_for
 from ..format.shard_index import MAX_PIECE_BYTES
-from ..jpeg.markers import Range, map_jpeg
+from ..jpeg.markers import map_jpeg
 from ..jpeg.pixels import make_progressive
 from ..jpeg.segments import read_segment
-from ..jpeg.split import check_complete, cut_scans, cut_tail, mend_headers
+from ..jpeg.split import check_complete, cut_scans, cut_tail, with_height
 
 
 class EncodedImage(NamedTuple):
-    """An image as pieces: N scan groups, then the tail; height and width are in pixels.
+    """An image as N + 1 pieces: its scan groups, then the tail; height and width are in pixels.
 
-    ``header_sizes`` gives the number of leading bytes of each group that are marker segments,
-    which images of a shard may share.
+    ``header_sizes`` gives the number of leading bytes of each piece that are marker segments, which
+    images of a shard may share; 0 for the tail.
     """
 
     pieces: tuple[bytes, ...]
@@ -27,10 +26,6 @@ class EncodedImage(NamedTuple):
     height: int
     width: int
     orientation: int
-
-    def shared_bytes(self, row: int) -> int:
-        """Return the header size in bytes of a piece, 0 for the tail; groups count from 0."""
-        return self.header_sizes[row] if row < len(self.header_sizes) else 0
 
 
 def encode_jpeg(jpeg: bytes, script: ScanScript = STANDARD) -> EncodedImage:
@@ -47,24 +42,17 @@ def encode_jpeg(jpeg: bytes, script: ScanScript = STANDARD) -> EncodedImage:
     check_complete(source)
     frame = source.frame
     scans = scans_for(script, source.color, len(frame.components))
-    progressive = make_progressive(mend_headers(jpeg, source), scans)
+    progressive = make_progressive(with_height(jpeg, source), scans)
     groups, header_sizes = _cut_groups(progressive, script)
     pieces = (*groups, cut_tail(jpeg, source))
     if max(map(len, pieces)) > MAX_PIECE_BYTES:
         raise UnsupportedJpeg(f"a scan group or tail of more than {MAX_PIECE_BYTES} bytes")
-    return EncodedImage(
-        pieces,
-        header_sizes,
-        frame.height,
-        frame.width,
-        source.orientation,
-    )
+    # A longer header, as some cameras write, is stored with its piece.
+    shared = (size if size <= MAX_HEADER_BYTES else 0 for size in header_sizes)
+    return EncodedImage(pieces, (*shared, 0), frame.height, frame.width, source.orientation)
 
 
-def _cut_groups(
-    progressive: bytes,
-    script: ScanScript,
-) -> tuple[list[bytes], tuple[int, ...]]:
+def _cut_groups(progressive: bytes, script: ScanScript) -> tuple[list[bytes], list[int]]:
     """Return the bytes of each scan group of a progressive JPEG, and the header sizes.
 
     The first group starts with the file's header; every group starts with the tables and the header
@@ -72,26 +60,17 @@ def _cut_groups(
     """
     found = map_jpeg(progressive)
     header, parts, _ = cut_scans(progressive, found)
+    groups = [header] + [b""] * (script.num_groups - 1)
+    header_sizes = list(map(len, groups))
     numbers = group_scans(script, found.scans, found.color)
-    groups: list[list[bytes]] = [[] for _ in range(script.num_groups)]
-    header_sizes = [0] * script.num_groups
-    groups[0].append(header)
-    header_sizes[0] = len(header)
+    last = 0
     for number, part, ranges in zip(numbers, parts, found.scan_ranges, strict=True):
         row = number - 1
-        if len(groups[row]) == (row == 0):
-            header_sizes[row] += _header_bytes(progressive, ranges)
-        groups[row].append(part)
-    return [b"".join(group) for group in groups], _shared(header_sizes)
-
-
-def _shared(header_sizes: Sequence[int]) -> tuple[int, ...]:
-    # A longer header, as some cameras write, is stored with its piece.
-    return tuple(size if size <= MAX_HEADER_BYTES else 0 for size in header_sizes)
-
-
-def _header_bytes(progressive: bytes, ranges: Sequence[Range]) -> int:
-    """Return the size in bytes of a scan's tables and header (T.81 B.2.3)."""
-    *tables, (start, _) = ranges
-    tables_bytes = sum(stop - first for first, stop in tables)
-    return tables_bytes + read_segment(progressive, start).stop - start
+        if number != last:
+            # The scan's tables and header (T.81 B.2.3).
+            *tables, (start, _) = ranges
+            tables_bytes = sum(stop - first for first, stop in tables)
+            header_sizes[row] += tables_bytes + read_segment(progressive, start).stop - start
+        groups[row] += part
+        last = number
+    return groups, header_sizes

@@ -277,8 +277,8 @@ class Journal:
             return False
         url = storage.join(self.dst, result.entry.name)
         try:
-            with storage.open_range(url, 0, result.entry.shard_bytes, options=self.options) as view:
-                return crc32c(view) == result.entry.shard_crc32c
+            data = storage.read(url, 0, result.entry.shard_bytes, options=self.options)
+            return crc32c(data) == result.entry.shard_crc32c
         except PCRError:
             return False
 

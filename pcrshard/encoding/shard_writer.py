@@ -25,7 +25,6 @@ from ..format.names import (
     valid_field,
     valid_key,
 )
-from ..format.schema import Schema
 from ..format.shard_format import FieldNames, ShardFormat
 from ..format.shard_index import BLOCK, MAX_LISTED
 from ..format.tar_members import TRAILER, Member, index_name, lay_out, plan_members, tar_header
@@ -35,6 +34,7 @@ from .shard_tables import (
     BYTES,
     EncodedSample,
     Samples,
+    Units,
     field_bytes,
     list_units,
     make_index,
@@ -161,15 +161,16 @@ def write_shard(
     if names is None:
         fields = [(sample.images, sample.fields, sample.lists) for sample in samples]
         names = FieldNames(*map(_distinct, zip(*fields, strict=True)))
-    index = make_index(samples, fmt.schema(names))
-    index, tables, index_bytes = lay_out(index, make_tables(samples, index), stem)
-    members = plan_members(index, tables, stem)
+    schema = fmt.schema(names)
+    units = list_units(samples, schema)
+    index = make_index(samples, units, schema)
+    index, tables, index_bytes = lay_out(index, make_tables(samples, units, index), stem)
     size = 0
     crc = 0
     with storage.atomic_write(url, options=options) as file:
-        file_header = tar_header(index_name(index.schema, stem), len(index_bytes))
-        contents = _member_bytes(members, samples, index.schema)
+        file_header = tar_header(index_name(schema, stem), len(index_bytes))
         padding = bytes(-len(index_bytes) % BLOCK)
+        contents = _member_bytes(plan_members(index, tables, stem), samples, units, schema.base)
         for data in itertools.chain([file_header, index_bytes, padding], contents, [TRAILER]):
             file.write(data)
             size += len(data)
@@ -194,18 +195,17 @@ def _distinct(fields: Iterable[Iterable[str]]) -> tuple[str, ...]:
 def _member_bytes(
     members: Iterable[Member],
     samples: Samples,
-    schema: Schema,
+    units: Units,
+    base: int,
 ) -> Iterator[bytes]:
     """Yield the bytes of the members after the index, including headers and padding."""
-    units = list_units(samples, schema)
     for member in members:
         yield member.header()
         yield member.table
         for row, unit in member.pieces:
             image = units[unit]
-            if image is not None:
-                # Except in base groups, the headers of pieces are in the table.
-                yield image.pieces[row][0 if row < schema.base else image.shared_bytes(row) :]
+            # Except in base groups, the headers of pieces are in the table.
+            yield image.pieces[row][0 if row < base else image.header_sizes[row] :]
         for name in member.late:
             yield from (sample.fields.get(name, b"") for sample in samples)
         yield member.literal
@@ -251,10 +251,6 @@ class ShardWriter:
         self._pending: list[EncodedSample] = []
         self._entries: list[ShardEntry] = []
         self._num_classes = 0
-        self._check_unused()
-
-    def _check_unused(self) -> None:
-        """Refuse a folder that holds a dataset."""
         for used in (DATASET_INDEX, shard_name(self.name, 0)):
             url = storage.join(self.dst, used)
             if storage.exists(url, options=self._options):
@@ -281,21 +277,13 @@ class ShardWriter:
         """Write the last shard and the dataset index."""
         if self._pending:
             self._flush()
-        index = self._make_index()
-        write_dataset_index(self.dst, index, options=self._options)
-        return index
-
-    def _make_index(self) -> DatasetIndex:
         if not self._entries:
             raise EncodeError("no sample was written", url=self.dst)
-        script = self.fmt.scan_script
-        return DatasetIndex(
-            script.name,
-            script.num_groups,
-            tuple(self._entries),
-            self.classes,
-            self._num_classes,
-        )
+        script, num_groups = self.fmt.scan_script.name, self.fmt.scan_script.num_groups
+        entries = tuple(self._entries)
+        index = DatasetIndex(script, num_groups, entries, self.classes, self._num_classes)
+        write_dataset_index(self.dst, index, options=self._options)
+        return index
 
     def __enter__(self) -> Self:
         return self

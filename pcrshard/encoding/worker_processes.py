@@ -106,60 +106,47 @@ def _run_on_processes(
     tasks: dict[int, T],
     limit: int,
 ) -> Generator[tuple[int, R], None, None]:
-    pool = _WorkerProcesses(workers)
     deaths = 0
-    try:
-        while tasks:
-            try:
+    while tasks:
+        try:
+            with _worker_processes(workers) as pool:
                 for number, result in _run_on(pool, function, tasks, limit, None):
                     del tasks[number]
                     yield number, result
-            except BrokenExecutor as error:
-                deaths += 1
-                if deaths > _MAX_DEATHS:
-                    message = f"a worker process died ({error}); run again with --resume"
-                    raise EncodeError(message) from error
-                _log.warning("a worker process died; rerunning the tasks in flight")
-                pool.renew()
-    finally:
-        pool.end(now=bool(tasks))
+        except BrokenExecutor as error:
+            deaths += 1
+            if deaths > _MAX_DEATHS:
+                message = f"a worker process died ({error}); run again with --resume"
+                raise EncodeError(message) from error
+            _log.warning("a worker process died; rerunning the tasks in flight")
 
 
-class _WorkerProcesses(Executor):
-    """A process pool that can be replaced after a worker died, which breaks Python's own pool."""
-
-    def __init__(self, workers: int) -> None:
-        # A forked worker starts at once, while a spawned one imports everything again. But forking
-        # is unsafe with threads or torch.
-        is_safe = threading.active_count() == 1 and "torch" not in sys.modules
-        self._workers = workers
-        self._context = multiprocessing.get_context("fork" if is_safe else "spawn")
-        self._told, self._tell = self._context.Pipe(duplex=False)
-        self._pool = self._open()
-
-    def _open(self) -> ProcessPoolExecutor:
-        told = (self._told,)
-        return ProcessPoolExecutor(self._workers, self._context, _prepare_worker, told)
-
+class _Pool(ProcessPoolExecutor):
     def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
         # A Ctrl-C before a new worker has set its handlers must not print a traceback.
         with _ctrl_c_waits():
-            return self._pool.submit(fn, *args, **kwargs)
+            return super().submit(fn, *args, **kwargs)
 
-    def renew(self) -> None:
-        """Replace the workers; the tasks of the old ones are lost."""
-        self._pool.shutdown()
-        self._pool = self._open()
 
-    def end(self, *, now: bool) -> None:
-        """Stop the workers and wait for them; ``now`` drops their tasks and unfinished files."""
-        with _ctrl_c_waits():
-            if now:
-                # Workers only poll the pipe and never read it, so all of them see this.
-                self._tell.send_bytes(b"stop")
-            self._pool.shutdown(cancel_futures=now)
-        self._told.close()
-        self._tell.close()
+@contextlib.contextmanager
+def _worker_processes(workers: int) -> Iterator[Executor]:
+    """Start a process pool; an error in the block drops its tasks and unfinished files."""
+    # A forked worker starts at once, while a spawned one imports everything again. But forking is
+    # unsafe with threads or torch.
+    is_safe = threading.active_count() == 1 and "torch" not in sys.modules
+    context = multiprocessing.get_context("fork" if is_safe else "spawn")
+    told, tell = context.Pipe(duplex=False)
+    with told, tell:
+        pool = _Pool(workers, context, _prepare_worker, (told,))
+        try:
+            yield pool
+        except BaseException:
+            # Workers only poll the pipe and never read it, so all of them see this.
+            tell.send_bytes(b"stop")
+            raise
+        finally:
+            with _ctrl_c_waits():
+                pool.shutdown(cancel_futures=True)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,8 @@ from .. import native
 from ..arguments import check_fields, is_integer
 from ..native.pieces import Table, piece_table
 from ..native.pool import MAX_VIEWS, Batch, Boxes, Draw, Interval, Pool, draw_boxes, own_pool
-from .pixels import SMOOTHING, Jpeg, Pixels, as_pieces, decode_image, image_size
+from .other_formats import crop_and_resize
+from .pixels import SMOOTHING, Jpeg, Pixels, arrange, as_pieces, decode_image
 from .views import Crop, Geometry, Picture, Side, View, at_image
 
 Layout = native.Layout
@@ -218,29 +219,18 @@ class ImageDecoder:
         key: int,
         outs: Sequence[Pixels | None],
     ) -> tuple[list[Pixels], Any]:
-        """Return the pictures of an image that the pool cannot decode, and their boxes."""
-        size = (0, 0)
-        boxes = None
-        if self._draws or self.return_geometry:
-            size = image_size(pieces, upright=self.upright)
-        if self._draws:
-            boxes = draw_boxes(key, size, self._draws)
+        """Return the pictures of an image that the pool does not decode, and their geometry."""
+        whole = decode_image(
+            pieces, color=self.color, upright=self.upright, smoothing=self.smoothing
+        )
+        size = whole.shape[:2]
+        boxes = draw_boxes(key, size, self._draws) if self._draws else None
         pixels = []
         for place, (view, out) in enumerate(zip(self._pictures, outs, strict=True)):
             y, x, height, width, flipped = (0,) * 5 if boxes is None else boxes[place].tolist()
-            image = decode_image(
-                pieces,
-                crop=(y, x, height, width) if height else None,
-                size=view.shape,
-                layout=self.layout,
-                color=self.color,
-                upright=self.upright,
-                smoothing=self.smoothing,
-                out=out,
-            )
-            if flipped:  # copied: the pixels would be read after they are overwritten
-                image[...] = np.flip(image, 2 if self.layout == "chw" else 1).copy()
-            pixels.append(image)
+            crop = (y, x, height, width) if height else None
+            image = crop_and_resize(whole, crop, view.shape)
+            pixels.append(arrange(image[:, ::-1] if flipped else image, self.layout, out))
         where = self.geometry(boxes if boxes is None else boxes[None], np.array([size], np.int32))
         return pixels, where
 

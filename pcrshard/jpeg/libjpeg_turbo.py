@@ -12,7 +12,7 @@ import numpy as np
 import turbojpeg
 
 from .. import native
-from ..errors import CorruptJpeg, MissingDependency, UnsupportedJpeg
+from ..errors import CorruptJpeg, UnsupportedJpeg
 
 _UNSUPPORTED = ("subsampling", "Unsupported", "not supported", "not implemented", "sorry")
 HOW_TO_INSTALL = "`apt-get install libturbojpeg0` or `conda install libjpeg-turbo`"
@@ -30,22 +30,16 @@ def _library() -> ctypes.CDLL | None:
     return library
 
 
-def available() -> bool:
-    """Tell whether the library is installed."""
-    return _library() is not None
-
-
 def make_progressive(jpeg: bytes) -> bytes:
     """Transcode a JPEG of any coding losslessly into libjpeg's progressive scans, no metadata.
 
     Raises:
         CorruptJpeg: The JPEG cannot be read.
-        MissingDependency: The library is not installed.
-        UnsupportedJpeg: The library does not support the JPEG.
+        UnsupportedJpeg: The library does not support the JPEG, or is not installed.
     """
     library = _library()
     if library is None:
-        raise MissingDependency(
+        raise UnsupportedJpeg(
             f"an arithmetic-coded JPEG needs libturbojpeg, which is not installed: {HOW_TO_INSTALL}"
         )
     options = turbojpeg.TJXOPT_PROGRESSIVE | turbojpeg.TJXOPT_COPYNONE

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import struct
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import CorruptJpeg
 from ..memory import Buffer
-from ..native import exif_orientation
-from .segments import APP0, APP1, SOI, Segment, read_segment
+from .segments import APP0, SOI
 
 _TRANSPOSED = 5  # the first that swaps height and width
-_ENDS = (0xD9, 0xDA)  # EOI, SOS
 
 
 def upright_sizes(
@@ -47,17 +43,6 @@ def turn_upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint
     if orientation in (3, 4, 7, 8):
         pixels = pixels[::-1]
     return pixels
-
-
-def find_orientation(jpeg: Buffer) -> int:
-    """Return a JPEG's EXIF orientation, 1 to 8; 0 if absent, or damaged before the scans."""
-    with suppress(CorruptJpeg):
-        segment = Segment(0, 0, len(SOI))
-        while segment.code not in _ENDS:
-            segment = read_segment(jpeg, segment.stop)
-            if segment.code == APP1 and (found := exif_orientation(segment.payload)):
-                return found
-    return 0
 
 
 def with_orientation(jpeg: Buffer, orientation: int) -> bytes:

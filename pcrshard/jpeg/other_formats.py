@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, JpegImagePlugin
 
-from ..errors import CorruptJpeg, MissingDependency, PCRError, UnsupportedJpeg
+from ..errors import CorruptJpeg, PCRError, UnsupportedJpeg
 from ..native import Box, Size
 from .limits import check_pixels
 from .orientation import turn_upright
@@ -21,6 +22,7 @@ _PILLOW_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000
 # Bytes allocated per pixel: Pillow's pixels and a copy in another mode, for 16 bits or by OpenJPEG.
 _PILLOW_PIXEL_BYTES = 16
 _ORIENTATION = 0x0112  # EXIF tag
+_MODES = {"rgb": "RGB", "gray": "L", "cmyk": "CMYK"}
 
 
 def crop_and_resize(
@@ -38,19 +40,9 @@ def crop_and_resize(
     if size is None:
         return pixels[y:bottom, x:right]
 
-    how = _pillow().Resampling.BILINEAR
-    resized = to_picture(pixels).resize(size[::-1], how, box=(x, y, right, bottom))
+    box = (x, y, right, bottom)
+    resized = to_picture(pixels).resize(size[::-1], Image.Resampling.BILINEAR, box=box)
     return np.array(resized).reshape(*size, channels)
-
-
-def size_by_pillow(image: bytes, *, upright: bool) -> Size:
-    """Return the height and width in pixels of an image that is not a JPEG, from its header."""
-    with _open_image(image, load=False) as picture:
-        width, height = picture.size
-        # Pillow rotates a TIFF itself and returns its size after rotation.
-        turn = upright and picture.format != "TIFF"
-        transposed = turn and _orientation(picture) > 4
-        return (width, height) if transposed else (height, width)
 
 
 def _orientation(picture: Any) -> int:
@@ -61,46 +53,30 @@ def _orientation(picture: Any) -> int:
     return 1
 
 
-def decode_by_pillow(image: bytes, mode: str, *, upright: bool = False) -> Pixels:
-    """Decode other formats, and JPEGs that libjpeg-turbo does not decode: rare sampling factors."""
-    with _open_image(image, load=False) as picture:
-        if mode == "gray":
+def decode_by_pillow(image: bytes, color: str, *, upright: bool = False) -> Pixels:
+    """Decode other formats, and JPEGs that the core does not decode, such as arithmetic coding."""
+    with _open_image(image) as picture:
+        if color == "gray":
             picture.draft("L", picture.size)  # for a JPEG, its stored luma
         picture.load()
         orientation = _orientation(picture) if upright else 1
-        if mode == "cmyk":
-            if picture.mode != "CMYK":
-                raise CorruptJpeg(f"expected a CMYK image, got {picture.mode}")
-            return 255 - np.array(picture)  # Pillow inverts all CMYK images, as Adobe does
-        pixels = np.array(picture.convert("L" if mode == "gray" else "RGB"))
-    pixels = pixels[..., None] if pixels.ndim == 2 else pixels
-    return turn_upright(pixels, orientation)
+        pixels = np.array(picture.convert(_MODES[color]))
+    return turn_upright(pixels.reshape(*pixels.shape[:2], -1), orientation)
 
 
 @contextmanager
-def _open_image(image: bytes, *, load: bool = True) -> Iterator[Any]:
-    """Read an image with Pillow, or only its header; its errors become :class:`CorruptJpeg`."""
-    pillow = _pillow()
+def _open_image(image: bytes) -> Iterator[Any]:
+    """Open an image with Pillow, whose errors become :class:`CorruptJpeg`."""
     try:
-        with pillow.open(io.BytesIO(image), formats=_PILLOW_FORMATS) as picture:
+        with Image.open(io.BytesIO(image), formats=_PILLOW_FORMATS) as picture:
             width, height = picture.size
             check_pixels(height, width, len(image), height * width * _PILLOW_PIXEL_BYTES)
-            if load:
-                picture.load()
             yield picture
     except (PCRError, MemoryError):
         raise
     except Exception as error:
         # Plugins raise arbitrary errors on damaged bytes: TypeError, KeyError, struct.error...
         raise CorruptJpeg(f"Pillow: {error or type(error).__name__}") from error
-
-
-def _pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingDependency("Pillow is not installed: pip install Pillow") from error
-    return Image
 
 
 def compress(pixels: Pixels, quality: int) -> bytes:
@@ -113,7 +89,7 @@ def compress(pixels: Pixels, quality: int) -> bytes:
 def to_picture(pixels: Pixels) -> Any:
     """Return a Pillow image of (H, W, 3) or (H, W, 1) uint8."""
     plane = pixels.squeeze(axis=2) if pixels.shape[2] == 1 else pixels
-    return _pillow().fromarray(np.ascontiguousarray(plane))
+    return Image.fromarray(np.ascontiguousarray(plane))
 
 
 def to_jpeg(
@@ -133,35 +109,26 @@ def to_jpeg(
         CorruptJpeg: Pillow cannot read the image.
         UnsupportedJpeg: The image would take too much memory for its size.
     """
-    with _open_image(image) as picture:
-        return _save_jpeg(picture, quality, resize_short)
-
-
-def _save_jpeg(
-    picture: Any,
-    quality: int | None,
-    resize_short: int | None,
-) -> bytes:
-    from PIL import JpegImagePlugin
-
-    options = {name: picture.info.get(name) or b"" for name in ("exif", "icc_profile")}
-    if quality is None and picture.format in ("JPEG", "MPO"):
-        options["qtables"] = picture.quantization
-        options["subsampling"] = JpegImagePlugin.get_sampling(picture)
-    else:
-        options["quality"] = quality or 90
-    picture = _to_8_bits(picture)
-    if resize_short is not None and min(picture.size) > resize_short:
-        picture = _shrink(picture, resize_short)
     out = io.BytesIO()
-    picture.save(out, "JPEG", **options)
+    with _open_image(image) as picture:
+        picture.load()
+        options = {name: picture.info.get(name) or b"" for name in ("exif", "icc_profile")}
+        if quality is None and picture.format in ("JPEG", "MPO"):
+            options["qtables"] = picture.quantization
+            options["subsampling"] = JpegImagePlugin.get_sampling(picture)
+        else:
+            options["quality"] = quality or 90
+        result = _to_8_bits(picture)
+        if resize_short is not None and min(result.size) > resize_short:
+            scale = resize_short / min(result.size)
+            size = tuple(max(resize_short, round(side * scale)) for side in result.size)
+            result = result.resize(size, Image.Resampling.BICUBIC, reducing_gap=3.0)
+        result.save(out, "JPEG", **options)
     return out.getvalue()
 
 
 def _to_8_bits(picture: Any) -> Any:
     """Convert to a mode that JPEG supports."""
-    from PIL import Image
-
     mode = picture.mode
     if mode == "F" or (mode == "I" and picture.format != "PNG"):
         raise UnsupportedJpeg(
@@ -173,11 +140,3 @@ def _to_8_bits(picture: Any) -> Any:
     if mode in ("L", "RGB", "CMYK"):
         return picture
     return picture.convert("L" if mode in ("1", "LA") else "RGB")
-
-
-def _shrink(picture: Any, resize_short: int) -> Any:
-    from PIL import Image
-
-    scale = resize_short / min(picture.size)
-    size = tuple(max(resize_short, round(side * scale)) for side in picture.size)
-    return picture.resize(size, Image.Resampling.BICUBIC, reducing_gap=3.0)

@@ -15,23 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import native
-from ..errors import CorruptJpeg, MissingDependency, UnsupportedJpeg
+from ..errors import CorruptJpeg, UnsupportedJpeg
 from ..memory import Buffer
-from ..native import Box, Size
+from ..native import Box, Color, Size
 from . import libjpeg_turbo
 from .limits import check_cost
-from .markers import (
-    EOI,
-    SOI,
-    ScanHeader,
-    find_frame,
-    map_jpeg,
-)
-from .orientation import find_orientation, turn_upright, with_orientation
-from .other_formats import crop_and_resize, decode_by_pillow, size_by_pillow
+from .markers import EOI, ScanHeader, find_frame, map_jpeg
+from .other_formats import crop_and_resize, decode_by_pillow
 from .segments import Frame, is_other_format
 from .split import cut_tail, join_pieces
-from .standard_tables import STANDARD_TABLES
 
 Pixels = NDArray[np.uint8]
 # Default of ``smoothing``.
@@ -42,17 +34,8 @@ Jpeg = bytes | Sequence[Buffer]
 
 _BYTES = bytes | bytearray | memoryview
 
-# Bytes allocated per pixel: by Pillow for a resize; by PyTurboJPEG per color.
-_PICTURE_PIXEL_BYTES = 4
-_PIXEL_BYTES = {
-    "rgb": 3,
-    "gray": 1,
-    "cmyk": 4,
-}
-_DHT = b"\xff\xc4"
-_CMYK_COMPONENTS = 4
-# ITU-R BT.601, in 1/65536.
-_LUMA = np.array([19595, 38470, 7471], np.uint32)
+# Bytes allocated per pixel by Pillow: those of its picture, and of the array.
+_PIXEL_BYTES = 8
 # T.81 B.2.3: maximum number of blocks in an MCU of several components.
 _MAX_MCU_BLOCKS = 10
 
@@ -74,34 +57,16 @@ def make_progressive(jpeg: bytes, scans: Sequence[ScanHeader]) -> bytes:
         CorruptJpeg: The entropy-coded data is damaged, even if decoders could continue.
         UnsupportedJpeg: The coding is not supported, or the scans do not fit the image.
     """
-    jpeg = _huffman_coded(jpeg)
+    if find_frame(jpeg).arithmetic:
+        check_cost(jpeg, 0)
+        jpeg = libjpeg_turbo.make_progressive(jpeg)
     try:
-        return native.rescan(add_missing_tables(jpeg), scans)
+        return native.rescan(jpeg, scans)
     except native.NativeError as error:
         _refuse_damage(error)
         raise UnsupportedJpeg(f"native core: {error}") from error
     except ValueError as error:
         raise UnsupportedJpeg(f"the scan script does not fit this image: {error}") from error
-
-
-def _huffman_coded(jpeg: bytes) -> bytes:
-    """Return a JPEG that the core reads; libjpeg-turbo converts an arithmetic-coded one.
-
-    Raises:
-        UnsupportedJpeg: The JPEG is arithmetic-coded, and libjpeg-turbo is not installed.
-    """
-    if not find_frame(jpeg).arithmetic:
-        return jpeg
-    check_cost(jpeg, 0)
-    try:
-        return libjpeg_turbo.make_progressive(jpeg)
-    except MissingDependency as error:
-        raise UnsupportedJpeg(str(error)) from error
-
-
-def add_missing_tables(jpeg: bytes) -> bytes:
-    """Add the standard Huffman tables to a JPEG that has none."""
-    return jpeg if _DHT in jpeg else SOI + STANDARD_TABLES + jpeg[len(SOI) :]
 
 
 def _refuse_damage(error: native.NativeError) -> None:
@@ -124,15 +89,8 @@ def make_baseline(jpeg: bytes) -> bytes:
         UnsupportedJpeg: The JPEG cannot be read here, or would take too much memory or time for its
             size.
     """
-    # The coefficients of the source and of the result.
-    check_cost(jpeg, 0)
     found = map_jpeg(jpeg)
-    source = add_missing_tables(_huffman_coded(jpeg))
-    try:
-        sequential = native.rescan(source, _sequential_scans(found.frame))
-    except native.NativeError as error:
-        _refuse_damage(error)
-        raise UnsupportedJpeg(f"native core: {error}") from error
+    sequential = make_progressive(jpeg, _sequential_scans(found.frame))
     return join_pieces([sequential.removesuffix(EOI)], cut_tail(jpeg, found))
 
 
@@ -151,7 +109,7 @@ def decode_image(
     crop: Box | None = None,
     size: int | Size | None = None,
     layout: native.Layout = "hwc",
-    color: Literal["rgb", "gray"] = "rgb",
+    color: Color = "rgb",
     upright: bool = True,
     smoothing: bool = SMOOTHING,
     out: Pixels | None = None,
@@ -181,7 +139,6 @@ def decode_image(
 
     Raises:
         CorruptJpeg: It cannot be decoded.
-        MissingDependency: The image needs a decoder that is not installed.
         TypeError: The argument is not bytes, for example a path.
         UnsupportedJpeg: The image would take too much memory for its size.
         ValueError: The crop or size is invalid.
@@ -189,79 +146,26 @@ def decode_image(
     pieces = as_pieces(jpeg)
     if isinstance(size, int | np.integer):
         size = (int(size), int(size))
-    if is_other_format(pieces[0]):
-        pixels = decode_by_pillow(b"".join(pieces), color, upright=upright)
-        return _arrange(crop_and_resize(pixels, crop, size), layout, out)
-    how: Any = {
-        "crop": crop,
-        "size": size,
-        "orientation": native.AUTO if upright else native.STORED,
-        "smoothing": smoothing,
-    }
-    try:
-        return native.decode(pieces, layout=layout, color=color, out=out, **how)
-    except native.NativeError as error:
-        _refuse_damage(error)
-
-    whole = _complete(pieces)
-    frame = find_frame(whole)
-    if frame.arithmetic and libjpeg_turbo.available():
-        huffman = with_orientation(_huffman_coded(whole), find_orientation(whole))
-        return decode_image(
-            huffman,
-            crop=crop,
-            size=size,
-            layout=layout,
-            color=color,
-            upright=upright,
-            smoothing=smoothing,
-            out=out,
-        )
-    if len(frame.components) == _CMYK_COMPONENTS:
+    if not is_other_format(pieces[0]):
         try:
-            pixels = native.decode([whole], color="cmyk", **how)
-            return _arrange(from_cmyk(pixels, color), layout, out)
+            return native.decode(
+                pieces,
+                crop=crop,
+                size=size,
+                layout=layout,
+                color=color,
+                orientation=native.AUTO if upright else native.STORED,
+                smoothing=smoothing,
+                out=out,
+            )
         except native.NativeError as error:
             _refuse_damage(error)
-    if size:
-        check_cost(whole, _PIXEL_BYTES[color] + _PICTURE_PIXEL_BYTES)
-    pixels = decode(whole, color)
-    if upright:
-        pixels = turn_upright(pixels, find_orientation(whole))
-    return _arrange(crop_and_resize(pixels, crop, size), layout, out)
-
-
-def image_size(image: Jpeg, *, upright: bool = True) -> Size:
-    """Return the height and width in pixels of :func:`decode_image`'s result, from the header.
-
-    Raises:
-        CorruptJpeg: The header is missing or damaged.
-    """
-    whole = b"".join(as_pieces(image))
-    if is_other_format(whole):
-        return size_by_pillow(whole, upright=upright)
-    frame = find_frame(whole)
-    transposed = upright and find_orientation(whole) > 4
-    return (frame.width, frame.height) if transposed else (frame.height, frame.width)
-
-
-def from_cmyk(pixels: Pixels, color: Literal["rgb", "gray"]) -> Pixels:
-    """Convert CMYK to RGB or gray like Pillow, without a color profile.
-
-    Args:
-        pixels: (H, W, 4) uint8, as in files: 255 is no ink.
-        color: Color of the result.
-
-    Returns:
-        (H, W, 3) or (H, W, 1) uint8.
-    """
-    light = pixels[..., 3:].astype(np.uint32)
-    product = (255 - pixels[..., :3]) * light + 128
-    rgb = light - ((product + (product >> 8)) >> 8)
-    if color == "rgb":
-        return rgb.astype(np.uint8)
-    luma = (rgb @ _LUMA + (1 << 15)) >> 16
-    return luma.astype(np.uint8)[..., None]
+    whole = b"".join(pieces)
+    if not is_other_format(whole):
+        whole = whole.removesuffix(EOI) + EOI
+        check_cost(whole, _PIXEL_BYTES)
+    pixels = crop_and_resize(decode_by_pillow(whole, color, upright=upright), crop, size)
+    return arrange(pixels, layout, out)
 
 
 def as_pieces(jpeg: Any) -> list[Any]:
@@ -283,12 +187,7 @@ def as_pieces(jpeg: Any) -> list[Any]:
     return pieces
 
 
-def _complete(pieces: Sequence[Buffer]) -> bytes:
-    jpeg = b"".join(pieces)
-    return jpeg if jpeg.endswith(EOI) else jpeg + EOI
-
-
-def _arrange(
+def arrange(
     pixels: Pixels,
     layout: native.Layout,
     out: Pixels | None,
@@ -304,36 +203,21 @@ def _arrange(
     return out
 
 
-def decode(jpeg: bytes, mode: Literal["rgb", "gray", "cmyk"] = "rgb") -> Pixels:
+def decode(jpeg: bytes, color: Color | Literal["cmyk"] = "rgb") -> Pixels:
     """Decode the stored pixels of a JPEG with the reference decoder, Pillow's libjpeg-turbo.
 
     Use :func:`decode_image` for speed.
 
     Args:
         jpeg: A JPEG that ends with EOI.
-        mode: ``rgb``, ``gray``, or ``cmyk`` (for CMYK and YCCK sources only).
+        color: ``rgb``, ``gray``, or ``cmyk`` (for CMYK and YCCK sources only).
 
     Returns: (H, W, 3), (H, W, 1) or (H, W, 4) uint8, by the accurate inverse DCT and fancy
-        upsampling. libjpeg smooths between blocks of an incomplete progressive image. CMYK sources
-        become RGB or gray as in Pillow.
+        upsampling. libjpeg smooths between blocks of an incomplete progressive image.
 
     Raises:
         CorruptJpeg: It cannot be decoded.
-        MissingDependency: Pillow is not installed.
         UnsupportedJpeg: It would take too much memory or time for its size.
     """
-    check_cost(jpeg, _PIXEL_BYTES[mode])
-    frame = find_frame(jpeg)
-    if mode != "cmyk" and len(frame.components) == _CMYK_COMPONENTS:
-        return from_cmyk(decode(jpeg, "cmyk"), mode)
-    try:
-        return decode_by_pillow(jpeg, mode)
-    except MissingDependency as error:
-        kind = "this"
-        others = ""
-        if frame.arithmetic:
-            kind = "an arithmetic-coded"
-            others = f" or libturbojpeg ({libjpeg_turbo.HOW_TO_INSTALL})"
-        raise MissingDependency(
-            f"decoding {kind} JPEG needs Pillow (`pip install Pillow`){others}"
-        ) from error
+    check_cost(jpeg, _PIXEL_BYTES)
+    return decode_by_pillow(jpeg, color)

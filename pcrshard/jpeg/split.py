@@ -70,17 +70,9 @@ def cut_scans(jpeg: bytes, found: JpegMap) -> Parts:
             f"expected a progressive JPEG (SOF2), got a {kind} one (SOF{found.frame.sof - 0xC0})"
         )
     scans = [b"".join(jpeg[start:stop] for start, stop in ranges) for ranges in found.scan_ranges]
-    return _join_header(jpeg, found), scans, cut_tail(jpeg, found)
-
-
-def _join_header(jpeg: bytes, found: JpegMap) -> bytes:
-    parts = [SOI]
-    for segment in found.header:
-        part = jpeg[segment.start : segment.stop]
-        if segment.code == found.frame.sof:
-            part = part[:5] + found.frame.height.to_bytes(2) + part[7:]
-        parts.append(part)
-    return b"".join(parts)
+    whole = with_height(jpeg, found)
+    header = [SOI, *(whole[segment.start : segment.stop] for segment in found.header)]
+    return b"".join(header), scans, cut_tail(jpeg, found)
 
 
 def cut_tail(jpeg: bytes, found: JpegMap) -> bytes:
@@ -91,27 +83,10 @@ def cut_tail(jpeg: bytes, found: JpegMap) -> bytes:
     return tail + EOI + trailing if trailing else tail
 
 
-def mend_headers(jpeg: bytes, found: JpegMap) -> bytes:
-    """Normalize header fields to the values that libjpeg expects.
-
-    These are the height of a DNL in the frame header, and 0, 63, 0 after the components in headers
-    of sequential scans. The latter have no meaning there (T.81 B.2.3), and some cameras write
-    zeros, but libjpeg warns about other values. The sampling factors of a single component have no
-    meaning either (T.81 A.2.2), and libjpeg writes 1x1.
-    """
-    data = bytearray(jpeg)
-    frame = next(segment for segment in found.header if segment.code == found.frame.sof)
-    data[frame.start + 5 : frame.start + 7] = found.frame.height.to_bytes(2)
-    if len(found.frame.components) == 1:
-        data[frame.start + 11] = 0x11
-    if found.frame.progressive:
-        return bytes(data)
-
-    for scan, ranges in zip(found.scans, found.scan_ranges, strict=True):
-        start, _ = ranges[-1]
-        at = start + 5 + 2 * len(scan.components)
-        data[at : at + 3] = b"\0\x3f\0"
-    return bytes(data)
+def with_height(jpeg: bytes, found: JpegMap) -> bytes:
+    """Write the height into the frame header, which may leave it to a DNL segment."""
+    at = next(segment.start for segment in found.header if segment.code == found.frame.sof) + 5
+    return jpeg[:at] + found.frame.height.to_bytes(2) + jpeg[at + 2 :]
 
 
 def join_scans(

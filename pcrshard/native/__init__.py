@@ -24,7 +24,7 @@ except ImportError as missing:
 
 Backend = Literal["auto", "portable"]
 Layout = Literal["hwc", "chw"]
-Color = Literal["rgb", "gray", "cmyk"]
+Color = Literal["rgb", "gray"]
 Image = NDArray[np.uint8]
 Pieces = Sequence[Any]
 Box = tuple[int, int, int, int]
@@ -32,7 +32,7 @@ Size = tuple[int, int]
 
 _COLORS = ("gray", "ycc", "rgb", "cmyk", "ycck")
 _LAYOUTS = ("hwc", "chw")
-_CHANNELS = {"rgb": 3, "gray": 1, "cmyk": 4}  # indexed by the core's codes
+_CHANNELS = {"rgb": 3, "gray": 1}  # indexed by the core's codes
 _SCALES = (0, 1, 2, 4, 8)
 _UNSUPPORTED = 2
 _OTHER_ERRORS = {4: MemoryError, 5: ValueError}
@@ -134,6 +134,14 @@ def read_header(pieces: Pieces) -> Header:
     )
 
 
+def scan_end(jpeg: bytes, start: int) -> int:
+    """Return the end of the entropy-coded data from ``start``, without fill bytes.
+
+    The length of the JPEG if no marker ends it.
+    """
+    return int(lib.pcr_scan_end(jpeg, len(jpeg), start))
+
+
 def exif_orientation(payload: bytes) -> int:
     """Return the EXIF orientation 1-8 in an APP1 payload, 0 if absent or malformed.
 
@@ -228,8 +236,8 @@ def decode(
             beyond its edge.
         size: (height, width) of the result.
         layout: ``hwc`` gives (H, W, 3), ``chw`` gives (3, H, W).
-        color: ``rgb`` from 1 or 3 components, ``gray`` (the luma) from the same, as (H, W, 1) or
-            (1, H, W); ``cmyk`` from 4 components, as stored (libjpeg-turbo's TJPF_CMYK).
+        color: ``rgb``, or ``gray``, the luma, as (H, W, 1) or
+            (1, H, W). CMYK is converted as by Pillow, without a color profile.
         orientation: EXIF orientation to undo, 1 to 8; 0 for the stream's own.
         out: C-contiguous uint8 array of the result's shape to decode into.
         scale: 1, 2, 4 or 8 forces DCT-domain scaling by 1/scale; 0 lets the core choose.
@@ -240,7 +248,7 @@ def decode(
 
     Raises:
         NativeError: The stream is damaged, too expensive for its size, or (``unsupported``) legal
-            but unsupported by this core, such as RGB from CMYK, arithmetic coding or 12 bits.
+            but unsupported by this core, such as arithmetic coding or 12 bits.
         ValueError: A crop, orientation, size or ``out`` is invalid.
     """
     request = make_request(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from .. import storage
 from ..errors import StorageError
@@ -133,16 +132,9 @@ def check_claims(
         return
     largest = max(range(len(urls)), key=lambda shard: index.shards[shard].num_samples)
     url = urls[largest]
-    how: dict[str, Any] = {"retry": retry or Retry()}
-    shard = Shard(
-        url,
-        entry=index.shards[largest],
-        storage_options=storage_options,
-        **how,
-    )
+    shard = Shard(url, entry=index.shards[largest], storage_options=storage_options, retry=retry)
     stop = shard.head.index_stop
-    with storage.open_range(url, stop - 1, stop, options=storage_options, **how):
-        pass
+    storage.read(url, stop - 1, stop, options=storage_options, retry=retry or Retry())
 
 
 def count_classes(

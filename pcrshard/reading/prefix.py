@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Protocol, Self, TypeVar
@@ -26,7 +25,7 @@ Samples = Iterator[Sample]
 Select = Callable[[str, str], bool]
 OnError = Callable[[PCRError], bool]
 Decode = Callable[[list[memoryview]], Any]
-Jpeg = TypeVar("Jpeg", bytes, memoryview, bytes | None)
+Jpeg = TypeVar("Jpeg", bytes, memoryview)
 
 
 def number_lists(sample: Sample) -> Sample:
@@ -156,10 +155,6 @@ class Prefix:
             CorruptPiece: A sample is damaged; the error names its key and scan.
             ValueError: The prefix is closed.
         """
-        plain = rows is None and select is None and decode is None
-        if plain and (every := self._all_rows()) is not None:
-            yield from every
-            return
         for row in range(len(self.index.keys)) if rows is None else rows:
             try:
                 sample = self.sample(row, select=select, decode=decode)
@@ -168,39 +163,6 @@ class Prefix:
                     raise
                 continue
             yield sample
-
-    def _all_rows(self) -> list[Sample] | None:
-        """Return all samples, built by column; ``None`` if they must be built one by one."""
-        if self.contents.is_damaged or self.index.schema.lists:
-            return None
-        jpegs = self._all_jpegs() if self.streams else []
-        fields = self.fields.values()
-        if None in jpegs or any(None in column for column in fields):
-            return None
-        if self.scan != FULL and self._turned:
-            jpegs = list(map(self._oriented, itertools.count(), jpegs))
-        step = len(self.streams)
-        images = [jpegs[stream::step] for stream in range(step)]
-        names = ("__key__", *self.streams, *self.fields)
-        columns = (self.index.keys, *images, *fields)
-        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-
-    def _all_jpegs(self) -> list[bytes | None]:
-        """Return the JPEG of every unit, ``None`` if it is missing or has metadata to restore."""
-        contents = self.contents  # held until its bytes are copied: another thread may close
-        table = self._sound_table.copy()
-        table["size"][:, -1] *= table["size"][:, 0] + table["size"][:, 1] > 0
-        view = join(table).data
-        stops = table["size"].sum(axis=1).cumsum().tolist()
-        jpegs = [bytes(view[start:stop]) or None for start, stop in itertools.pairwise([0, *stops])]
-        tail = contents.tail if self.scan == FULL else None
-        if tail is not None:
-            for unit in np.flatnonzero(tail.table.sizes[0]).tolist():
-                try:
-                    jpegs[unit] = self._jpeg(unit)
-                except CorruptJpeg:
-                    jpegs[unit] = None
-        return jpegs
 
     def sample(
         self,
@@ -254,16 +216,10 @@ class Prefix:
             is_there = field in lists or self.index.dims[here[0], 0] != 0
             yield field, here if is_there else ()
 
-    @cached_property
-    def _turned(self) -> frozenset[int]:
-        """Whether each image's EXIF orientation differs from its pixels."""
-        return frozenset(np.flatnonzero(self.index.orientation > 1).tolist())
-
     def _oriented(self, unit: int, jpeg: Jpeg) -> Jpeg | bytes:
         """Return a JPEG with an orientation tag, which only the metadata of full fidelity has."""
-        if jpeg is None or unit not in self._turned:
-            return jpeg
-        return with_orientation(jpeg, int(self.index.orientation[unit]))
+        orientation = int(self.index.orientation[unit])
+        return with_orientation(jpeg, orientation) if orientation > 1 else jpeg
 
     @cached_property
     def passthrough_images(self) -> frozenset[str]:
@@ -341,14 +297,15 @@ class Prefix:
 
     def _jpeg(self, unit: int) -> bytes:
         contents = self.contents  # held until its bytes are copied: another thread may close
-        if self.scan != FULL and unit not in contents.damaged:
-            return bytes(self._oriented(unit, join(self._sound_table[unit]).tobytes()))
-        pieces = self._pieces(unit)
-        if self.scan != FULL:
-            pieces[0] = memoryview(self._oriented(unit, pieces[0]))
         tail = contents.tail if self.scan == FULL else None
-        metadata = b"" if tail is None else tail.of_unit(unit)[0]
-        if tail is not None and unit in contents.damaged:
+        if unit not in contents.damaged and (tail is None or not tail.table.sizes[0, unit]):
+            jpeg = join(self._sound_table[unit]).tobytes()
+            return jpeg if self.scan == FULL else bytes(self._oriented(unit, jpeg))
+        pieces = self._pieces(unit)
+        if tail is None:
+            return join_pieces([self._oriented(unit, pieces[0]), *pieces[1:]])
+        metadata = tail.of_unit(unit)[0]
+        if unit in contents.damaged:
             self._compare(tail, unit, 0, crc32c(metadata))
         try:
             return join_pieces(pieces, bytes(metadata))

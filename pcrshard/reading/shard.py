@@ -18,34 +18,10 @@ from ..format.shard_index import ShardIndex, decode_index
 from ..redaction import get_logger, redact_url
 from ..storage.retry import Cancel, Retry
 from .contents import find_contents
-from .prefix import (
-    Decode,
-    OnError,
-    Prefix,
-    Sample,
-    Samples,
-    Select,
-)
+from .prefix import Decode, OnError, Prefix, Sample, Samples, Select
 from .prefix_cache import PrefixCache
 
 log = get_logger(__name__)
-_RETRY = Retry()
-
-
-def _describes(
-    entry: ShardEntry,
-    head: Head,
-    crc: int,
-) -> bool:
-    """Return whether the shard with this head checksum is the one the dataset index describes."""
-    found = (crc, head.num_samples, head.stops)
-    known = (entry.head_crc32c, entry.num_samples, entry.stops)
-    return found == known
-
-
-def _identity(entry: ShardEntry) -> str:
-    head, size, crc = entry[2:5]
-    return f"{head:08x} {size} {crc:08x}"
 
 
 class Shard:
@@ -77,10 +53,7 @@ class Shard:
         self.entry = entry
         self.check = check
         self.cache = cache
-        self._how: dict[str, Any] = {
-            "options": storage_options,
-            "retry": retry or _RETRY,
-        }
+        self._how: dict[str, Any] = {"options": storage_options, "retry": retry or Retry()}
         self._head: Head | None = None
         self._index: ShardIndex | None = None
         self._identity: str | None = None
@@ -138,11 +111,7 @@ class Shard:
         See :meth:`load` and :meth:`Prefix.samples`.
         """
         with self.load(scan) as prefix:
-            yield from prefix.samples(
-                select=select,
-                on_error=on_error,
-                decode=decode,
-            )
+            yield from prefix.samples(select=select, on_error=on_error, decode=decode)
 
     def __len__(self) -> int:
         return self.num_samples
@@ -194,22 +163,7 @@ class Shard:
             ScanUnavailable, NotAShard, UnsupportedVersion, CorruptIndex, TruncatedShard,
             StorageError: The shard cannot be read.
         """
-        if not self.check or (self.cache is None and storage.is_local(self.url)):
-            return self._load(scan, cancel)
-        try:
-            prefix = self._load(scan, cancel)
-            if not prefix.contents.is_damaged:
-                return prefix
-        except TruncatedShard:
-            self._forget()
-            raise
-        except FormatError as error:
-            log.warning("%s; fetching it once more", error)
-        self._forget()
-        prefix = self._load(scan, cancel)
-        if prefix.contents.is_damaged and self.cache is not None:
-            self.cache.forget(self.url, self._content)
-        return prefix
+        return self._load(scan, cancel)
 
     def change_scan(self, prefix: Prefix, scan: Scan) -> Prefix:
         """Turn a prefix into that of another scan; reads only the missing bytes, in one request.
@@ -218,26 +172,33 @@ class Shard:
             prefix: A prefix of this shard; do not use it afterwards.
             scan: As for :meth:`load`, which says what may be raised.
         """
-        stop = self.prefix_stop(scan)
-        if stop <= prefix.num_bytes:
+        if self.prefix_stop(scan) <= prefix.num_bytes:
             return prefix.at(scan)
         if prefix.contents.is_damaged:
-            return self.load(scan)
-        buffer = self._read(stop, known=prefix.contents.buffer.data)
-        is_last = self.cache is None and storage.is_local(self.url)
-        try:
-            contents = find_contents(buffer, self.index, scan, check=self.check, url=self.url)
-        except FormatError:
-            if is_last:
-                raise
-            return self.load(scan)
-        if contents.is_damaged and not is_last:
-            return self.load(scan)
-        return Prefix(self, scan, contents)
+            return self._load(scan)
+        return self._load(scan, known=prefix.contents.buffer.data)
 
-    def _load(self, scan: Scan, cancel: Cancel) -> Prefix:
-        known: Buffer = b""
-        if self.entry is None:
+    def _load(self, scan: Scan, cancel: Cancel = None, known: Buffer = b"") -> Prefix:
+        """Load a prefix whose first bytes may be known; fetch damaged bytes once more."""
+        if not self.check or (self.cache is None and storage.is_local(self.url)):
+            return self._load_once(scan, cancel, known)
+        try:
+            prefix = self._load_once(scan, cancel, known)
+            if not prefix.contents.is_damaged:
+                return prefix
+        except TruncatedShard:
+            self._forget()
+            raise
+        except FormatError as error:
+            log.warning("%s; fetching it once more", error)
+        self._forget()
+        prefix = self._load_once(scan, cancel)
+        if prefix.contents.is_damaged and self.cache is not None:
+            self.cache.forget(self.url, self._content)
+        return prefix
+
+    def _load_once(self, scan: Scan, cancel: Cancel, known: Buffer = b"") -> Prefix:
+        if self.entry is None and not known:
             # Read each time: the file may have been replaced since.
             start = self._read(HEAD_STOP, cancel=cancel)
             self._head = self._read_head(start)
@@ -270,8 +231,11 @@ class Shard:
     def _content(self) -> str:
         """Return the identity for the cache; costs one request without a dataset index."""
         if self._identity is None:
-            entry = self.entry
-            self._identity = _identity(entry) if entry else storage.identity(self.url, **self._how)
+            if self.entry is None:
+                self._identity = storage.identity(self.url, **self._how)
+            else:
+                head, size, crc = self.entry[2:5]
+                self._identity = f"{head:08x} {size} {crc:08x}"
         return self._identity
 
     def _forget(self) -> None:
@@ -285,8 +249,10 @@ class Shard:
     def _read_head(self, start: NDArray[np.uint8]) -> Head:
         view = start.data
         head = read_head(view, url=self.url)
-        crc = head_checksum(view[BLOCK:HEAD_STOP])
-        if self.entry is not None and not _describes(self.entry, head, crc):
+        if self.entry is None:
+            return head
+        found = (head_checksum(view[BLOCK:HEAD_STOP]), head.num_samples, head.stops)
+        if found != (self.entry.head_crc32c, self.entry.num_samples, self.entry.stops):
             raise CorruptIndex(
                 f"the shard is not the one that {DATASET_INDEX} describes: it was replaced, "
                 "or the index is old",

@@ -21,7 +21,6 @@ from .files import (
     write_at,
 )
 from .ranges import (
-    open_range,
     read,
     read_bytes,
     read_into,
@@ -63,7 +62,6 @@ __all__ = [
     "list_matching",
     "make_folder",
     "open_file",
-    "open_range",
     "plain_path",
     "read",
     "read_bytes",

@@ -8,7 +8,6 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,12 +78,6 @@ def read(
         read_into(url, first, rest, options=options, retry=retry, cancel=cancel)
     buffer.data[: len(known)] = known
     return buffer
-
-
-@contextmanager
-def open_range(url: str, start: int, stop: int, **how: Any) -> Iterator[memoryview]:
-    """Read the bytes ``[start, stop)`` of a file as a memoryview; arguments as in :func:`read`."""
-    yield read(url, start, stop, **how).data
 
 
 def read_into(

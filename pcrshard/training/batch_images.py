@@ -32,8 +32,13 @@ class BatchMemory:
 
     pin: bool = False
 
-    def take(self, size: int) -> torch.Tensor:
-        """Return memory of this size, (size,) uint8."""
+    def take(self, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+        """Return consecutive uint8 tensors of these shapes in one block of memory."""
+        sizes = list(map(math.prod, shapes))
+        parts = torch.split(self._block(sum(sizes)), sizes)
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def _block(self, size: int) -> torch.Tensor:
         if get_worker_info() is not None:
             # A worker passes tensors through shared memory, and torch would copy any that lie
             # elsewhere. torch's own collation does the same.
@@ -43,13 +48,6 @@ class BatchMemory:
             # torch reuses it only after pending copies from it complete.
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
         return torch.from_numpy(memory.borrow_array(size))
-
-    def take_arrays(self, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
-        """Return consecutive tensors of these shapes in one block of memory."""
-        stops = list(itertools.accumulate(map(math.prod, shapes), initial=0))
-        whole = self.take(stops[-1])
-        ends = zip(stops, stops[1:], shapes, strict=False)
-        return [whole[start:stop].view(shape) for start, stop, shape in ends]
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,14 +111,6 @@ class FieldImages:
             ]
         return images if self.is_list else images[0]
 
-    def put(self, position: int, value: Any) -> None:
-        """Copy in an image that was decoded elsewhere; not for lists of images."""
-        if self.is_list or value is None:
-            return
-        pixels = value.pixels if self.image.return_geometry else value
-        for array, each in zip(self.arrays, pixels if self.image.views else [pixels], strict=True):
-            array[position] = torch.from_numpy(each)
-
 
 def begin_field(
     rows: list[Row],
@@ -165,7 +155,7 @@ def begin_field(
     for (prefix, (places, units)), own in zip(groups.items(), tables, strict=True):
         table[places, : own.shape[1]] = own
         orientations[places] = prefix.index.orientation[units]
-    arrays = target.take_arrays(image.batch_shapes(len(ids)))
+    arrays = target.take(image.batch_shapes(len(ids)))
     decoding = image.begin(
         pool,
         table,
@@ -186,7 +176,7 @@ def as_tensors(value: Any) -> Any:
     return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
 
 
-def picture_column(values: Sequence[Any], image: ImageDecoder) -> Any:
+def stack_images(values: Sequence[Any], image: ImageDecoder) -> Any:
     """Collate the pixels or the geometry of a field.
 
     Args:
@@ -194,23 +184,13 @@ def picture_column(values: Sequence[Any], image: ImageDecoder) -> Any:
         image: The decoder.
 
     Returns: A tensor or a Geometry, or one per view, if each sample has one image and all have the
-        same size; otherwise a list of tensors. ``None`` if the values are not images.
+        same size; otherwise a list of tensors. Other values are unchanged.
     """
-    if not any(map(has_pictures, values)):
-        return None
     tensors = list(map(as_tensors, values))
     shown = tensors if not image.views else [value and value[0] for value in tensors]
-    if all(isinstance(value, Geometry) for value in shown):
-        return _stack(tensors)
-    one = image.is_sized and all(isinstance(value, torch.Tensor) for value in shown)
-    return _stack(tensors) if one else tensors
-
-
-def has_pictures(value: Any) -> bool:
-    """Tell whether a sample's value is pixels, a geometry, or a list of either."""
-    if isinstance(value, list):
-        return any(map(has_pictures, value))
-    return isinstance(value, np.ndarray | Geometry)
+    is_geometry = all(isinstance(value, Geometry) for value in shown)
+    one_size = image.is_sized and all(isinstance(value, torch.Tensor) for value in shown)
+    return _stack(tensors) if is_geometry or one_size else tensors
 
 
 def _stack(values: Sequence[Any]) -> Any:

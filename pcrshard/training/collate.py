@@ -13,17 +13,15 @@ from torch.utils.data import default_collate
 
 from ..arguments import is_integer
 from ..errors import PCRError, ScanUnavailable
-from ..format.scan import FULL, Scan, check_scan
+from ..format.scan import FULL, check_scan
 from ..jpeg.image_decoder import ImageDecoder
 from ..jpeg.views import geometry_field, unfold
 from ..native.pool import Pool, draw_key
 from ..reading.field_values import CONVERSIONS, INTEGERS, convert, extension
 from ..reading.prefix import Sample
-from .batch_images import BatchMemory, FieldImages, as_tensors, begin_field, picture_column
+from .batch_images import BatchMemory, FieldImages, as_tensors, begin_field, stack_images
 from .shard_set import Row
 
-# Seed and epoch.
-Key = tuple[int, int]
 Rows = list[Row]
 # Images of a batch by field.
 Images = dict[str, FieldImages]
@@ -45,27 +43,17 @@ class Collator:
         fields: Fields of a batch, which is then a tuple; by default a batch is a dict of all
             fields.
         transform: Called with each sample, with images as arrays; torch collates the results.
-        seed: Seed of crops and flips, combined with the epoch and the sample's id.
-        image_of: Function from an epoch's number to its decoder; ``image`` is then the decoder of
-            epoch 0.
+        key: Seed and epoch, which together with a sample's id determine its crops and flips.
     """
 
     image: ImageDecoder | None
     fields: Sequence[str] | None
     transform: Callable[[Sample], Any] | None
-    seed: int
-    image_of: Callable[[int], OneImage] | None = None
-
-    def of_epoch(self, epoch: int) -> Collator:
-        """Return the collator of an epoch."""
-        if self.image_of is None:
-            return self
-        return replace(self, image=as_decoder(self.image_of(epoch)), image_of=None)
+    key: tuple[int, int]
 
     def begin(
         self,
         rows: Rows,
-        epoch: int,
         pool: Pool | None = None,
         target: BatchMemory = BatchMemory(),
     ) -> Callable[[], Any]:
@@ -73,42 +61,26 @@ class Collator:
 
         Args:
             rows: The samples, whose prefixes must be open until the batch is finished.
-            epoch: Number of the epoch.
             pool: Threads that decode in the background; see :meth:`open_pool`.
             target: Memory for the images.
 
         Returns:
             A function that finishes the batch and returns it.
         """
-        key = (self.seed, epoch)
         images: Images = {}
         if pool is not None and self.image is not None and self.image.is_sized:
             if self.transform is not None:
                 target = BatchMemory()  # torch copies a transform's results
             streams = dict.fromkeys(stream for _, prefix, _ in rows for stream in prefix.streams)
             images = {
-                name: begin_field(rows, name, self.image, key, pool, target)
+                name: begin_field(rows, name, self.image, self.key, pool, target)
                 for name in filter(self._is_read, streams)
             }
-        return partial(self._finish, rows, key, images)
+        return partial(self._finish, rows, images)
 
-    def begin_scans(
-        self,
-        rows: Rows,
-        scans: Sequence[Scan],
-        epoch: int,
-        pool: Pool | None,
-    ) -> Callable[[], dict[Scan, Any]]:
-        """Start a batch of these rows at several scans."""
-        begun = {}
-        for scan in scans:
-            lower = [(sample, prefix.at(scan), row) for sample, prefix, row in rows]
-            begun[scan] = self.begin(lower, epoch, pool)
-        return lambda: {scan: finish() for scan, finish in begun.items()}
-
-    def one(self, row: Row, epoch: int = 0) -> Any:
+    def one(self, row: Row) -> Any:
         """Return one sample: ``transform``'s result, or a tuple or dict with images as tensors."""
-        [sample] = self._samples([row], (self.seed, epoch), {})
+        [sample] = self._samples([row], {})
         if self.transform is not None:
             return self.transform(sample)
         return self._chosen([row], {name: as_tensors(value) for name, value in sample.items()})
@@ -134,23 +106,20 @@ class Collator:
         # A subclass may override decoding.
         return Pool(threads) if type(self.image) is ImageDecoder else nullcontext()
 
-    def _finish(self, rows: Rows, key: Key, images: Images) -> Any:
+    def _finish(self, rows: Rows, images: Images) -> Any:
         if self.transform is not None:
-            return default_collate(list(map(self.transform, self._samples(rows, key, images))))
+            return default_collate(list(map(self.transform, self._samples(rows, images))))
         batch: dict[str, Any] = {}
         for name in self._names(rows):
-            batch |= self._columns(name, rows, key, images.get(name))
+            batch |= self._columns(name, rows, images)
         return self._chosen(rows, batch)
 
     def _names(self, rows: Rows) -> list[str]:
         """Return the fields to read for these samples."""
         prefixes = dict.fromkeys(prefix for _, prefix, _ in rows)
-        found = dict.fromkeys(("__key__",))
-        for prefix in prefixes:
-            found |= dict.fromkeys(prefix.streams)
-        for prefix in prefixes:
-            found |= dict.fromkeys(prefix.fields)
-        return list(filter(self._is_read, found))
+        streams = [name for prefix in prefixes for name in prefix.streams]
+        others = [name for prefix in prefixes for name in prefix.fields]
+        return list(filter(self._is_read, dict.fromkeys(("__key__", *streams, *others))))
 
     def _is_read(self, field: str) -> bool:
         return self._is_wanted(field) or self._is_wanted(geometry_field(field))
@@ -167,11 +136,11 @@ class Collator:
                 _refuse_missing(rows[0], name)
         return tuple(found[name] for name in self.fields)
 
-    def _samples(self, rows: Rows, key: Key, images: Images) -> list[Sample]:
+    def _samples(self, rows: Rows, images: Images) -> list[Sample]:
         """Return the samples, with images as arrays."""
         columns: dict[str, list[Any]] = {}
         for name in self._names(rows):
-            columns |= self._values(name, rows, key, images.get(name))
+            columns |= self._values(name, rows, images)
         return [
             {
                 name: convert(name, own[place], prefix.index.keys[row])
@@ -181,27 +150,33 @@ class Collator:
             for place, (_, prefix, row) in enumerate(rows)
         ]
 
-    def _values(
-        self, name: str, rows: Rows, key: Key, images: FieldImages | None
-    ) -> dict[str, list[Any]]:
-        """Return a field of each sample, ``None`` where absent, and the geometry of images."""
-        if images is None:
-            values = [self._value(name, row, key) for row in rows]
+    def _columns(self, name: str, rows: Rows, images: Images) -> dict[str, Any]:
+        """Return the columns of a field and its geometry; empty if no sample has the field."""
+        own = images.get(name)
+        if own is not None and not own.is_list and all(own.decoded):
+            columns = own.columns
         else:
-            values = []
-            for place, is_decoded in enumerate(images.decoded):
-                if is_decoded:
-                    values.append(images.value(place))
-                else:
-                    values.append(self._value(name, rows[place], key))
-                    images.put(place, values[-1])
+            columns = {
+                field: self._column(field, values, rows)
+                for field, values in self._values(name, rows, images).items()
+                if any(value is not None for value in values)
+            }
+        return {field: column for field, column in columns.items() if self._is_wanted(field)}
+
+    def _values(self, name: str, rows: Rows, images: Images) -> dict[str, list[Any]]:
+        """Return a field of each sample, ``None`` where absent, and the geometry of images."""
+        own = images.get(name)
+        values = [
+            self._value(name, row) if own is None or not own.decoded[place] else own.value(place)
+            for place, row in enumerate(rows)
+        ]
         if self.image is None or not self.image.return_geometry:
             return {name: values}
         parts = [unfold({name: value}) for value in values]
         names = (name, geometry_field(name))
         return {field: [part.get(field) for part in parts] for field in names}
 
-    def _value(self, name: str, row: Row, key: Key) -> Any:
+    def _value(self, name: str, row: Row) -> Any:
         """Return a field of a sample, decoding an image."""
         number, prefix, place = row
         if name == "__key__":
@@ -214,7 +189,7 @@ class Collator:
         def decode(pieces: list[memoryview]) -> Any:
             # All images of a sample share their random numbers, whichever fields are read, so that
             # an image and its mask are cropped alike.
-            return image(pieces, draw_key(*key, number))
+            return image(pieces, draw_key(*self.key, number))
 
         value = prefix.value(place, name, decode)
         if not (is_passthrough and isinstance(value, bytes)):
@@ -225,54 +200,17 @@ class Collator:
             key_of = prefix.index.keys[place]
             raise type(error)(f"{name}: {error}", url=prefix.shard.url, key=key_of) from error
 
-    def _columns(
-        self, name: str, rows: Rows, key: Key, images: FieldImages | None
-    ) -> dict[str, Any]:
-        """Return the columns of a field and its geometry; empty if no sample has the field."""
-        columns: dict[str, Any]
-        if images is not None and not images.is_list and all(images.decoded):
-            columns = images.columns
-        else:
-            columns = {
-                field: self._column(field, values, rows, images if field == name else None)
-                for field, values in self._values(name, rows, key, images).items()
-                if any(value is not None for value in values)
-            }
-        return {field: column for field, column in columns.items() if self._is_wanted(field)}
-
-    def _column(self, name: str, values: list[Any], rows: Rows, images: FieldImages | None) -> Any:
+    def _column(self, name: str, values: list[Any], rows: Rows) -> Any:
         """Collate the values of a field by WebDataset's meaning of its last extension."""
         missing = [row for row, value in zip(rows, values, strict=True) if value is None]
-        if missing and self.fields is not None and name in self.fields:
+        if missing and name in (self.fields or ()):
             _refuse_missing(missing[0], name)
-        if images is not None and not missing and not images.is_list:
-            return images.pixels
         last = extension(name)
-        if self.image is not None and last not in CONVERSIONS:
-            pictures = picture_column(values, self.image)
-            if pictures is not None:
-                return pictures
         if last in CONVERSIONS:
             keys = (prefix.index.keys[row] for _, prefix, row in rows)
             values = list(map(partial(convert, name), values, keys))
-        return torch.tensor(values) if last in INTEGERS and not missing else values
-
-
-def make_collator(
-    image: ImageChoice,
-    fields: Sequence[str] | None,
-    transform: Callable[[Sample], Any] | None,
-    seed: int,
-) -> Collator:
-    """Return a collator of these fields, this transform and this seed.
-
-    Raises:
-        TypeError: ``image`` is neither a decoder, nor a size, nor ``None``, nor a function from an
-            epoch's number to one of these.
-    """
-    if isinstance(image, ImageDecoder) or not callable(image):
-        return Collator(as_decoder(image), fields, transform, seed)
-    return Collator(as_decoder(image(0)), fields, transform, seed, image)
+            return torch.tensor(values) if last in INTEGERS and not missing else values
+        return values if self.image is None else stack_images(values, self.image)
 
 
 def as_decoder(image: OneImage) -> ImageDecoder | None:

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-_MEMBERSHIP = "proc/self/cgroup"
-_CGROUPS = "sys/fs/cgroup"
-# Quota and period in microseconds, of cgroup v2 and v1.
-_QUOTA_FILES = {
-    "": ("cpu.max",),
-    "cpu": ("cpu.cfs_quota_us", "cpu.cfs_period_us"),
-}
+# Quota and period in microseconds, of cgroup v2 and v1, as a container sees its own cgroup.
+_QUOTA_FILES = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
 
 
 def decoding_threads(
@@ -34,41 +29,18 @@ def decoding_threads(
 
 
 def available_cpus(root: str = "/") -> int:
-    """Return the whole CPUs that the affinity and the cgroup quota allow this process."""
-    return max(int(min(_affinity(), cgroup_quota(root))), 1)
+    """Return the whole CPUs that the affinity and the container's quota allow this process."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return max(int(min(cpus, _container_quota(root))), 1)
 
 
-def _affinity() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def cgroup_quota(root: str = "/") -> float:
-    """Return the CPU quota of this process's cgroup, v1 or v2; infinite if unlimited."""
-    quotas = [_quota(folder, files) for folder, files in _cgroups(Path(root))]
-    return min(quotas, default=math.inf)
-
-
-def _cgroups(root: Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """Yield the folder of each cgroup of this process, and the names of its quota files."""
-    try:
-        lines = (root / _MEMBERSHIP).read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        for controller in set(controllers.split(",")) & _QUOTA_FILES.keys():
-            top = root / _CGROUPS / controller
-            # A container mounts its own cgroup as the root but sees the host's path of it.
-            for folder in [PurePosixPath(path), *PurePosixPath(path).parents]:
-                yield top / folder.relative_to("/"), _QUOTA_FILES[controller]
-
-
-def _quota(folder: Path, files: tuple[str, ...]) -> float:
-    with suppress(OSError, ValueError):
-        text = " ".join((folder / file).read_text() for file in files)
-        quota, period = map(int, text.split())  # "max" is not a number, and -1 means no quota
-        if quota > 0 and period > 0:
-            return quota / period
+def _container_quota(root: str) -> float:
+    """Return the CPU quota of this container's cgroup, v1 or v2; infinite if unlimited."""
+    for files in _QUOTA_FILES:
+        with suppress(OSError, ValueError):
+            text = " ".join(Path(root, "sys/fs/cgroup", file).read_text() for file in files)
+            quota, period = map(int, text.split())  # "max" is not a number, and -1 means no quota
+            if quota > 0 and period > 0:
+                return quota / period
     return math.inf

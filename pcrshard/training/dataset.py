@@ -18,12 +18,13 @@ from .. import storage
 from ..arguments import ByteSize, Natural, checked, num_bytes
 from ..checksum import crc32c
 from ..format.scan import FULL, Scan
+from ..jpeg.image_decoder import ImageDecoder
 from ..reading.options import ReadOptions
 from ..reading.prefix import Sample
 from ..reading.prefix_cache import CacheStats
 from ..reading.scan_level import ScanOrFraction, current_scan
 from ..storage.retry import Retry
-from .collate import Collator, ImageChoice, make_collator
+from .collate import Collator, ImageChoice, as_decoder
 from .epoch_sequence import SPLIT, Ints, Rules, random_words, share_out
 from .shard_set import RecentPrefixes, ShardSet
 
@@ -113,9 +114,12 @@ class PCRDataset(Dataset[Any]):
         self._recent = RecentPrefixes(self.shards, num_bytes("held_bytes", held_bytes))
         self.collator(0)  # validates the decoder and the fields
 
-    def collator(self, seed: int) -> Collator:
-        """Return the collator of rows; crops and flips are drawn from this seed."""
-        return make_collator(self.decoder, self.fields, self.transform, seed)
+    def collator(self, seed: int, epoch: int = 0) -> Collator:
+        """Return the collator of an epoch's rows; crops and flips are drawn from this seed."""
+        decoder = self.decoder
+        if callable(decoder) and not isinstance(decoder, ImageDecoder):
+            decoder = decoder(epoch)
+        return Collator(as_decoder(decoder), self.fields, self.transform, (seed, epoch))
 
     @property
     def classes(self) -> tuple[str, ...]:

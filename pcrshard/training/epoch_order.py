@@ -26,14 +26,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arguments import Positive, check_fields
 from .epoch_sequence import (
-    MAX_EPOCH,
     WINDOWS,
     Counts,
     Ints,
     Rules,
-    check_counts,
-    check_whole,
     mixture,
     random_words,
     run_begins,
@@ -68,14 +66,12 @@ class Geometry:
             one worker.
     """
 
-    global_batch: int
-    max_world_size: int = 1
-    lanes_per_rank: int = 4
+    global_batch: Positive
+    max_world_size: Positive = 1
+    lanes_per_rank: Positive = 4
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            check_whole(name, value, 1)
-
+        check_fields(self)
         if self.global_batch % self.max_world_size:
             raise ValueError(
                 "expected global_batch to be a multiple of max_world_size, "
@@ -152,9 +148,8 @@ def epoch_order(
     >>> epoch_order([3, 3, 2], Geometry(2, lanes_per_rank=1), history=[(2, 1, 1, 3)]).steps
     1
     """
-    sizes = check_counts("sizes", sizes)
-    left = _whole_sequence(sizes, rules, epoch, sequence)
-
+    sizes = np.asarray(sizes, np.int64)
+    left = shuffled_passes(sizes, rules, 0, epoch, epoch + 1) if sequence is None else sequence
     for stage, (*numbers, steps) in enumerate(advance(history, geometry, 0)):
         cut = Geometry(*numbers)
         entries = _lay_out(shards_of(left, sizes), cut, rules, (epoch, stage))
@@ -189,16 +184,10 @@ def advance(
     """
     segments: list[list[int]] = []
     for segment in [*history, (*astuple(geometry), steps)]:
-        if len(segment) != 4:
-            raise ValueError(
-                "expected segments (global_batch, max_world_size, lanes_per_rank, steps), "
-                f"got {segment!r}"
-            )
-        *cut, done = segment
-        numbers = list(astuple(Geometry(*cut)))
-        if not segments or segments[-1][:3] != numbers:
-            segments.append([*map(int, numbers), 0])
-        segments[-1][3] += check_whole("steps", done, 0)
+        *cut, done = map(int, segment)
+        if not segments or segments[-1][:3] != cut:
+            segments.append([*cut, 0])
+        segments[-1][3] += done
     return segments
 
 
@@ -221,8 +210,6 @@ def worker_batches(
     Returns: Views of (global_batch / world,) int64 ids. A short last row is spread evenly; a rank
         without any of it has one fewer batch.
     """
-    check_whole("rank", rank, 0, check_whole("world", world, 1) - 1)
-    check_whole("worker", worker, 0, check_whole("workers", workers, 1) - 1)
     size = order.geometry.global_batch
     if order.cuts is not None:
         starts = order.cuts[rank::world]
@@ -245,22 +232,6 @@ def worker_batches(
 def last_share(length: int, world: int, rank: int) -> range:
     """Return a rank's columns of a short last row."""
     return range(rank * length // world, (rank + 1) * length // world)
-
-
-def _whole_sequence(
-    sizes: Ints,
-    rules: Rules,
-    epoch: int,
-    given: Ints | None,
-) -> Ints:
-    """Return the given ids, validated, or by default every sample once."""
-    check_whole("epoch", epoch, 0, MAX_EPOCH)
-    if given is None:
-        given = shuffled_passes(sizes, rules, 0, epoch, epoch + 1)
-    ids = check_counts("sequence", given)
-    if not len(ids) or ids.max() >= sizes.sum():
-        raise ValueError(f"expected a sequence of ids below {sizes.sum()}, got {len(ids)} samples")
-    return ids
 
 
 def _lay_out(

@@ -14,6 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arguments import Natural, check_fields
+
 Ints = NDArray[np.int64]
 Counts = Sequence[int] | Ints
 # Sample ids of each batch.
@@ -22,33 +24,6 @@ Batches = Sequence[Ints]
 # them changes every order.
 SHARDS, ROWS, WINDOWS, MERGE, BUCKETS, SPLIT = range(6)
 MAX_EPOCH = 2**32 - 1
-
-
-def check_counts(name: str, values: Counts) -> Ints:
-    """Return the values as (shards,) int64; raise if they are not nonnegative integers."""
-    array = np.asarray(values)
-    if not _are_counts(array):
-        raise ValueError(f"expected {name} to be whole numbers of at least 0, got {values!r}")
-    return array.astype(np.int64)
-
-
-def _are_counts(array: NDArray[Any]) -> bool:
-    if array.ndim != 1:
-        return False
-    return array.size == 0 or (array.dtype.kind in "iu" and bool(array.min() >= 0))
-
-
-def check_whole(
-    name: str,
-    value: int,
-    least: int,
-    most: float = math.inf,
-) -> int:
-    """Return the value; raise if it is not an integer in [least, most]."""
-    if isinstance(value, int | np.integer) and least <= value <= most:
-        return int(value)
-    limit = f"of at least {least}" if most == math.inf else f"in [{least}, {most}]"
-    raise ValueError(f"expected {name} to be a whole number {limit}, got {value!r}")
 
 
 def shards_of(ids: Ints, sizes: Ints) -> Ints:
@@ -77,15 +52,14 @@ class Rules:
             get none.
     """
 
-    seed: int = 0
-    shuffle_shards: int = 4
+    seed: Natural = 0
+    shuffle_shards: Natural = 4
     last: Literal["drop", "pad", "short"] = "drop"
 
     def __post_init__(self) -> None:
-        check_whole("seed", self.seed, 0, 2**64 - 1)
-        check_whole("shuffle_shards", self.shuffle_shards, 0)
-        if self.last not in ("drop", "pad", "short"):
-            raise ValueError(f"expected last to be 'drop', 'pad' or 'short', got {self.last!r}")
+        check_fields(self)
+        if self.seed >= 1 << 64:
+            raise ValueError(f"expected seed to be below 2**64, got {self.seed}")
 
 
 def mixture(
@@ -117,42 +91,30 @@ def mixture(
     >>> mixture([[4], [2, 2]], [1, 1], 4, Rules(shuffle_shards=0)).tolist()
     [0, 1, 4, 5]
     """
-    datasets = [check_counts("sizes", counts) for counts in sizes]
-    shares = share_out(weights, check_whole("samples", samples, 1))
-    if len(datasets) != len(shares):
+    shares = share_out(weights, samples)
+    if len(sizes) != len(shares):
         raise ValueError(
-            f"expected as many weights as datasets, got {len(shares)} and {len(datasets)}"
+            f"expected as many weights as datasets, got {len(shares)} and {len(sizes)}"
         )
-    check_whole("epoch", epoch, 0, MAX_EPOCH)
 
     parts = []
     places = []
     base = 0
-    for dataset, (counts, share) in enumerate(zip(datasets, shares, strict=True)):
+    for dataset, (given, share) in enumerate(zip(sizes, shares, strict=True)):
+        counts = np.asarray(given)
+        total = int(counts.sum())
         if share:
-            ids = _stretch(counts, rules, dataset, epoch * share, share)
+            if not total:
+                raise ValueError(f"expected samples in dataset {dataset}, got none")
+            first, skipped = divmod(epoch * share, total)
+            stop = -(-(epoch + 1) * share // total)
+            ids = shuffled_passes(counts, rules, dataset, first, stop)[skipped:][:share]
             parts.append(ids + base)
             places.append(_places(shards_of(ids, counts), rules, (dataset, epoch)))
-        base += int(counts.sum())
+        base += total
 
     order = np.concatenate(places).argsort(kind="stable")
     return np.concatenate(parts)[order]
-
-
-def _stretch(
-    sizes: Ints,
-    rules: Rules,
-    dataset: int,
-    begin: int,
-    count: int,
-) -> Ints:
-    """Return (count,) ids from position ``begin`` of the endless passes over a dataset."""
-    samples = int(sizes.sum())
-    if not samples:
-        raise ValueError(f"expected samples in dataset {dataset}, got none")
-    first, skipped = divmod(begin, samples)
-    stop = -(-(begin + count) // samples)
-    return shuffled_passes(sizes, rules, dataset, first, stop)[skipped:][:count]
 
 
 def _places(

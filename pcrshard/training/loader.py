@@ -6,20 +6,18 @@ import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal, TypeGuard
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from ..arguments import Natural, Positive, checked
+from ..arguments import Natural, Positive, checked, is_integer
 from ..format.scan import FULL, Scan
 from . import ranks
 from .batch_images import BatchMemory
 from .buckets import Buckets
-from .collate import Collator
 from .cpus import decoding_threads
 from .dataset import PCRDataset
 from .epoch_order import (
@@ -32,7 +30,7 @@ from .epoch_order import (
     mixture,
     worker_batches,
 )
-from .epoch_sequence import MAX_EPOCH, Batches, check_whole
+from .epoch_sequence import MAX_EPOCH, Batches
 from .shard_set import Row, ShardSet, read_batches, sample_sizes
 
 # JSON values in a loader's state.
@@ -199,7 +197,7 @@ class PCRLoader:
         if buckets is not None:
             if max_world_size is not None:
                 raise ValueError("expected no max_world_size with buckets")
-            buckets.check(dataset, self.collator, geometry, weights)
+            buckets.check(dataset, dataset.collator(seed), geometry, weights)
         if weights is not None:
             self._order(self._cursor)  # validates the weights
         elif not len(self) and self.rules.last == "drop":
@@ -207,11 +205,6 @@ class PCRLoader:
                 f"expected at least one global batch of {geometry.global_batch} samples, "
                 f"got {len(dataset)}"
             )
-
-    @property
-    def collator(self) -> Collator:
-        """The collator, for the dataset's current decoder and fields."""
-        return self.dataset.collator(self.rules.seed)
 
     @property
     def rank(self) -> ranks.Rank:
@@ -290,19 +283,17 @@ class PCRLoader:
                     f"expected a state of the same dataset and options, its {name} is "
                     f"{state.get(name)!r} instead of {mine!r}"
                 )
-        segments = state.get("segments")
-        if not _are_segments(segments):
+        epoch: Any = state.get("epoch")
+        segments: Any = state.get("segments")
+        own = max(len(self.dataset), self.num_samples or 0, self._geometry.global_batch)
+        if not (_are_numbers([epoch], [MAX_EPOCH]) and _are_segments(segments, own)):
             raise ValueError(
-                f"expected up to {_MAX_SEGMENTS} segments of 4 numbers, got {repr(segments)[:200]}"
+                f"expected an epoch of at most {MAX_EPOCH} and up to {_MAX_SEGMENTS} segments of 4 "
+                f"numbers, got {epoch!r} and {repr(segments)[:200]}"
             )
-        most = max(len(self.dataset), self.num_samples or 0, self._geometry.global_batch)
-        for size, _, lanes, _ in segments:
-            check_whole("batches of a state", size, 1, max(most, _MAX_STATE_BATCH))
-            check_whole("lanes of a state", lanes, 1, _MAX_STATE_LANES)
-        epoch = check_whole("epoch", state.get("epoch", -1), 0, MAX_EPOCH)
         cursor = _Cursor(epoch, list(map(list, segments)), is_loaded=True)
         if not self._order(cursor).steps:  # raises if the epoch lacks these steps
-            cursor = _Cursor(cursor.epoch + 1, is_loaded=True)
+            cursor = _Cursor(epoch + 1, is_loaded=True)
         self._cursor = cursor
 
     def __iter__(self) -> Iterator[Any]:
@@ -349,10 +340,17 @@ class PCRLoader:
             The batch at each scan.
         """
         highest = FULL if FULL in scans else max(map(int, scans))
-        collate = self.collator.of_epoch(epoch)
+        collate = self.dataset.collator(self.rules.seed, epoch)
         ids = [self.dataset.sample_ids(numbers) for numbers in batches]
         with collate.open_pool(0) as pool:
-            begin = partial(collate.begin_scans, scans=scans, epoch=epoch, pool=pool)
+
+            def begin(rows: list[Row]) -> Callable[[], dict[Scan, Any]]:
+                begun = {}
+                for scan in scans:
+                    lower = [(sample, prefix.at(scan), row) for sample, prefix, row in rows]
+                    begun[scan] = collate.begin(lower, pool)
+                return lambda: {scan: finish() for scan, finish in begun.items()}
+
             yield from read_batches(shards or self.dataset.shards, ids, highest, begin)
 
     @property
@@ -433,7 +431,7 @@ class _Reading(IterableDataset[Any]):
         dataset = loader.dataset
         info = get_worker_info()
         batches = self.batches[info.id :: info.num_workers] if info else self.batches
-        collate = loader.collator.of_epoch(self.epoch)
+        collate = dataset.collator(loader.rules.seed, self.epoch)
         target = BatchMemory(loader.pin_memory)
         # The threads start with the first batch and end with this generator.
         with collate.open_pool(loader.threads) as pool:
@@ -446,7 +444,7 @@ class _Reading(IterableDataset[Any]):
                     sizes = {each: sample_sizes(each.index, upright) for each in prefixes}
                     own = np.array([sizes[prefix][row] for _, prefix, row in rows])
                     shaped = collate.of_size(loader.buckets.size_of(own))
-                return shaped.begin(rows, self.epoch, pool, target)
+                return shaped.begin(rows, pool, target)
 
             yield from read_batches(
                 dataset.shards,
@@ -458,7 +456,17 @@ class _Reading(IterableDataset[Any]):
             )
 
 
-def _are_segments(value: Any) -> TypeGuard[Sequence[Sequence[Any]]]:
+def _are_segments(value: Any, max_batch: int) -> bool:
     """Tell whether an untrusted value has the form of a state's segments."""
+    limits = (max(max_batch, _MAX_STATE_BATCH), *[_MAX_STATE_LANES] * 3)
     is_list = isinstance(value, list | tuple) and len(value) <= _MAX_SEGMENTS
-    return is_list and all(isinstance(each, list | tuple) and len(each) == 4 for each in value)
+    return is_list and all(_are_numbers(each, limits) and min(each[:3]) > 0 for each in value)
+
+
+def _are_numbers(value: Any, limits: Sequence[int]) -> bool:
+    """Tell whether an untrusted value is a list of integers of at least 0, up to these limits."""
+    if not isinstance(value, list | tuple) or len(value) != len(limits):
+        return False
+    return all(
+        is_integer(each) and 0 <= each <= most for each, most in zip(value, limits, strict=True)
+    )

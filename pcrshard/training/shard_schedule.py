@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from .epoch_order import Order, worker_batches
-from .epoch_sequence import (
-    Batches,
-    Counts,
-    Ints,
-    check_counts,
-    check_whole,
-    run_begins,
-    shards_of,
-)
+from .epoch_sequence import Batches, Counts, Ints, run_begins, shards_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,43 +36,26 @@ class Schedule:
         np.subtract.at(change, self.last + 1, each)
         return int(change.cumsum().max())
 
-    def figures(self, prefix_bytes: Ints) -> list[int]:
-        """Return shards, requests, bytes read, peak shards and peak bytes; see :class:`Account`."""
-        return [
-            len(np.unique(self.shards)),
-            len(self.shards),
-            prefix_bytes[self.shards].sum(),
-            self.peak(),
-            self.peak(prefix_bytes),
-        ]
-
 
 @dataclass(frozen=True, eq=False)
 class Account:
     """I/O totals of an epoch; arrays are (world, workers) int64 unless noted.
 
     Attributes:
-        shards: Distinct shards that each worker reads.
         requests: Requests for shards by each worker.
         read_bytes: Bytes that each worker reads.
         open_shards: Maximum number of shards that each worker holds in one batch.
         open_bytes: Maximum number of bytes that each worker holds in one batch.
         rank_bytes: (world,) bytes that each rank reads if its workers share them.
-        once_bytes: Bytes of the shards that the epoch needs, each counted once.
+        repeated_bytes: Bytes read more than once, by the same or another worker.
     """
 
-    shards: Ints
     requests: Ints
     read_bytes: Ints
     open_shards: Ints
     open_bytes: Ints
     rank_bytes: Ints
-    once_bytes: int
-
-    @property
-    def repeated_bytes(self) -> int:
-        """Bytes read more than once, by the same or another worker."""
-        return int(self.read_bytes.sum()) - self.once_bytes
+    repeated_bytes: int
 
 
 def schedule(
@@ -98,28 +74,22 @@ def schedule(
     Returns:
         The requests, in the order of first use.
     """
-    sizes = check_counts("sizes", sizes)
     if not batches:
         return Schedule(*np.zeros((3, 0), np.int64))
 
-    shards = shards_of(np.concatenate(batches), sizes)
-    order = _order_of(shards, len(sizes))
+    shards = shards_of(np.concatenate(batches), np.asarray(sizes))
+    # NumPy sorts 16 bits by counting, several times faster than 64.
+    order = shards.astype(np.min_scalar_type(len(sizes))).argsort(kind="stable")
     shards = shards[order]
     batch = np.repeat(np.arange(len(batches)), list(map(len, batches)))[order]
     begins = run_begins(shards)
     if keep is not None:
-        begins |= np.diff(batch, prepend=0) > check_whole("keep", keep, 0) + 1
+        begins |= np.diff(batch, prepend=0) > keep + 1
 
     start = np.flatnonzero(begins)
     by_use = order[start].argsort(kind="stable")
     last = np.append(start[1:], len(shards)) - 1
     return Schedule(shards[start][by_use], batch[start][by_use], batch[last][by_use])
-
-
-def _order_of(shards: Ints, num_shards: int) -> Ints:
-    """Return the positions of each shard's samples, in order."""
-    # NumPy sorts 16 bits by counting, several times faster than 64.
-    return shards.astype(np.min_scalar_type(num_shards)).argsort(kind="stable")
 
 
 def account(
@@ -128,7 +98,6 @@ def account(
     prefix_bytes: Counts,
     world: int = 1,
     workers: int = 1,
-    keep: int | None = None,
 ) -> Account:
     """Compute what each worker of each rank reads and holds.
 
@@ -138,21 +107,15 @@ def account(
         prefix_bytes: (shards,) bytes that one request for a shard moves.
         world: Number of ranks; divides the global batch.
         workers: DataLoader workers per rank.
-        keep: As in ``schedule``.
     """
-    sizes = check_counts("sizes", sizes)
-    prefix = check_counts("prefix_bytes", prefix_bytes)
-    if len(sizes) != len(prefix):
-        raise ValueError(
-            f"expected as many prefix_bytes as sizes, got {len(prefix)} and {len(sizes)}"
-        )
-
-    shape = (check_whole("world", world, 1), check_whole("workers", workers, 1))
-    figures = np.zeros((5, *shape), np.int64)
-    needed = np.zeros((world, len(sizes)), bool)
-    for rank, worker in np.ndindex(shape):
-        plan = schedule(worker_batches(order, world, rank, workers, worker), sizes, keep)
+    prefix = np.asarray(prefix_bytes, np.int64)
+    figures = np.zeros((4, world, workers), np.int64)
+    needed = np.zeros((world, len(prefix)), bool)
+    for rank, worker in np.ndindex(world, workers):
+        plan = schedule(worker_batches(order, world, rank, workers, worker), sizes)
         needed[rank, plan.shards] = True
-        figures[:, rank, worker] = plan.figures(prefix)
-    totals = [needed @ prefix, int(prefix[needed.any(0)].sum())]
+        read = prefix[plan.shards].sum()
+        figures[:, rank, worker] = len(plan.shards), read, plan.peak(), plan.peak(prefix)
+    repeated = int(figures[1].sum() - prefix[needed.any(0)].sum())
+    totals: list[Any] = [needed @ prefix, repeated]
     return Account(*figures, *totals)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import closing
 from functools import cached_property, partial
-from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
@@ -37,7 +37,6 @@ _AHEAD_BYTES = 1 << 28
 _KEEP_BATCHES = 64
 Row = tuple[int, Prefix, int]
 Result = TypeVar("Result")
-Loads = Generator[tuple[tuple[int, int], Future[Prefix]], None, None]
 # Finishes a started batch.
 Finish = Callable[[], Result]
 
@@ -247,66 +246,6 @@ class RecentPrefixes:
         return sum(prefix.num_bytes for prefix in self._held.values())
 
 
-class HeldPrefixes:
-    """Prefixes in memory by shard, each held until the last batch that needs it."""
-
-    def __init__(self) -> None:
-        self._held: dict[int, tuple[Prefix, int]] = {}
-
-    def add(
-        self,
-        shard: int,
-        last: int,
-        prefix: Prefix,
-        scan: Scan,
-    ) -> None:
-        """Hold a prefix at a scan until batch ``last`` is released."""
-        self._held[shard] = (prefix, last)  # first, so that it is closed if the change fails
-        self._held[shard] = (prefix.shard.change_scan(prefix, scan), last)
-
-    def rows(self, places: Iterable[tuple[int, int, int]]) -> list[Row]:
-        """Return the (id, prefix, row) of each (id, shard, row)."""
-        return [(sample, self._held[shard][0], row) for sample, shard, row in places]
-
-    def release(self, batch: int) -> None:
-        """Close the prefixes that no later batch needs."""
-        for shard, (prefix, last) in list(self._held.items()):
-            if last <= batch:
-                prefix.close()
-                del self._held[shard]
-
-    def close(self) -> None:
-        """Close all prefixes."""
-        for prefix, _ in self._held.values():
-            prefix.close()
-
-
-class _Turns(Generic[Result]):
-    """Batches due to start.
-
-    Attributes:
-        scans: For each batch that waits for its shards, the scan when it was due, so that a
-            repeated run changes the scan at the same batch.
-        begun: Started batches, until they are finished.
-    """
-
-    def __init__(self) -> None:
-        self.scans: deque[Scan] = deque()
-        self.begun: deque[Finish[Result]] = deque()
-
-    def begin(
-        self,
-        coming: Iterator[Finish[Result] | None],
-        count: int,
-        scan: ScanChoice,
-    ) -> None:
-        """Start batches until this many have started."""
-        missing = count - len(self.begun)
-        self.scans.extend([current_scan(scan)] * (missing - len(self.scans)))
-        while len(self.begun) < count and (finish := next(coming, None)) is not None:
-            self.begun.append(finish)
-
-
 def read_batches(
     shards: ShardSet,
     batches: Batches,
@@ -347,39 +286,48 @@ def read_batches(
     requests = zip(needed.shards.tolist(), needed.last.tolist(), strict=True)
     load = partial(_load, shards, scan)
     loads = prefetch(requests, load, depth=shards_ahead, max_bytes=_AHEAD_BYTES)
-    held = HeldPrefixes()
-    with closing(held), closing(loads):
-        scheduled = zip(batches, starting, strict=True)
-        turns: _Turns[Result] = _Turns()
-        coming = _begin_batches(shards, scheduled, begin, loads, held, turns)
-        for number in range(len(batches)):
-            turns.begin(coming, min(number, ahead) + 1, scan)
-            yield turns.begun.popleft()()
-            held.release(number)
+    # Each prefix in memory, and the last batch that needs it.
+    held: dict[int, tuple[Prefix, int]] = {}
+    # For each batch that is due but waits for its shards, the scan when it was due, so that a
+    # repeated run changes the scan at the same batch.
+    due: deque[Scan] = deque()
+    begun: deque[Finish[Result]] = deque()
 
+    def begin_due() -> Iterator[None]:
+        """Start due batches; pause if none is left, or a shard is missing and others can finish."""
+        try:
+            for ids, count in zip(batches, starting, strict=True):
+                while not due:
+                    yield
+                for (shard, last), future in itertools.islice(loads, count):
+                    while begun and not _comes(future, len(begun)):
+                        yield
+                    prefix = future.result()
+                    held[shard] = (prefix, last)  # first, so that it is closed if the change fails
+                    held[shard] = (prefix.shard.change_scan(prefix, due[0]), last)
+                due.popleft()
+                places = shards.places(ids)
+                begun.append(
+                    begin([(sample, held[shard][0], row) for sample, shard, row in places])
+                )
+        except Exception as error:  # any error waits for the batches before this one
+            begun.append(partial(_fail, error))
 
-def _begin_batches(
-    shards: ShardSet,
-    scheduled: Iterable[tuple[Ints, int]],
-    begin: Callable[[list[Row]], Finish[Result]],
-    loads: Loads,
-    held: HeldPrefixes,
-    turns: _Turns[Result],
-) -> Iterator[Finish[Result] | None]:
-    """Start batches of (ids, shards that they are the first to need).
+    def release(batch: float) -> None:
+        for shard in [shard for shard, (_, last) in held.items() if last <= batch]:
+            held.pop(shard)[0].close()
 
-    Yield ``None`` while a shard is missing and other started batches can be finished.
-    """
+    coming = begin_due()
     try:
-        for ids, starting in scheduled:
-            for (shard, last), future in itertools.islice(loads, starting):
-                while turns.begun and not _comes(future, len(turns.begun)):
-                    yield None
-                held.add(shard, last, future.result(), turns.scans[0])
-            turns.scans.popleft()
-            yield begin(held.rows(shards.places(ids)))
-    except Exception as error:  # any error waits for the batches before this one
-        yield partial(_fail, error)
+        for number in range(len(batches)):
+            missing = min(number, ahead) + 1 - len(begun) - len(due)
+            due.extend([current_scan(scan)] * missing)
+            next(coming, None)
+            yield begun.popleft()()
+            release(number)
+    finally:
+        loads.close()
+        release(math.inf)
 
 
 def _comes(future: Future[Prefix], begun: int) -> bool:

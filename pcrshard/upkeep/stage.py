@@ -1,26 +1,26 @@
 """Staging: copy prefixes of a dataset to fast local disk, and extend them to a higher scan later.
 
-A staged shard has the same form as a prefix cache file: the first bytes of the shard, which grow by
-appending. The dataset index is written last.
+A staged shard has the same form as a prefix cache file: the first bytes of the shard. It appears
+complete and verified, or not at all. The dataset index is written last.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from threading import Event
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import storage
 from ..checksum import crc32c
-from ..errors import CorruptIndex, EncodeError, FormatError, NotAShard, PCRError, StorageError
+from ..errors import CorruptIndex, EncodeError, FormatError, NotAShard, PCRError
 from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry, resolve_scan
 from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_head import BLOCK, HEAD_STOP, decode_head, is_tar
@@ -108,27 +108,11 @@ def stage(
             if not isinstance(error, PCRError):
                 cancel.set()
             pool.shutdown(cancel_futures=True)
-            done = [f.result().entry for f in futures if not (f.cancelled() or f.exception())]
-            # A full or missing disk must not mask the error that ended the copy.
-            with suppress(PCRError):
-                _note_grown(dst, {entry.name: entry for entry in done})
             raise
         index = replace(source, shards=tuple(future.result().entry for future in futures))
-        _write_index(dst, index)
+        with storage.atomic_write(os.path.join(dst, DATASET_INDEX)) as file:
+            file.write(index.encode())
     return index
-
-
-def _write_index(dst: str, index: DatasetIndex) -> None:
-    with storage.atomic_write(os.path.join(dst, DATASET_INDEX)) as file:
-        file.write(index.encode())
-
-
-def _note_grown(dst: str, grown: Mapping[str, ShardEntry]) -> None:
-    """Record how far the shards have grown in the index of an earlier stage, if there is one."""
-    if grown and os.path.exists(os.path.join(dst, DATASET_INDEX)):
-        there, _ = open_dataset(dst)
-        entries = tuple(grown.get(entry.name, entry) for entry in there.shards)
-        _write_index(dst, replace(there, shards=entries))
 
 
 def _check_destination(dst: str, source: DatasetIndex) -> None:
@@ -176,25 +160,19 @@ class _Copy(NamedTuple):
         # Bytes of the file at each position, and 0 at position 0.
         stops = (0, *entry.prefix_stops[:-1], entry.shard_bytes)
         stop = stops[self.position]
-        try:
-            held = self._sound_position(stops)
-            kept = stops[held]
-            copied = max(stop - kept, 0)
-            if copied:
-                try:
-                    self._grow(kept, stop)
-                except FormatError as error:
-                    # Kept bytes may be damaged, too: headers and padding are covered only by the
-                    # checksum of the whole file.
-                    log.warning("%s; fetching it once more", error)
-                    kept = 0
-                    copied += stop
-                    self._grow(kept, stop)
-        except PCRError:
-            raise
-        except OSError as error:
-            message = f"cannot write: {type(error).__name__}: {error}"
-            raise StorageError(message, url=self.path) from error
+        held = self._sound_position(stops)
+        kept = stops[held]
+        copied = max(stop - kept, 0)
+        if copied:
+            try:
+                self._write(kept, stop)
+            except FormatError as error:
+                # Kept bytes may be damaged, too: headers and padding are covered only by the
+                # checksum of the whole file.
+                log.warning("%s; fetching it once more", error)
+                kept = 0
+                copied += stop
+                self._write(kept, stop)
         reached = max(held, self.position)
         scan = None if reached > entry.num_groups else reached
         return Staged(entry._replace(scan=scan), copied, kept)
@@ -211,38 +189,20 @@ class _Copy(NamedTuple):
             return 0
         return position
 
-    def _grow(self, kept: int, stop: int) -> None:
-        """Extend the file from its first ``kept`` bytes to ``stop``, and verify it.
-
-        An existing file is appended to, and truncated to its old size on failure. A new file
-        appears complete and verified or not at all. A symbolic or hard link is replaced the same
-        way, which leaves the file under its other name unchanged.
-        """
-        if kept and not (os.path.islink(self.path) or os.stat(self.path).st_nlink > 1):
-            with open(self.path, "r+b") as file:
-                file.truncate(kept)
-                try:
-                    self._append(file, kept, stop)
-                except BaseException:
-                    file.truncate(kept)
-                    raise
-            self._check(self.path, self.position)
-            return
+    def _write(self, kept: int, stop: int) -> None:
+        """Replace the file by its first ``kept`` bytes and those up to ``stop``, verified."""
         with storage.atomic_write(self.path) as new:
             if kept:
-                new.write(storage.read(self.path, 0, kept).data)
-                new.flush()
-            self._append(new, kept, stop)
+                shutil.copyfile(self.path, new.name)
+                new.truncate(kept)
+                new.seek(kept)
+            for start in range(kept, stop, _CHUNK_BYTES):
+                new.write(self.read(start, min(start + _CHUNK_BYTES, stop)).data)
+            new.flush()
             try:
                 self._check(new.name, self.position)
             except FormatError as error:
                 raise type(error)(str(error).replace(new.name, self.path)) from error
-
-    def _append(self, file: BinaryIO, start: int, stop: int) -> None:
-        for begin in range(start, stop, _CHUNK_BYTES):
-            part = self.read(begin, min(begin + _CHUNK_BYTES, stop))
-            storage.write_at(file.fileno(), begin, part.data, url=self.path)
-        os.fsync(file.fileno())
 
     def _check(self, path: str, position: int) -> None:
         """Raise an error with the key of damaged data; an intact whole file is read once."""

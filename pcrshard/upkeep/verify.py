@@ -16,7 +16,7 @@ from ..encoding.samples import SampleRef
 from ..encoding.shard_plan import list_samples
 from ..encoding.sources import NO_SPLIT, list_source
 from ..encoding.worker_processes import run_tasks
-from ..errors import EncodeError, MissingDependency, PCRError, UnsupportedJpeg
+from ..errors import EncodeError, PCRError, UnsupportedJpeg
 from ..format.dataset_index import DATASET_INDEX, ShardEntry
 from ..format.group_table import GroupTable, decode_table
 from ..format.names import numbered
@@ -24,8 +24,8 @@ from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_index import BLOCK, ShardIndex, round512
 from ..format.tar_members import TRAILER, index_name, plan_members, tar_header
 from ..jpeg.markers import SOI, map_jpeg
-from ..jpeg.pixels import add_missing_tables, decode, decode_image, make_baseline
-from ..jpeg.split import mend_headers
+from ..jpeg.pixels import decode, make_baseline
+from ..jpeg.split import with_height
 from ..reading.dataset_folder import open_dataset
 from ..reading.prefix import Prefix, Sample, number_lists
 from ..reading.shard import Shard
@@ -154,9 +154,10 @@ def verify_shard(task: VerifyTask) -> VerifyResult:
         index = shard.index
         scan = (task.entry and task.entry.scan) or FULL
         stop = index.head.prefix_stop(scan) + (len(TRAILER) if scan == FULL else 0)
-        with storage.open_range(task.url, 0, stop, options=task.storage_options) as view:
-            problems += _check_layout(task.url, index, scan, view)
-            checksum = crc32c(view)
+        data = storage.read(task.url, 0, stop, options=task.storage_options)
+        problems += _check_layout(task.url, index, scan, data.data)
+        checksum = crc32c(data)
+        del data  # its memory serves the next read
         problems += _check_size(task, stop)
         problems += _check_samples(shard, task, scan)
         if scan == FULL and task.entry and not problems:
@@ -347,12 +348,10 @@ def _compare_pixels(
     jpeg: bytes,
 ) -> Iterator[str]:
     parts = map_jpeg(source)
-    mended = add_missing_tables(mend_headers(source, parts))
+    mended = with_height(source, parts)
     mode: Literal["cmyk", "rgb"] = "cmyk" if parts.color in ("cmyk", "ycck") else "rgb"
     try:
         got, expected = decode(jpeg, mode), decode(mended, mode)
-    except MissingDependency:  # fall back to the native core's own decoder
-        got, expected = (decode_image(image, upright=False) for image in (jpeg, mended))
     except UnsupportedJpeg:  # its pixels need too much memory relative to its bytes
         if make_baseline(jpeg) != make_baseline(mended):
             yield f"coefficients of {field} differ from the source"

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file, save_file
-from support import ROOT
+from safetensors.torch import load_file
 
 from pcrshard.checkpoint import DeltaStore
 from pcrshard.cli.checkpoint_figure import MAX_TENSORS, plot_tensors
@@ -80,20 +79,12 @@ def test_show_tells_what_happened_to_each_tensor(run, store):
     assert 0 < error <= weight["error_bound"]
 
 
-def test_show_measures_and_draws(run, store, tmp_path):
-    """With the original: each error as a share of its bound; the figure is a picture."""
-    save_file(state(2), tmp_path / "original.safetensors")
-    options = ("--original", tmp_path / "original.safetensors", "--figure", tmp_path / "a.png")
-    _, figures = run("show", store.url, 2, *options, "--json")
-    weight, bias = figures["tensors"]
-    assert 0.5 < weight["error"] <= 1
-    assert bias["error"] == 0
-    _, text = run("show", store.url, 2, *options)
-    assert f"{weight['error']:.4g}" in text
-    run("show", store.url, 1, "--figure", tmp_path / "b.png")
+def test_show_draws(run, store, tmp_path):
+    """The figure of each version is a picture of its own."""
     contents = []
-    for name in ("a.png", "b.png"):
-        with Image.open(tmp_path / name) as picture:
+    for version in (1, 2):
+        run("show", store.url, version, "--figure", tmp_path / "a.png")
+        with Image.open(tmp_path / "a.png") as picture:
             assert picture.size[0] == 1100
             contents.append(picture.tobytes())
     assert contents[0] != contents[1]
@@ -156,14 +147,6 @@ def test_versions_are_pulled(run, store, tmp_path):
     assert run("pull", store.url, client.url, "--json")[1]["moved_bytes"] == 0
 
 
-def test_old_stores_are_converted(run, refused, tmp_path):
-    """The command that the error of an old store names."""
-    old = ROOT / "tests" / "golden" / "checkpoints-1" / "backward"
-    refused("ls", old, words=["pcrshard checkpoint convert"])
-    assert run("convert", old, tmp_path / "new", "--json")[1] == {"versions": [1, 2, 3, 4]}
-    assert run("verify", tmp_path / "new")[0] == 0
-
-
 def test_terminals_obey_nothing_in_a_store(run, refused, tmp_path):
     """Names and metrics of another user's store are shown escaped."""
     with DeltaStore(str(tmp_path / "evil")) as store:
@@ -179,21 +162,21 @@ def test_terminals_obey_nothing_in_a_store(run, refused, tmp_path):
     refused("export", store.url, 1, tmp_path / "a.safetensors", words=["\\x1b"])
 
 
-def rows(count, **more):
+def rows(count, bound_std):
     """Rows of the figure, of each kind of bound."""
     kinds = ("lossless", "linear", "log")
     sizes = [{"raw_bytes": 1000 * (i + 1), "stored_bytes": 100 * i} for i in range(count)]
     return [
-        {"path": f"layer{i}.weight", "bound_kind": kinds[i % 3]} | size | more
+        {"path": f"layer{i}.weight", "bound_kind": kinds[i % 3], "bound_std": bound_std} | size
         for i, size in enumerate(sizes)
     ]
 
 
-@pytest.mark.parametrize("more", [{"error": 0.5}, {"bound_std": 0.01}, {"bound_std": 0.0}])
-def test_bars_of_every_kind_are_drawn(tmp_path, more):
+@pytest.mark.parametrize("bound_std", [0.01, 0.0])
+def test_bars_of_every_kind_are_drawn(tmp_path, bound_std):
     """Each kind has its color; a tensor without bytes of its own is no problem."""
     path = str(tmp_path / "a.png")
-    plot_tensors(rows(6, **more), path, title="Version 1")
+    plot_tensors(rows(6, bound_std), path, title="Version 1")
     with Image.open(path) as picture:
         pixels = np.asarray(picture.convert("RGB")).reshape(-1, 3)
     colors = {tuple(color) for color in pixels.tolist()}
@@ -204,7 +187,7 @@ def test_a_large_network_gives_a_picture_of_limited_height(tmp_path):
     """The largest tensors are drawn."""
     heights = []
     for count in (MAX_TENSORS, 400):
-        plot_tensors(rows(count, error=0.1), str(tmp_path / "a.png"), title="a")
+        plot_tensors(rows(count, 0.1), str(tmp_path / "a.png"), title="a")
         with Image.open(tmp_path / "a.png") as picture:
             heights.append(picture.size[1])
     assert heights[0] == heights[1] < 1700

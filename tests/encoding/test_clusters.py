@@ -174,7 +174,7 @@ def test_dask_clusters_that_fail(larger_folder, tmp_path):
                     os.kill(pid, signal.SIGKILL)
 
         with (
-            pytest.raises(EncodeError, match=r"lost the Dask scheduler.*--resume"),
+            pytest.raises(EncodeError, match=r"lost the Dask cluster.*--resume"),
             dask_executor(address) as executor,
         ):
             run_encode(
@@ -186,13 +186,13 @@ def test_dask_clusters_that_fail(larger_folder, tmp_path):
             )
     with dask_cluster(tmp_path, workers=5) as (address, _):
         with (
-            pytest.raises(EncodeError, match="killed several Dask workers"),
+            pytest.raises(EncodeError, match=r"lost the Dask cluster.*KilledWorker"),
             dask_executor(address) as executor,
         ):
             list(run_tasks(os._exit, {0: 0}, executor=executor))
     with dask_cluster(tmp_path, workers=0) as (address, _):
         with (
-            pytest.raises(EncodeError, match="has no workers"),
+            pytest.raises(EncodeError, match=r"lost the Dask cluster.*workers"),
             dask_executor(address, timeout=2),
         ):
             pass
@@ -303,8 +303,6 @@ def test_a_slurm_job_that_fails_is_told_with_its_log(on_cluster, mixed_folder, t
 
 
 def test_options_that_sbatch_refuses(on_cluster, synthetic_folder, tmp_path):
-    """Options that sbatch refuses raise its own message or one that names the right option."""
+    """Options that sbatch refuses raise its own message."""
     with pytest.raises(EncodeError, match=r"cannot submit SLURM jobs.*partition"):
         on_slurm(synthetic_folder, tmp_path / "dst", sbatch={"partition": "none"})
-    with pytest.raises(EncodeError, match="expected cpus_per_task"):
-        on_slurm(synthetic_folder, tmp_path / "dst", sbatch={"tasks_per_node": "2"})

@@ -163,47 +163,33 @@ def test_a_job_of_so_many_steps_continues_exactly(folder, tmp_path, stop):
     assert fit(folder, tmp_path, checkpoint=str(last), **how) == expected[done:]
 
 
-def run_ranks(folder, root, stop, *checkpoint):
-    """Run the job of two ranks; the samples of each step, of both."""
+@pytest.mark.parametrize("stop", [4, pytest.param(6, marks=pytest.mark.long)])
+def test_two_ranks_share_each_epoch_and_continue_exactly(folder, tmp_path, stop):
+    """Two ranks, whose loaders are made before Lightning starts its process group, have each sample
+    once per epoch between them, in another order each time, and continue in the middle of an epoch
+    and at its end.
+    """
     script = pathlib.Path(__file__).with_name("lightning_ranks.py")
     known = ("PL_", "LOCAL_", "RANK", "WORLD_SIZE", "MASTER_", "NODE_RANK", "SLURM_")
     environment = {name: text for name, text in os.environ.items() if not name.startswith(known)}
-    environment |= {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, str(script), folder, str(root), str(stop), *checkpoint],
-        env=environment,
+        [sys.executable, str(script), folder, str(tmp_path), str(stop)],
+        env=environment | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=240,
         check=False,
     )
-    assert done.returncode == 0 or stop, done.stderr[-3000:]
-    name = "seen-{}-" + f"{stop}-{len(checkpoint)}.json"
-    each = [json.loads((pathlib.Path(root) / name.format(rank)).read_text()) for rank in (0, 1)]
-    return [first + second for first, second in zip(*each, strict=True)]
-
-
-@pytest.fixture(scope="module")
-def through(folder, tmp_path_factory):
-    """The samples of each step of two ranks that ran through."""
-    return run_ranks(folder, tmp_path_factory.mktemp("through"), 0)
-
-
-def test_two_ranks_share_each_epoch(through):
-    """Two ranks, whose loaders are made before Lightning starts its process group, have each sample
-    once per epoch between them, in another order each time.
-    """
+    assert done.returncode == 0, done.stderr[-3000:]
+    each = [json.loads((tmp_path / f"seen-{rank}.json").read_text()) for rank in (0, 1)]
+    seen = {
+        name: [a + b for a, b in zip(*(one[name] for one in each), strict=True)] for name in each[0]
+    }
     half = STEPS // 2
+    through = seen["through"]
     epochs = [flat(through[start : start + half]) for start in range(0, 3 * half, half)]
     assert len(through) == 3 * half
     assert all(sorted(epoch) == list(range(SAMPLES)) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
-
-
-@pytest.mark.parametrize("stop", [4, pytest.param(6, marks=pytest.mark.long)])
-def test_two_ranks_continue_exactly(folder, through, tmp_path, stop):
-    """They continue in the middle of an epoch and at its end."""
-    before = run_ranks(folder, tmp_path, stop)
-    last = max(tmp_path.glob("*.ckpt"), key=os.path.getmtime)
-    assert before == through[:stop]
-    assert run_ranks(folder, tmp_path, 0, str(last)) == through[stop:]
+    assert seen["before"] == through[:stop]
+    assert seen["after"] == through[stop:]

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from oracle import Oracle
+from PIL import Image
 
 from pcrshard import native
 
@@ -54,10 +55,7 @@ def test_odd_files_match_libjpeg_or_are_refused(odd_files: list[Path], oracle: O
         results = []
         for backend in BACKENDS:
             try:
-                four = native.read_header([jpeg]).num_components == 4
-                results.append(
-                    native.decode([jpeg], color="cmyk" if four else "rgb", backend=backend)
-                )
+                results.append(native.decode([jpeg], backend=backend))
             except native.NativeError as error:
                 assert "expected" in str(error), path.name
                 assert not path.name.startswith("valid") or path.name in UNSUPPORTED, (
@@ -68,7 +66,11 @@ def test_odd_files_match_libjpeg_or_are_refused(odd_files: list[Path], oracle: O
                 results.append(None)
         assert (results[0] is None) == (results[1] is None), path.name
         if results[0] is not None:
-            expected = oracle(jpeg, 2 if results[0].shape[2] == 4 else 0)
+            if native.read_header([jpeg]).num_components == 4:
+                with Image.open(path) as picture:
+                    expected = np.asarray(picture.convert("RGB"))
+            else:
+                expected = oracle(jpeg)
             assert np.array_equal(results[0], results[1]), path.name
             assert expected is None or np.array_equal(results[0], expected), path.name
             compared += expected is not None

@@ -143,11 +143,8 @@ def test_each_refusal_says_what_was_expected(stream: bytes, unsupported: bool, m
     assert "expected" in str(caught.value)
 
 
-def test_cmyk_is_not_guessed_to_rgb(photos: Photos) -> None:
-    """Asking for CMYK of a 3-component file is unsupported, and unknown options are ValueErrors."""
-    with pytest.raises(native.NativeError) as caught:
-        native.decode([photos[0][1]], color="cmyk")
-    assert caught.value.unsupported
+def test_unknown_options_are_refused(photos: Photos) -> None:
+    """Unknown layouts, colors, scales and backends are ValueErrors."""
     for options in ({"layout": "nchw"}, {"color": "bgr"}, {"scale": 3}, {"backend": "sse"}):
         with pytest.raises(ValueError, match="expected"):
             native.decode([photos[0][1]], **options)  # type: ignore[arg-type]

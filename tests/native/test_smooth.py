@@ -34,6 +34,8 @@ def pillow(jpeg: bytes, mode: str = "RGB", scale: int = 1) -> np.ndarray:
     image = Image.open(io.BytesIO(jpeg + EOI))
     if mode == "L" or scale > 1:
         image.draft(mode, (image.width // scale, image.height // scale))
+    if image.mode == "CMYK":
+        image = image.convert("RGB")
     pixels = np.asarray(image)
     gray = mode == "RGB" and pixels.ndim == 2
     return np.repeat(pixels[..., None], 3, 2) if gray else pixels

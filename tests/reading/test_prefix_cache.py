@@ -527,6 +527,9 @@ def torture(source, folder, limit, seconds):
     workers = [
         spawn(_read_at_random, source, folder, limit, number, seconds * 3) for number in range(4)
     ]
+    wait_until = time.monotonic() + 60
+    while not used(folder) and time.monotonic() < wait_until:  # a busy machine starts slowly
+        time.sleep(0.05)
     end = time.monotonic() + seconds
     most = kills = looks = 0
     while time.monotonic() < end:

@@ -55,8 +55,8 @@ def test_endless_command_ends_with_the_prefix(tmp_path):
     pids = tmp_path / "pids"
     command = f"pipe:(echo $BASHPID >> {pids}; yes) & echo $$ >> {pids}; wait"
     begin = time.monotonic()
-    with storage.open_range(f"pipe:bash -c '{command.removeprefix('pipe:')}'", 1000, 5000) as view:
-        assert bytes(view) == b"y\n" * 2000
+    found = storage.read(f"pipe:bash -c '{command.removeprefix('pipe:')}'", 1000, 5000)
+    assert found.tobytes() == b"y\n" * 2000
     assert time.monotonic() - begin < 30  # of 60
     assert wait_until(lambda: all(gone(int(pid)) for pid in pids.read_text().split()))
 
@@ -64,10 +64,10 @@ def test_endless_command_ends_with_the_prefix(tmp_path):
 def test_command_that_ignores_sigterm_is_ended(tmp_path):
     """A command that ignores the polite signal does not stay behind."""
     pid = tmp_path / "pid"
-    with storage.open_range(
+    found = storage.read(
         f"pipe:trap '' TERM; echo $$ > {pid}; printf 0123456789; while :; do sleep 0.1; done", 2, 5
-    ) as view:
-        assert bytes(view) == b"234"
+    )
+    assert found.tobytes() == b"234"
     assert wait_until(lambda: gone(int(pid.read_text())))
 
 
@@ -78,19 +78,16 @@ def test_failed_command_is_an_error_with_its_own_words():
     with pytest.raises(
         StorageError, match=r"exit status 3 after 5 of 100 bytes: no such bucket"
     ) as caught:
-        with storage.open_range("pipe:printf 12345; echo no such bucket >&2; exit 3", 0, 100):
-            pass
+        storage.read("pipe:printf 12345; echo no such bucket >&2; exit 3", 0, 100)
     assert isinstance(caught.value, PCRError)
     with pytest.raises(StorageError, match="not found"):
-        with storage.open_range("pipe:there-is-no-such-command-7", 0, 10):
-            pass
+        storage.read("pipe:there-is-no-such-command-7", 0, 10)
 
 
 def test_short_output_is_truncated():
     """A command that succeeds with too little is a truncated shard."""
     with pytest.raises(TruncatedShard, match="expected bytes 0 to 100, the command's output has 5"):
-        with storage.open_range("pipe:printf 12345", 0, 100):
-            pass
+        storage.read("pipe:printf 12345", 0, 100)
 
 
 def test_a_command_that_closes_its_output_and_stays_is_an_error():
@@ -99,8 +96,7 @@ def test_a_command_that_closes_its_output_and_stays_is_an_error():
     """
     begin = time.monotonic()
     with pytest.raises(StorageError, match="closed its output after 3 of 10 bytes"):
-        with storage.open_range("pipe:printf abc; exec >&-; sleep 60", 0, 10):
-            pass
+        storage.read("pipe:printf abc; exec >&-; sleep 60", 0, 10)
     assert time.monotonic() - begin < 30  # of 60
 
 
@@ -119,7 +115,5 @@ def test_a_silent_command_can_be_cancelled(tmp_path):
 
 def test_error_output_may_be_larger_than_a_pipe():
     """A chatty command does not block on its error output."""
-    with storage.open_range(
-        "pipe:head -c 2000000 /dev/zero | tr '\\0' e >&2; printf 12345", 0, 5
-    ) as view:
-        assert bytes(view) == b"12345"
+    found = storage.read("pipe:head -c 2000000 /dev/zero | tr '\\0' e >&2; printf 12345", 0, 5)
+    assert found.tobytes() == b"12345"

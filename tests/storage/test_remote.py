@@ -222,8 +222,7 @@ def samples_of(samples):
 
 
 def read(url, start, stop, retry=HASTY, **options):
-    with storage.open_range(url, start, stop, retry=retry, **options) as view:
-        return bytes(view)
+    return storage.read(url, start, stop, retry=retry, **options).tobytes()
 
 
 def bodies(server):

@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import json
-import math
 import subprocess
 import sys
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_jobs import SEED, Case, cases, shards_of
 
 from pcrshard.training.epoch_order import (
     Geometry,
@@ -20,64 +20,11 @@ from pcrshard.training.epoch_order import (
     mixture,
     worker_batches,
 )
-from pcrshard.training.shard_schedule import account, schedule
+from pcrshard.training.shard_schedule import schedule
 
-SEED = 20240607
 GOLDEN_ORDER = [6, 7, 17, 15, 14, 0, 9, 10, 2, 5, 12, 16, 1, 4, 11, 13, 3, 8]
 GOLDEN_REST = [3, 16, 1, 0, 2, 4, 2, 13, 3, 11, 12, 8]
 GOLDEN_MIXTURE = [21, 0, 4, 14, 15, 16, 17, 19, 18, 19, 8, 12]
-
-
-@dataclasses.dataclass
-class Case:
-    """One random job."""
-
-    sizes: list[int]
-    geometry: Geometry
-    rules: Rules
-    epoch: int
-    world: int
-    workers: int
-
-    @classmethod
-    def draw(cls, rng, last=None):
-        world, slots = (int(n) for n in rng.integers(1, 7, 2))
-        if rng.random() < 0.5:
-            slots = world
-        geometry = Geometry(
-            math.lcm(world, slots) * int(rng.integers(1, 5)), slots, int(rng.integers(1, 6))
-        )
-        sizes = rng.integers(0, 31, rng.integers(1, 13)).tolist()
-        missing = geometry.global_batch - sum(sizes)
-        sizes[0] += max(missing, 1) if missing >= 0 else 0
-        rules = Rules(
-            int(rng.integers(2**63)),
-            int(rng.integers(0, 8)),
-            last or rng.choice(["drop", "pad", "short"]).item(),
-        )
-        return cls(
-            sizes, geometry, rules, int(rng.integers(0, 1000)), world, int(rng.integers(1, 7))
-        )
-
-    @property
-    def total(self):
-        return sum(self.sizes)
-
-    def order(self, geometry=None, history=()):
-        return epoch_order(
-            self.sizes, geometry or self.geometry, self.rules, epoch=self.epoch, history=history
-        )
-
-
-def cases(count, last=None):
-    """Random jobs; a failure shows the number of its case."""
-    print(f"{SEED = }")
-    for number in range(count):
-        yield Case.draw(np.random.default_rng([SEED, number]), last), number
-
-
-def shards_of(ids, sizes):
-    return np.repeat(np.arange(len(sizes)), sizes)[ids]
 
 
 def delivered(order, world, workers):
@@ -361,39 +308,20 @@ def test_a_shard_may_be_smaller_than_its_share_of_ranks():
 
 WRONG = {
     "global_batch to be a whole number": lambda: Geometry(0),
-    "max_world_size to be a whole number of at least 1, got 1.5": lambda: Geometry(4, 1.5),
     "global_batch to be a multiple of max_world_size, got 7 and 2": lambda: Geometry(7, 2),
     "lanes_per_rank to be a whole number of at least 1, got 0": lambda: Geometry(4, 2, 0),
-    "seed to be a whole number in": lambda: Rules(-1),
+    "seed to be a whole number": lambda: Rules(-1),
+    "seed to be below": lambda: Rules(1 << 64),
     "shuffle_shards to be": lambda: Rules(shuffle_shards=-1),
-    "last to be 'drop', 'pad' or 'short', got 'wrap'": lambda: Rules(last="wrap"),
-    "sizes to be whole numbers": lambda: epoch_order([4, -1], Geometry(1)),
-    "ids below 0": lambda: epoch_order([], Geometry(1)),
-    "ids below 8": lambda: epoch_order([8], Geometry(1), sequence=np.array([8])),
-    "sequence to be whole numbers": lambda: epoch_order([8], Geometry(1), sequence=np.array([0.5])),
-    "epoch to be": lambda: epoch_order([4], Geometry(1), epoch=-1),
+    "last to be 'drop' or 'pad' or 'short', got 'wrap'": lambda: Rules(last="wrap"),
     "one global batch of 8 samples, got 7": lambda: epoch_order([7], Geometry(8)),
     "at most 2 steps of": lambda: epoch_order([8], Geometry(4), history=[(4, 1, 4, 3)]),
     "at most 4 steps of": lambda: epoch_order([8], Geometry(4), history=[(2, 1, 4, 5)]),
-    r"segments \(global_batch, max_world_size, lanes_per_rank, steps\), got \(4, 1\)": lambda: (
-        epoch_order([8], Geometry(4), history=[(4, 1)])
-    ),
-    "steps to be": lambda: advance([], Geometry(4), -1),
     "world to divide global_batch=4, got 3": lambda: worker_batches(
         epoch_order([8], Geometry(4)), 3
     ),
-    r"rank to be a whole number in \[0, 1\], got 2": lambda: worker_batches(
-        epoch_order([8], Geometry(4)), 2, 2
-    ),
-    "worker to be": lambda: worker_batches(epoch_order([8], Geometry(4)), workers=2, worker=2),
-    "workers to be": lambda: account(epoch_order([8], Geometry(4)), [8], [1], workers=0),
-    "keep to be": lambda: schedule([np.array([0])], [1], keep=-1),
-    "as many prefix_bytes as sizes, got 2 and 1": lambda: account(
-        epoch_order([8], Geometry(4)), [8], [1, 2]
-    ),
     "as many weights as datasets, got 2 and 1": lambda: mixture([[4]], [1, 2], 3),
     "weights of at least 0": lambda: mixture([[4], [4]], [1, -1], 3),
-    "samples to be": lambda: mixture([[4]], [1], 0),
     "samples in dataset 1, got none": lambda: mixture([[4], [0]], [1, 1], 4),
 }
 

@@ -456,7 +456,10 @@ for _ in range(loader.epoch, 2):
 with open(f"{folder}/{resume}-{dist.get_rank()}.json", "w") as file:
     weights = [p.double().sum().item().hex() for p in model.parameters()]
     json.dump({"losses": losses, "weights": weights}, file)
+dist.barrier()
 dist.destroy_process_group()
+# DDP's cycle keeps gloo's threads; one that wants the GIL while Python ends aborts (PyTorch).
+os._exit(0)
 """
 
 

@@ -1,7 +1,6 @@
 """Reading by plan: each shard once, few at a time, gone afterwards."""
 
 import collections
-import contextlib
 import itertools
 import mmap
 import os
@@ -19,7 +18,7 @@ from pcrshard.errors import CorruptPiece, ScanUnavailable, StorageError
 from pcrshard.testing import CountingFS, make_jpeg
 from pcrshard.training.epoch_order import Geometry, Rules, epoch_order, worker_batches
 from pcrshard.training.shard_schedule import schedule
-from pcrshard.training.shard_set import HeldPrefixes, ShardSet, read_batches
+from pcrshard.training.shard_set import ShardSet, read_batches
 
 fsspec.register_implementation("counting", CountingFS, clobber=True)
 SHARDS, ROWS = 12, 5
@@ -340,52 +339,6 @@ def test_memory_is_used_again(folder, monkeypatch):
     assert len(allocated) - before < SHARDS  # buffers of other sizes may have taken some places
 
 
-class Fake:
-    """A prefix of nothing, which notices what is done to it; it is its own shard."""
-
-    def __init__(self, scan=1):
-        self.scan = scan
-        self.closed = 0
-        self.check = False
-        self.shard = self
-
-    def change_scan(self, prefix, scan):
-        if scan > 10:
-            raise ScanUnavailable("no such scan")
-        prefix.scan = scan
-        return prefix
-
-    def close(self):
-        self.closed += 1
-
-
-def test_prefixes_are_held_until_their_last_batch():
-    """A prefix is closed after the last batch that needs it, and all of them at the end."""
-    held = HeldPrefixes()
-    prefixes = [Fake() for _ in range(3)]
-    for shard, prefix in enumerate(prefixes):
-        held.add(shard, shard + 1, prefix, 4)
-    assert held.rows([(7, 2, 0), (8, 0, 1)]) == [(7, prefixes[2], 0), (8, prefixes[0], 1)]
-    assert [prefix.scan for prefix in prefixes] == [4, 4, 4]
-    held.release(0)
-    assert [prefix.closed for prefix in prefixes] == [0, 0, 0]
-    held.release(1)
-    assert [prefix.closed for prefix in prefixes] == [1, 0, 0]
-    with pytest.raises(KeyError):
-        held.rows([(8, 0, 1)])
-    held.close()
-    assert [prefix.closed for prefix in prefixes] == [1, 1, 1]
-
-
-def test_a_prefix_whose_change_fails_is_closed():
-    """Memory is given back also where the level that a shard should go to does not exist."""
-    held = HeldPrefixes()
-    prefix = Fake()
-    with contextlib.closing(held), pytest.raises(ScanUnavailable):
-        held.add(0, 0, prefix, 11)
-    assert prefix.closed == 1
-
-
 @pytest.fixture
 def damaged(folder, tmp_path):
     """A copy with one flipped bit in scan 3 of k007, and one shard missing."""
@@ -453,18 +406,6 @@ def test_a_level_that_goes_too_high(folder, prefetch):
     level.value = 11
     with pytest.raises(ScanUnavailable, match=r"data-\d+\.tar"):
         list(reading)
-
-
-def test_no_batches_read_nothing(folder):
-    """A worker that has nothing to do asks for nothing."""
-    CountingFS.requests.clear()
-    assert (
-        list(
-            read_batches(ShardSet([f"counting://{folder}"], ReadOptions()), [], 1, at_once(classes))
-        )
-        == []
-    )
-    assert [os.path.basename(path) for path, _, _ in CountingFS.requests] in ([], ["pcr.json"])
 
 
 def test_ids_run_on_over_datasets(folder, dataset):

@@ -114,3 +114,16 @@ int pcr_next_segment(pcr_decoder *dec) {
                                 .size = (size_t)(out - dec->segment.data)};
     return PCR_OK;
 }
+
+size_t pcr_scan_end(const uint8_t *data, size_t size, size_t start) {
+    for (size_t at = start; at + 1 < size; at++) {
+        const uint8_t *found = memchr(data + at, 0xFF, size - 1 - at);
+        if (!found) break;
+        at = (size_t)(found - data);
+        int next = found[1];
+        if (next == 0 || next == 0xFF || (next >= 0xD0 && next <= 0xD7)) continue;
+        while (at > start && data[at - 1] == 0xFF) at--;
+        return at;
+    }
+    return size;
+}

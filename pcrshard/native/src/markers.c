@@ -56,6 +56,7 @@ static int parse_dqt(pcr_decoder *dec, const uint8_t *p, int size) {
 }
 
 static int parse_dht(pcr_decoder *dec, const uint8_t *p, int size) {
+    dec->saw_tables = true;
     while (size > 0) {
         int class = *p >> 4, slot = *p & 15, total = 0;
         if (class > 1 || slot > 3) return corrupt(dec, "a Huffman table 0..3 of class 0 or 1", *p);
@@ -177,6 +178,8 @@ static int parse_sof(pcr_decoder *dec, int marker, const uint8_t *p, int size) {
         int code = parse_component(dec, &dec->comp[c], p + 6 + 3 * c);
         if (code) return code;
     }
+    /* Factors of a single component mean nothing (T.81 A.2.2). */
+    if (dec->num_components == 1) dec->comp->h = dec->comp->v = dec->h_max = dec->v_max = 1;
     dec->have_frame = true;
     measure(dec);
     return PCR_OK;
@@ -224,6 +227,9 @@ static int parse_sos(pcr_decoder *dec, const uint8_t *p, int size) {
         return corrupt(dec, "a frame header before the first scan, frame headers", 0);
     if (++dec->num_scans > PCR_MAX_SCANS)
         return pcr_fail(dec, PCR_LIMIT, "expected at most %d scans", PCR_MAX_SCANS);
+    /* Motion JPEG leaves out the tables that it uses. */
+    if (!dec->saw_tables && !dec->progressive)
+        parse_dht(dec, pcr_standard_tables, PCR_STANDARD_TABLES_SIZE);
     int count = size > 0 ? p[0] : 0, blocks = 0;
     if (count < 1 || count > dec->num_components || size != 4 + 2 * count)
         return corrupt(dec, "a scan header whose length fits its components", size);
@@ -275,7 +281,7 @@ static int parse_segment(pcr_decoder *dec, int marker, const uint8_t *p, int siz
 void pcr_start_stream(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces) {
     pcr_cursor_init(&dec->cursor, pieces, num_pieces);
     dec->message[0] = 0;
-    dec->have_frame = dec->saw_jfif = dec->saw_adobe = false;
+    dec->have_frame = dec->saw_tables = dec->saw_jfif = dec->saw_adobe = false;
     dec->adobe_transform = dec->orientation = dec->restart_interval = dec->num_scans = 0;
     dec->h_max = dec->v_max = 1;
     dec->pending_marker = 0;

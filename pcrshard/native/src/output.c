@@ -29,7 +29,7 @@ static int reserve_rows(pcr_decoder *dec) {
     for (int c = 0; c < dec->num_components; c++)
         if (in_use(dec, c))
             size += ring_bytes(&plan->planes[c]) + row + pcr_smoothing_bytes(&plan->planes[c]);
-    int code = pcr_reserve(dec, &dec->rows, size + PCR_MAX_COMPONENTS * temp + band);
+    int code = pcr_reserve(dec, &dec->rows, size + 3 * temp + band);
     if (code) return code;
     uint8_t *at = dec->rows.data;
     for (int c = 0; c < dec->num_components; c++) {
@@ -42,7 +42,7 @@ static int reserve_rows(pcr_decoder *dec) {
         pcr_place_smoothing(plane, at);
         at += pcr_smoothing_bytes(plane);
     }
-    for (int c = 0; c < PCR_MAX_COMPONENTS; c++, at += temp) plan->temp[c] = at + PCR_ROW_PAD;
+    for (int c = 0; c < 3; c++, at += temp) plan->temp[c] = at + PCR_ROW_PAD;
     plan->band = at + PCR_ROW_PAD;
     return PCR_OK;
 }
@@ -128,22 +128,23 @@ static int component_row(pcr_decoder *dec, int c, int y, const uint8_t **row) {
 }
 
 /* One row per output channel, made in dst[] where it is not there already. */
-static void convert_row(pcr_decoder *dec, const uint8_t *const src[4], uint8_t *const dst[4],
-                        const uint8_t *row[4]) {
+static void convert_row(pcr_decoder *dec, const uint8_t *const src[4], uint8_t *const dst[3],
+                        const uint8_t *row[3]) {
     const pcr_plan_state *plan = &dec->plan;
     int count = plan->x1 - plan->x0;
-    for (int c = 0; c < 4; c++) row[c] = src[dec->num_components == 1 ? 0 : c];
-    if (plan->channels == 1) {
-        if (dec->color == PCR_COLOR_RGB) {
-            pcr_rgb_gray(dst[0], src, count);
-            row[0] = dst[0];
-        }
-    } else if (dec->color == PCR_COLOR_YCC || dec->color == PCR_COLOR_YCCK) {
+    bool gray = plan->channels == 1, ycck = dec->color == PCR_COLOR_YCCK;
+    for (int c = 0; c < 3; c++) row[c] = src[dec->num_components == 1 ? 0 : c];
+    if (ycck || (dec->color == PCR_COLOR_YCC && !gray)) {
         dec->kernels->ycc_rgb_chw(dst, src, count);
-        for (int c = 0; c < 3; c++) {
-            if (dec->color == PCR_COLOR_YCCK) pcr_invert(dst[c], count);
-            row[c] = dst[c];
-        }
+        for (int c = 0; c < 3; c++) row[c] = dst[c];
+    }
+    if (dec->num_components == 4) {
+        pcr_cmyk_rgb(dst, row, src[3], count, ycck);
+        for (int c = 0; c < 3; c++) row[c] = dst[c];
+    }
+    if (gray && (dec->num_components == 4 || dec->color == PCR_COLOR_RGB)) {
+        pcr_rgb_gray(dst[0], row, count);
+        row[0] = dst[0];
     }
 }
 
@@ -204,10 +205,8 @@ static void put_band(const pcr_plan_state *plan, uint8_t *out, int plane, int y)
         uint8_t *row = to + (size_t)(plan->columns_back ? plan->out_w - 1 - x : x) * pitch;
         if (size == 1)
             for (int i = 0; i < count; i++) row[i] = from[i][x];
-        else if (size == 3)
-            for (int i = 0; i < count; i++) memcpy(row + 3 * i, from[i] + 3 * x, 3);
         else
-            for (int i = 0; i < count; i++) memcpy(row + 4 * i, from[i] + 4 * x, 4);
+            for (int i = 0; i < count; i++) memcpy(row + 3 * i, from[i] + 3 * x, 3);
     }
 }
 
@@ -222,7 +221,7 @@ static void finish_row(const pcr_plan_state *plan, uint8_t *out, int y) {
 }
 
 /* Row `y` of the output from its channels. */
-static void put_row(const pcr_decoder *dec, uint8_t *out, int y, const uint8_t *const row[4]) {
+static void put_row(const pcr_decoder *dec, uint8_t *out, int y, const uint8_t *const row[3]) {
     const pcr_plan_state *plan = &dec->plan;
     if (num_planes(plan) == plan->channels) {
         for (int c = 0; c < plan->channels; c++) {
@@ -231,10 +230,7 @@ static void put_row(const pcr_decoder *dec, uint8_t *out, int y, const uint8_t *
         }
     } else {
         uint8_t *to = row_at(plan, out, 0, y);
-        if (plan->channels == 3)
-            dec->kernels->interleave3(&to, row, plan->out_w);
-        else
-            pcr_interleave(to, row, plan->channels, plan->out_w);
+        dec->kernels->interleave3(&to, row, plan->out_w);
     }
     finish_row(plan, out, y);
 }
@@ -253,8 +249,8 @@ static int output_whole(pcr_decoder *dec, uint8_t *out) {
     bool chw = plan->request.layout == PCR_LAYOUT_CHW;
     bool direct = !chw && plan->channels == 3 && dec->color == PCR_COLOR_YCC;
     for (int y = 0; y < plan->out_h; y++) {
-        const uint8_t *src[4] = {NULL}, *row[4];
-        uint8_t *dst[4];
+        const uint8_t *src[4] = {NULL}, *row[3];
+        uint8_t *dst[3];
         int code = source_rows(dec, plan->y0 + y, src);
         if (code) return code;
         if (direct) {
@@ -263,7 +259,7 @@ static int output_whole(pcr_decoder *dec, uint8_t *out) {
             finish_row(plan, out, y);
             continue;
         }
-        for (int c = 0; c < 4; c++)
+        for (int c = 0; c < 3; c++)
             dst[c] = chw && c < plan->channels ? row_at(plan, out, c, y) : plan->temp[c];
         convert_row(dec, src, dst, row);
         put_row(dec, out, y, row);
@@ -276,7 +272,7 @@ static int resize_across(pcr_decoder *dec, const pcr_filter *across, size_t pitc
     const pcr_plan_state *plan = &dec->plan;
     uint8_t *to = dec->output.data;
     for (int y = plan->y0; y < plan->y1; y++) {
-        const uint8_t *src[4] = {NULL}, *row[4];
+        const uint8_t *src[4] = {NULL}, *row[3];
         int code = source_rows(dec, y, src);
         if (code) return code;
         convert_row(dec, src, plan->temp, row);
@@ -296,7 +292,7 @@ static void resize_down(pcr_decoder *dec, const pcr_filter *down, size_t pitch, 
     size_t stride = pitch * (size_t)plan->channels;
     for (int y = 0; y < plan->out_h; y++) {
         const uint8_t *from = dec->output.data +
-            (size_t)(down->start[y] + down->first - plan->y0) * stride, *row[4];
+            (size_t)(down->start[y] + down->first - plan->y0) * stride, *row[3];
         const int16_t *weights = down->weights + (size_t)y * (size_t)down->stride;
         /* The zero weights that pad an output may lie beyond the last row. */
         int taps = pcr_min(down->stride, plan->y1 - down->first - down->start[y]);

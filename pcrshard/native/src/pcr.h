@@ -25,7 +25,7 @@ enum {
     PCR_COLOR_CMYK = 3,
     PCR_COLOR_YCCK = 4
 };
-enum { PCR_OUT_RGB = 0, PCR_OUT_GRAY = 1, PCR_OUT_CMYK = 2 };
+enum { PCR_OUT_RGB = 0, PCR_OUT_GRAY = 1 };
 enum { PCR_LAYOUT_HWC = 0, PCR_LAYOUT_CHW = 1 };
 
 enum { PCR_MAX_VIEWS = 64 };
@@ -126,6 +126,9 @@ int pcr_decode(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
 /* pcr_decode of each view; the coefficients are decoded once. max_pixels is the first view's. */
 int pcr_decode_views(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
                      const pcr_view *views, size_t num_views);
+/* Where the entropy data of a scan ends that begins at `start`: at the marker after it, or at the
+ * fill bytes before that marker; `size` where there is none. */
+size_t pcr_scan_end(const uint8_t *data, size_t size, size_t start);
 /* EXIF orientation, 1 to 8, in the payload of an APP1 segment; 0 where there is none. */
 int pcr_exif_orientation(const uint8_t *payload, size_t size);
 

@@ -15,6 +15,7 @@ enum {
     PCR_MAX_COMPONENTS = 4,
     PCR_MAX_MCU_BLOCKS = 10, /* T.81 B.2.3 */
     PCR_MAX_SCANS = 256,
+    PCR_STANDARD_TABLES_SIZE = 416,
     PCR_VISITS_PER_BIT = 64, /* work cap: block visits per bit of input */
     PCR_FAST_BITS = 11, /* 3 such codes and one of 16 bits fit in 56: see read_ac */
     PCR_SEGMENT_PAD = 256, /* zero bytes after the entropy data: more than a block can take */
@@ -161,7 +162,7 @@ typedef struct {
     int y0, y1, x0, x1;
     double box_y0, box_y1, box_x0, box_x1; /* of the resize */
     pcr_plane planes[PCR_MAX_COMPONENTS];
-    uint8_t *temp[PCR_MAX_COMPONENTS];
+    uint8_t *temp[3];
     uint8_t *band; /* the last rows, before they are put as columns */
 } pcr_plan_state;
 
@@ -187,7 +188,7 @@ struct pcr_decoder {
     pcr_cursor cursor;
     int width, height, num_components, h_max, v_max;
     int mcus_w, mcus_h;
-    bool progressive, have_frame, saw_jfif, saw_adobe;
+    bool progressive, have_frame, saw_tables, saw_jfif, saw_adobe;
     int adobe_transform, color, orientation;
     uint8_t jfif[7]; /* version, density unit, densities */
     int restart_interval, num_scans;
@@ -232,6 +233,7 @@ const uint8_t *pcr_cursor_take(pcr_decoder *dec, size_t size);
 int pcr_next_segment(pcr_decoder *dec);
 
 /* huffman.c */
+extern const uint8_t pcr_standard_tables[PCR_STANDARD_TABLES_SIZE];
 int pcr_huffman_build(pcr_decoder *dec, pcr_huffman *table, bool is_dc, bool refines);
 
 /* markers.c */
@@ -247,7 +249,7 @@ int pcr_check_memory(pcr_decoder *dec, uint64_t bytes);
 
 /* plan.c: needs the frame; pcr_plan_scans also the markers before the first scan */
 int pcr_plan_geometry(pcr_decoder *dec, const pcr_request *request);
-int pcr_plan_color(pcr_decoder *dec);
+void pcr_plan_color(pcr_decoder *dec);
 /* The picture's height and width after it is turned. */
 void pcr_turned_size(const pcr_decoder *dec, int orientation, int32_t *height, int32_t *width);
 

@@ -24,10 +24,11 @@ void pcr_interleave3_avx2(PCR_COLOR_PARAMETERS);
 
 /* Each sample `times` times: what libjpeg does for ratios that have no triangle filter. */
 void pcr_replicate(uint8_t *dst, const uint8_t *src, int count, int times);
-void pcr_interleave(uint8_t *dst, const uint8_t *const *src, int channels, int count);
 /* Luma of RGB rows (jdcolor.c rgb_gray_convert). */
 void pcr_rgb_gray(uint8_t *dst, const uint8_t *const *src, int count);
-/* In place: 255 - value, for YCCK's three colors (jdcolor.c ycck_cmyk_convert). */
-void pcr_invert(uint8_t *row, int count);
+/* RGB of CMYK rows, 255 being no ink, as Pillow converts them without a profile. Rows of the first
+ * three inks may be inverted: YCCK's are, once they are converted like YCbCr. */
+void pcr_cmyk_rgb(uint8_t *const *dst, const uint8_t *const *ink, const uint8_t *key, int count,
+                  bool inverted);
 
 #endif

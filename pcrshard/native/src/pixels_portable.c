@@ -59,12 +59,10 @@ void pcr_ycc_rgb_chw_portable(PCR_COLOR_PARAMETERS) {
         ycc_pixel(src[0][i], src[1][i], src[2][i], dst[0] + i, dst[1] + i, dst[2] + i);
 }
 
-void pcr_interleave(uint8_t *dst, const uint8_t *const *src, int channels, int count) {
+void pcr_interleave3_portable(PCR_COLOR_PARAMETERS) {
     for (int i = 0; i < count; i++)
-        for (int c = 0; c < channels; c++) *dst++ = src[c][i];
+        for (int c = 0; c < 3; c++) dst[0][3 * i + c] = src[c][i];
 }
-
-void pcr_interleave3_portable(PCR_COLOR_PARAMETERS) { pcr_interleave(dst[0], src, 3, count); }
 
 void pcr_rgb_gray(uint8_t *dst, const uint8_t *const *src, int count) {
     for (int i = 0; i < count; i++)
@@ -72,6 +70,12 @@ void pcr_rgb_gray(uint8_t *dst, const uint8_t *const *src, int count) {
             (19595 * src[0][i] + 38470 * src[1][i] + 7471 * src[2][i] + 32768) >> 16);
 }
 
-void pcr_invert(uint8_t *row, int count) {
-    for (int i = 0; i < count; i++) row[i] = (uint8_t)(255 - row[i]);
+void pcr_cmyk_rgb(uint8_t *const *dst, const uint8_t *const *ink, const uint8_t *key, int count,
+                  bool inverted) {
+    int mask = inverted ? 0 : 255;
+    for (int c = 0; c < 3; c++)
+        for (int i = 0; i < count; i++) {
+            int product = (ink[c][i] ^ mask) * key[i] + 128;
+            dst[c][i] = (uint8_t)(key[i] - ((product + (product >> 8)) >> 8));
+        }
 }

@@ -163,23 +163,19 @@ int pcr_plan_geometry(pcr_decoder *dec, const pcr_request *request) {
     if (code) return code;
     turn_back(dec);
     plan->scale = choose_scale(&plan->request);
-    plan->channels = request->color == PCR_OUT_GRAY ? 1 : request->color == PCR_OUT_CMYK ? 4 : 3;
+    plan->channels = request->color == PCR_OUT_GRAY ? 1 : 3;
     dec->rows_needed = 0;
     plan_range(dec);
     for (int c = 0; c < dec->num_components && !code; c++) code = plan_plane(dec, c);
     return code;
 }
 
-/* Which components the output color needs, and whether it can be made at all. */
-int pcr_plan_color(pcr_decoder *dec) {
-    static const char *const names[] = {"gray", "YCbCr", "RGB", "CMYK", "YCCK"};
-    int want = dec->plan.request.color, four = dec->num_components == 4;
-    if ((want == PCR_OUT_CMYK) != four)
-        return pcr_fail(dec, PCR_UNSUPPORTED, "expected %s for this output color, got %s",
-                        four ? "color=\"cmyk\"" : "a 4-component JPEG", names[dec->color]);
+/* Which components the output color needs. */
+void pcr_plan_color(pcr_decoder *dec) {
+    bool luma = dec->plan.request.color == PCR_OUT_GRAY && dec->num_components < 4 &&
+        dec->color != PCR_COLOR_RGB;
     for (int c = 0; c < dec->num_components; c++) {
-        dec->comp[c].needed = c == 0 || want != PCR_OUT_GRAY || dec->color == PCR_COLOR_RGB;
+        dec->comp[c].needed = c == 0 || !luma;
         dec->comp[c].dc_only = dec->plan.planes[c].size == 1;
     }
-    return PCR_OK;
 }

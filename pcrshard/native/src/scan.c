@@ -64,7 +64,7 @@ static int allocate(pcr_decoder *dec) {
 static int use_table(pcr_decoder *dec, const pcr_huffman *table, bool is_dc) {
     if (!table->present)
         return pcr_fail(dec, PCR_UNSUPPORTED,
-                        "expected a DHT segment for each %s table used, got none (MJPEG frame?)",
+                        "expected a DHT segment for each %s table used, got none",
                         is_dc ? "DC" : "AC");
     return pcr_huffman_build(dec, (pcr_huffman *)table, is_dc, dec->scan.ah > 0);
 }

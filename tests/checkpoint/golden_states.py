@@ -1,0 +1,57 @@
+"""States whose stores and streams are kept in tests/golden/checkpoints-2."""
+
+import collections
+
+import numpy as np
+import torch
+
+ADAM_GROUP = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "amsgrad": False, "params": [0]}
+
+
+def _noise(seed, *shape):
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape)).float() * 0.02
+
+
+def store_states(step):
+    """Every kind of tensor and value that a store can hold, after some steps of a walk."""
+    weight = _noise(0, 40, 30) + sum(_noise(n, 40, 30) for n in range(1, step + 1)) / 50
+    weight[0, :4] = torch.tensor([torch.nan, -torch.inf, -0.0, 1e-42])
+    sparse = _noise(99, 50, 40)
+    sparse.view(-1)[step::100] += 1
+    module = collections.OrderedDict(w=weight, b=torch.arange(5.0) * step)
+    module._metadata = {"": {"version": 2}}
+    return {
+        "model": module,
+        "half": {
+            "f16": (weight * 3).half(),
+            "bf16": (weight * 2).bfloat16(),
+            "f64": weight.double(),
+        },
+        "ids": (sparse * 1000).int(),
+        "tied": weight,
+        "view": weight[3:7].t(),
+        "opt": {
+            "state": {
+                0: {"exp_avg": _noise(50 + step, 40, 30), "exp_avg_sq": _noise(9, 40, 30) ** 2}
+            },
+            "param_groups": [ADAM_GROUP],
+        },
+        "same": torch.ones(3, dtype=torch.complex128),
+        "empty": torch.empty(0, 4),
+        "array": np.arange(step, dtype=np.int16),
+        "scalar": np.float32(0.5),
+        "values": (None, True, -step, 1.5, 1 << 100, "text", b"bytes", [{1: 2, b"k": 3, None: 4}]),
+    }
+
+
+def stream_states(step):
+    """Weights of which few words change; the first step of all types of words."""
+    weight = _noise(0, 300, 40).bfloat16()
+    weight.view(torch.int16).view(-1)[step::60] += step
+    return {
+        "w": weight,
+        "norm": torch.arange(7.0) + step,
+        "mask": torch.tensor([step % 2, 1], dtype=torch.bool),
+        "count": torch.tensor(step),
+        "fixed": _noise(5, 6).double(),
+    }

@@ -1,0 +1,45 @@
+"""Stores and streams that an earlier version of the package wrote can still be read."""
+
+import shutil
+
+import pytest
+import torch
+from golden_states import store_states, stream_states
+from states import same
+from support import ROOT
+
+from pcrshard.checkpoint import DeltaStore
+from pcrshard.checkpoint.sync import WeightMirror
+
+GOLDEN = ROOT / "tests" / "golden" / "checkpoints-2"
+
+
+@pytest.mark.parametrize("name", ["balanced", "lossless"])
+def test_old_stores_are_read_and_extended(tmp_path, name):
+    """Every version restores to its id; a lossless one to its state; a new one follows."""
+    url = str(shutil.copytree(GOLDEN / name, tmp_path / name))
+    with DeltaStore(url, name, keyframe_every=3) as store:
+        assert store.save(store_states(6), blocking=True) == 6
+        assert store.verify() == []
+        assert store.versions()[-1].parent == 5
+        for number in range(1, 7):
+            state, expected = store.load(number), store_states(number)
+            exact = {"ids", "array", "scalar", "values", "same", "empty"}
+            assert all(same(state[key], expected[key]) for key in exact)
+            assert same(state, expected) == (name == "lossless")
+            assert state["tied"].data_ptr() == state["model"]["w"].data_ptr()
+            assert torch.equal(state["view"], state["tied"][3:7].t())
+
+
+@pytest.mark.parametrize("name", ["stream", "slow"])
+def test_old_streams_are_mirrored(tmp_path, name):
+    """From the first step on, and from the last keyframe."""
+    url = shutil.copytree(GOLDEN / name, tmp_path / name)
+    (url / "latest").write_text("1")
+    early = WeightMirror(str(url), str(tmp_path / "early"))
+    assert early.update() == 1
+    (url / "latest").write_text("5")
+    for mirror in (early, WeightMirror(str(url), str(tmp_path / "late"))):
+        assert mirror.update() == 5
+        expected = dict(sorted(stream_states(5).items()))
+        assert same(dict(sorted(mirror.tensors().items())), expected)
