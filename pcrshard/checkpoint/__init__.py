@@ -2,6 +2,7 @@
 
 from .choose_bound import choose_bound
 from .codec import Precision
+from .convert import convert
 from .manifest import VersionRecord
 from .pull import pull
 from .recover import recover
@@ -13,6 +14,7 @@ __all__ = [
     "Precision",
     "VersionRecord",
     "choose_bound",
+    "convert",
     "export_safetensors",
     "pull",
     "recover",

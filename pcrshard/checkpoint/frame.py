@@ -54,6 +54,11 @@ def encode(value: Any) -> bytes:
     return msgspec.msgpack.encode(value)
 
 
+def decode_plain(data: bytes) -> Any:
+    """Decode msgpack into plain values."""
+    return msgspec.msgpack.decode(data)
+
+
 def check_metrics(metrics: Any) -> None:
     """Raise ``ValueError`` unless metrics map names to plain numbers or strings."""
     try:
@@ -80,7 +85,7 @@ def header_limit(max_bytes: int) -> int:
     return min(max(max_bytes // _GROWTH, _FREE_BYTES), MAX_HEADER_BYTES)
 
 
-def header_bytes(head: bytes | memoryview, magic: bytes) -> int:
+def header_bytes(head: bytes | memoryview, magic: bytes, version: int = VERSION) -> int:
     """Return the size of the header, given the first bytes of a file.
 
     Raises:
@@ -90,10 +95,29 @@ def header_bytes(head: bytes | memoryview, magic: bytes) -> int:
     require(len(head) >= HEAD_BYTES, f"expected at least {HEAD_BYTES} bytes, got {len(head)}")
     found, _, got, size = _HEAD.unpack_from(head)
     require(found == magic, f"expected a file that starts with {magic!r}, got {found!r}")
-    if got != VERSION:
-        raise UnsupportedVersion(f"expected format version {VERSION}, got {got}")
+    if got != version:
+        hint = ": see `pcrshard checkpoint convert`" if got < version else ""
+        raise UnsupportedVersion(f"expected format version {version}, got {got}{hint}")
     require(size <= MAX_HEADER_BYTES, f"expected at most {MAX_HEADER_BYTES} header bytes")
     return int(size)
+
+
+def unpack_body(
+    data: bytes | memoryview, magic: bytes, *, version: int = VERSION, max_bytes: int = 1 << 62
+) -> bytes | memoryview:
+    """Verify and return the bytes of a header; ``data`` must end where the header ends.
+
+    Raises:
+        CorruptCheckpoint: The checksum or the size is wrong.
+        UnsupportedVersion: The file has an unsupported format version.
+    """
+    size = header_bytes(data, magic, version)
+    limit = header_limit(max_bytes)
+    require(size <= limit, f"expected at most {limit} header bytes, got {size}")
+    require(len(data) == HEAD_BYTES + size, f"expected a header of {size} bytes")
+    checksum = _HEAD.unpack_from(data)[1]
+    require(crc32c(data[_CHECKED_FROM:]) == checksum, "the header does not match its checksum")
+    return data[HEAD_BYTES:]
 
 
 def unpack_frame(
@@ -105,14 +129,9 @@ def unpack_frame(
         CorruptCheckpoint: A checksum, size, or field is wrong.
         UnsupportedVersion: The file has an unsupported format version.
     """
-    size = header_bytes(data, magic)
-    limit = header_limit(max_bytes)
-    require(size <= limit, f"expected at most {limit} header bytes, got {size}")
-    require(len(data) == HEAD_BYTES + size, f"expected a header of {size} bytes")
-    checksum = _HEAD.unpack_from(data)[1]
-    require(crc32c(data[_CHECKED_FROM:]) == checksum, "the header does not match its checksum")
+    body = unpack_body(data, magic, max_bytes=max_bytes)
     with damage_named("the header is damaged"):
-        return msgspec.msgpack.decode(data[HEAD_BYTES:], type=kind)
+        return msgspec.msgpack.decode(body, type=kind)
 
 
 def require(condition: object, message: str) -> None:

@@ -196,6 +196,7 @@ class StoreIO:
             numbers = manifest_numbers(names)
             if not numbers and COPY_NAME not in names:
                 return Manifest()
+            # Only the copy exists in format 1, or if all other manifests were lost.
             found = self._read(manifest_name(max(numbers)) if numbers else COPY_NAME)
             if found is not None:
                 return found

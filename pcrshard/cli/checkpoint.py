@@ -283,4 +283,25 @@ def pull(
     return Report(figures, text)
 
 
-COMMANDS = (ls, show, verify, export, recover, delete, pull)
+def convert(source: str, store: str, *, storage_option: StorageOptions = None) -> Report:
+    """Convert a format 1 store or release to a new store, bit for bit.
+
+    Example:
+        pcrshard checkpoint convert old-run new-run
+
+    Args:
+        source: Old folder, local or a URL.
+        store: Folder of the new store, local or a URL.
+        storage_option: fsspec option of both; repeatable.
+    """
+    from ..checkpoint import convert as convert_store
+
+    with _bar("convert", "versions") as progress:
+        records = convert_store(source, store, options=storage_option, progress=progress)
+    numbers = [record.number for record in records]
+    return Report(
+        {"versions": numbers}, f"{counted(len(numbers), 'version')} converted into {store}"
+    )
+
+
+COMMANDS = (ls, show, verify, export, recover, delete, pull, convert)

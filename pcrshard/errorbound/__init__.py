@@ -9,7 +9,17 @@ from .bounds import (
     check_fraction,
     check_positive,
 )
-from .byte_codes import compress, decode_planes, decompress, encode_planes
+from .byte_codes import (
+    compress,
+    content_bytes,
+    decode_planes,
+    decompress,
+    encode_planes,
+)
+from .changed_words import (
+    decode_index,
+    decode_words,
+)
 from .float_types import FLOAT_TYPES, FloatType, Words
 from .integer_codes import decode_integers, encode_integers
 from .lattice import (
@@ -39,8 +49,11 @@ __all__ = [
     "check_fraction",
     "check_positive",
     "compress",
+    "content_bytes",
+    "decode_index",
     "decode_integers",
     "decode_planes",
+    "decode_words",
     "decompress",
     "encode_integers",
     "encode_planes",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -33,17 +35,41 @@ def decompress(payload: Buffer, size: int) -> bytes:
     Raises:
         CorruptCheckpoint: The payload is damaged or holds a different number of bytes.
     """
-    kind, data = bytes(payload[:1]), bytes(payload[1:])
-    if kind not in (_RAW, _ZSTD):
-        raise CorruptCheckpoint(f"expected the mark of a coder, got {kind!r}")
-    if kind == _ZSTD:
-        try:
+    data = bytes(payload[1:])
+    if _is_frame(payload):
+        with _damage_is_ours():
             data = zstd.decompress(data, size)
-        except FormatError as error:
-            raise CorruptCheckpoint(str(error)) from error
     if len(data) != size:
         raise CorruptCheckpoint(f"expected {size} bytes, got {len(data)}")
     return data
+
+
+def _is_frame(payload: Buffer) -> bool:
+    """Return whether a payload is a zstd frame, according to its first byte."""
+    kind = bytes(payload[:1])
+    if kind not in (_RAW, _ZSTD):
+        raise CorruptCheckpoint(f"expected the mark of a coder, got {kind!r}")
+    return kind == _ZSTD
+
+
+@contextmanager
+def _damage_is_ours() -> Iterator[None]:
+    try:
+        yield
+    except FormatError as error:
+        raise CorruptCheckpoint(str(error)) from error
+
+
+def content_bytes(payload: Buffer) -> int:
+    """Return the declared content size of a payload of :func:`compress`, in bytes.
+
+    Raises:
+        CorruptCheckpoint: The payload does not declare its size.
+    """
+    if not _is_frame(payload):
+        return len(payload) - 1
+    with _damage_is_ours():
+        return zstd.content_bytes(payload[1:])
 
 
 def encode_planes(words: Words) -> bytes:

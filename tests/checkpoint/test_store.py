@@ -362,11 +362,11 @@ def test_a_writer_that_slept_through_many_versions_loses_nothing(tmp_path):
     sleeper.close()
 
 
-def test_a_store_of_another_format_is_refused(tmp_path):
-    """Neither read nor written to."""
+def test_a_store_of_format_1_is_named(tmp_path):
+    """With the command that converts it."""
     head = b"\x89PCM\r\n\x1a\n" + bytes(4) + (1).to_bytes(4, "little") + bytes(8)
     (tmp_path / "manifest.pcm").write_bytes(head)
-    with pytest.raises(UnsupportedVersion, match="expected format version 2, got 1"):
+    with pytest.raises(UnsupportedVersion, match="pcrshard checkpoint convert"):
         DeltaStore(str(tmp_path)).load()
     with pytest.raises(UnsupportedVersion), DeltaStore(str(tmp_path)) as store:
         store.save({})

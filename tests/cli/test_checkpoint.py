@@ -5,6 +5,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from support import ROOT
 
 from pcrshard.checkpoint import DeltaStore
 from pcrshard.cli.checkpoint_figure import MAX_TENSORS, plot_tensors
@@ -145,6 +146,14 @@ def test_versions_are_pulled(run, store, tmp_path):
     client = DeltaStore(str(tmp_path / "client"))
     assert torch.equal(client.load()["w"], store.load()["w"])
     assert run("pull", store.url, client.url, "--json")[1]["moved_bytes"] == 0
+
+
+def test_old_stores_are_converted(run, refused, tmp_path):
+    """The command that the error of an old store names."""
+    old = ROOT / "tests" / "golden" / "checkpoints-1" / "backward"
+    refused("ls", old, words=["pcrshard checkpoint convert"])
+    assert run("convert", old, tmp_path / "new", "--json")[1] == {"versions": [1, 2, 3, 4]}
+    assert run("verify", tmp_path / "new")[0] == 0
 
 
 def test_terminals_obey_nothing_in_a_store(run, refused, tmp_path):

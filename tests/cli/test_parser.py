@@ -36,7 +36,7 @@ NAMES = [" ".join(words) for words in COMMANDS]
 def test_these_are_the_commands():
     """Jobs and notebooks rely on the names."""
     datasets = "encode info verify export stage plan cache fidelity card demo completion"
-    checkpoint = "ls show verify export recover delete pull"
+    checkpoint = "ls show verify export recover delete pull convert"
     assert [
         *datasets.split(),
         *(f"checkpoint {name}" for name in checkpoint.split()),
@@ -96,6 +96,7 @@ def test_datasets_and_stores_are_read_with_storage_options():
         (["checkpoint", "delete", "a"], "--keep --keep-every --keep-last is required"),
         (["checkpoint", "delete", "a", "--keep", "1", "--keep-last", "1"], "is required"),
         (["checkpoint", "delete", "a", "--keep-every", "-1"], "got '-1'"),
+        (["checkpoint", "convert", "a", "b", "--keyframe-every", "0"], "unrecognized"),
         (["checkpoint", "ls", "a", "--nonsense"], "unrecognized arguments: --nonsense"),
         (["info"], "expected a dataset or a shard"),
         ([], "COMMAND"),

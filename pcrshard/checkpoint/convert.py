@@ -1,0 +1,256 @@
+"""Convert stores and releases of format 1, as written by pcrshard 0.x, to the current format."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import storage
+from ..checksum import crc32c
+from ..errorbound import (
+    FLOAT_TYPES,
+    content_bytes,
+    decode_index,
+    decode_integers,
+    decode_planes,
+    decode_words,
+    decompress,
+    lattice_from,
+    restore,
+)
+from ..errorbound import Quantized as LatticeCodes
+from ..errors import BrokenChain, VersionUnavailable
+from .codec import Exact, Quantized, Tensor, digest_of
+from .frame import (
+    HEAD_BYTES,
+    damage_named,
+    decode_plain,
+    encode,
+    header_bytes,
+    require,
+    unpack_body,
+)
+from .manifest import COPY_NAME, Manifest, StoreIO, VersionRecord
+from .manifest import MAGIC as MANIFEST_MAGIC
+from .patch import encode_patch
+from .store import is_keyframe_due
+from .tensors import TensorSpec
+from .typed_tree import Tree, TreeReader
+from .version_file import MAGIC as VERSION_MAGIC
+from .version_file import Progress, StoredTensor, reported
+
+_FORMAT = 1
+_KEYFRAME_EVERY = 10
+_MAX_RATIO = 1 << 17
+# Maximum expansion of a compressed header, and the size allowed for any header.
+_MAX_GROWTH = 64
+_FREE_BYTES = 1 << 16
+
+
+class _File(NamedTuple):
+    url: str
+    header: Any
+    start: int  # of the first payload
+
+
+def convert(
+    source: str,
+    target: str,
+    *,
+    options: storage.Options | None = None,
+    progress: Progress | None = None,
+) -> list[VersionRecord]:
+    """Copy all versions of a format-1 store, or of a folder of releases, into a new store.
+
+    Every version keeps its number and its exact content, which is verified against its id. The
+    source is not modified. Versions of format 2 have different ids.
+
+    Args:
+        source: The folder, local or at any fsspec URL that can list.
+        target: The new store, which must not exist.
+        options: fsspec storage options of both.
+        progress: Called with the number of finished versions, and of all versions.
+
+    Returns:
+        The versions of the new store.
+
+    Raises:
+        ValueError: ``target`` already contains a store.
+        VersionUnavailable: ``source`` contains no versions.
+        BrokenChain: A version's reference is missing.
+        CorruptCheckpoint: A file is damaged.
+    """
+    old, new = StoreIO(source, options), StoreIO(target, options)
+    if new.newest().number:
+        raise ValueError("expected a new store as the target, there is one already")
+    with damage_named("a header is damaged", source):
+        files = _files(old)
+        by_id = {file.header["id"]: file for file in files}
+        numbered = {file.header["number"]: file for file in files}
+    if not files:
+        raise VersionUnavailable("there are no versions of format 1", url=source)
+    manifest = new.commit(Manifest(), Manifest())
+    known: dict[bytes, dict[str, LatticeCodes[Any]]] = {}
+    before: dict[str, Tensor] = {}
+    for number in reported(sorted(numbered), progress):
+        file = numbered[number]
+        with damage_named("the version is damaged", file.url):
+            decoded = _decode_chain(file, by_id, known, options)
+            tensors, digests = _restored(file.header, decoded)
+            tree = Tree([], [])
+            _add_tokens(tree, file.header["tree"])
+            reader = TreeReader(tree)
+            reader.read()
+            paths = [reader.names[n] for n in range(len(tensors))]
+            metrics = {str(key): _plain(each) for key, each in file.header["metrics"].items()}
+            saved = float(file.header["saved"])
+        is_due = is_keyframe_due(manifest, _KEYFRAME_EVERY)
+        stored = [
+            StoredTensor(tensor, None if is_due else before.get(path), digest)
+            for path, tensor, digest in zip(paths, tensors, digests, strict=True)
+        ]
+        parent = None if is_due else manifest.versions[-1]
+        record = new.write(stored, parent, number=number, tree=tree, metrics=metrics, saved=saved)
+        manifest = new.commit(manifest, manifest.with_versions((*manifest.versions, record)))
+        before = dict(zip(paths, tensors, strict=True))
+    return list(manifest.versions)
+
+
+def _plain(value: Any) -> Any:
+    return value if type(value) in (type(None), bool, int, float, str) else str(value)
+
+
+def _files(io: StoreIO) -> list[_File]:
+    """Open the files of format 1, keyframes last, so that keyframes take precedence."""
+    names = [name for name in io.list() if name.endswith((".pcd", ".pcp"))]
+    manifest = io.read_bytes(COPY_NAME)
+    if manifest is not None:
+        named = {record["file"] for record in _unpack(manifest, MANIFEST_MAGIC)["versions"]}
+        names = [name for name in names if name in named]
+    files = []
+    for name in names:
+        url = io.join(name)
+        head = storage.read(url, 0, HEAD_BYTES, options=io.options).data
+        start = HEAD_BYTES + header_bytes(head, VERSION_MAGIC, _FORMAT)
+        data = storage.read(url, 0, start, options=io.options).data
+        files.append(_File(url, _unpack(data, VERSION_MAGIC), start))
+    return sorted(files, key=lambda file: (file.header["parent"] is None, file.header["number"]))
+
+
+def _unpack(data: bytes | memoryview, magic: bytes) -> Any:
+    body = unpack_body(data, magic, version=_FORMAT)
+    size = content_bytes(body)
+    require(size <= _MAX_GROWTH * len(body) + _FREE_BYTES, "the header is too large")
+    return decode_plain(decompress(body, size))
+
+
+def _decode_chain(
+    file: _File,
+    by_id: dict[bytes, _File],
+    known: dict[bytes, dict[str, LatticeCodes[Any]]],
+    options: storage.Options | None,
+) -> dict[str, LatticeCodes[Any]]:
+    """Decode a version through its parents, which may be newer; cache the last one decoded."""
+    layers = [file]
+    while (parent := layers[-1].header["parent"]) is not None and parent[1] not in known:
+        if parent[1] not in by_id or len(layers) > len(by_id):
+            raise BrokenChain(f"the reference {parent[1].hex()} is missing", url=file.url)
+        layers.append(by_id[parent[1]])
+    tensors = {} if parent is None else known[parent[1]]
+    for layer in reversed(layers):
+        start = layer.start
+        found = {}
+        for entry in layer.header["tensors"]:
+            stop = start + sum(entry["sizes"])
+            payload = storage.read(layer.url, start, stop, options=options).data
+            with damage_named("the payload is damaged", layer.url, entry["path"]):
+                require(crc32c(payload) == entry["payload_crc"], "it does not match its checksum")
+                found[entry["path"]] = _decode(entry, payload, tensors.get(entry["path"]))
+            start = stop
+        tensors = found
+    known.clear()
+    known[file.header["id"]] = tensors
+    return tensors
+
+
+def _decode(entry: Any, payload: memoryview, base: LatticeCodes[Any] | None) -> LatticeCodes[Any]:
+    """Decode a tensor; treat exact words as codes without escapes."""
+    first, second, _ = entry["sizes"]
+    main, index, words = payload[:first], payload[first : first + second], payload[first + second :]
+    spec = TensorSpec(entry["dtype"], tuple(entry["shape"]))
+    coder, count = entry["coder"], entry["count"]
+    whole = coder in ("intra", "delta")
+    require(not whole or spec.num_bytes <= _MAX_RATIO * first, "too few bytes for the tensor")
+    require(8 * count <= _MAX_RATIO * len(payload), "too few bytes for the words")
+    if coder != "intra" and (base is None or len(base.codes) != spec.num_words):
+        raise BrokenChain("the reference has no such tensor")
+    old: Any = None if base is None else base.codes
+    places = decode_index(index, count, spec.num_words)
+    changed = decode_words(words, count, spec.word)
+    if entry["lattice"] is not None:
+        values = decode_integers(main, spec.num_words, np.int32) if whole else old
+        return LatticeCodes(values + old if coder == "delta" else values, places, changed)
+    values = decode_planes(main, spec.num_words, spec.word) if whole else old.copy()
+    values = values ^ old if coder == "delta" else values
+    values[places] ^= changed
+    return LatticeCodes(values, places[:0], changed[:0])
+
+
+def _restored(
+    header: Any, decoded: dict[str, LatticeCodes[Any]]
+) -> tuple[list[Tensor], list[bytes]]:
+    """Return the tensors and the digests of their restored bytes, verified against the id."""
+    tensors: list[Tensor] = []
+    digests = []
+    rows = []
+    for entry in header["tensors"]:
+        spec = TensorSpec(entry["dtype"], tuple(entry["shape"]))
+        old = decoded[entry["path"]]
+        words: Any = old.codes
+        tensor: Tensor = Exact(spec, words)
+        if entry["lattice"] is not None:
+            kind, lattice = FLOAT_TYPES[spec.dtype], lattice_from(*entry["lattice"])
+            words = restore(old, kind, lattice)
+            bare = LatticeCodes(old.codes, old.escape_index[:0], old.escape_words[:0])
+            escapes = encode_patch(words, restore(bare, kind, lattice))
+            tensor = Exact(spec, words)
+            if escapes is not None:
+                tensor = Quantized(spec, lattice, old.codes, escapes[1])
+        tensors.append(tensor)
+        digests.append(digest_of(words))
+        rows.append([entry["path"], entry["dtype"], entry["shape"], digests[-1]])
+    made = hashlib.sha256(encode([header["tree"], rows])).digest()
+    require(made == header["id"], "the version restores to other content")
+    return tensors, digests
+
+
+def _add_tokens(tree: Tree, node: Any) -> None:
+    """Append the tokens of a format-1 node; format 1 represented nodes as nested lists."""
+    if type(node) is not list:
+        if type(node) is str:
+            tree.tokens.append("s")
+        elif type(node) is bytes:
+            tree.tokens.append("b")
+            tree.blobs.append(node)
+            node = len(tree.blobs) - 1
+        tree.tokens.append(node)
+        return
+    tag, content, *rest = node
+    if tag in ("d", "o", "l", "t"):
+        tree.tokens.extend((tag, len(content)))
+        for item in content:
+            for part in item if tag in ("d", "o") else [item]:
+                _add_tokens(tree, part)
+        for metadata in rest:
+            _add_tokens(tree, metadata)
+    elif tag == "v":
+        offset, shape, strides = rest
+        tree.tokens.extend(("v", content, offset, len(shape), *shape, *strides))
+    elif tag in ("i", "s"):
+        *before, data = node[1:]
+        tree.tokens.extend(("g" if tag == "s" else tag, *before, len(tree.blobs)))
+        tree.blobs.append(data)
+    else:
+        tree.tokens.extend(node)

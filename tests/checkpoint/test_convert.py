@@ -1,0 +1,62 @@
+"""Stores and releases of format 1 become stores of this format, bit for bit."""
+
+import shutil
+
+import pytest
+from states import same, tiny_state
+from support import ROOT
+
+from pcrshard.checkpoint import DeltaStore, convert
+from pcrshard.errors import BrokenChain, PCRError, VersionUnavailable
+
+GOLDEN = ROOT / "tests" / "golden" / "checkpoints-1"
+
+
+@pytest.mark.parametrize("name", ["backward", "forward", "releases"])
+def test_lossless_versions_are_what_was_saved(tmp_path, name):
+    """In each order that format 1 had, and from a folder that it published."""
+    records = convert(str(GOLDEN / name), str(tmp_path / "new"))
+    assert [record.number for record in records] == [1, 2, 3, 4]
+    store = DeltaStore(str(tmp_path / "new"))
+    assert store.verify() == []
+    for number in range(1, 5):
+        assert same(store.load(number), tiny_state(number))
+    if name != "releases":
+        assert [record.metrics for record in records] == [{"acc": n / 10} for n in range(1, 5)]
+    with store:
+        assert store.save(tiny_state(5), blocking=True) == 5
+
+
+def test_lossy_versions_keep_what_they_restored_to(tmp_path):
+    """convert compares each version with its old id, a hash of each restored bit."""
+    told = []
+    new = str(tmp_path / "new")
+    convert(str(GOLDEN / "hop"), new, progress=lambda *far: told.append(far))
+    assert told[-1] == (4, 4)
+    store = DeltaStore(new)
+    assert store.verify() == []
+    for number in range(1, 5):
+        found, exact = store.load(number), tiny_state(number)
+        error = (found["model"]["w"] - exact["model"]["w"]).abs().max()
+        assert 0 < error <= 0.01 * exact["model"]["w"].std()
+        assert same(found["model"]["b"], exact["model"]["b"])
+
+
+def test_what_cannot_be_converted_is_refused(tmp_path):
+    """A missing reference, a damaged file, an empty folder, a target with versions."""
+    shutil.copytree(GOLDEN / "forward", tmp_path / "old")
+    first = min((tmp_path / "old").glob("*.pcd"))
+    data = bytearray(first.read_bytes())
+    data[-1] ^= 1
+    first.write_bytes(data)
+    with pytest.raises(PCRError, match="checksum"):
+        convert(str(tmp_path / "old"), str(tmp_path / "a"))
+    first.unlink()
+    with pytest.raises(BrokenChain, match="is missing"):
+        convert(str(tmp_path / "old"), str(tmp_path / "b"))
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(VersionUnavailable):
+        convert(str(tmp_path / "nothing"), str(tmp_path / "c"))
+    convert(str(GOLDEN / "forward"), str(tmp_path / "d"))
+    with pytest.raises(ValueError, match="there is one already"):
+        convert(str(GOLDEN / "forward"), str(tmp_path / "d"))
