@@ -9,6 +9,7 @@ log is OUT/log.jsonl, one line an epoch; TensorBoard reads OUT, too.
 """
 
 import contextlib
+import gc
 import json
 import math
 import os
@@ -450,9 +451,15 @@ def main(cfg):
             run.train(Log(cfg, rank, run.epoch))
     finally:
         run.checkpoints.close()
+    is_unfinished = run.stop and run.step != cfg.stop_after
     if dist.is_initialized():
+        # DistributedDataParallel's reference cycles would keep gloo's threads alive: one that wants
+        # the GIL while Python ends aborts the process.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        del run
+        gc.collect()
         dist.destroy_process_group()
-    if run.stop and run.step != cfg.stop_after:
+    if is_unfinished:
         raise SystemExit(os.EX_TEMPFAIL)
 
 

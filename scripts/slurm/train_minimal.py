@@ -8,6 +8,7 @@ are the same for any such number.
 """
 
 import argparse
+import gc
 import json
 import os
 import signal
@@ -186,8 +187,7 @@ def main():
                 }
                 save(checkpoint, step=step, **parts)
             if stop:
-                dist.destroy_process_group()
-                sys.exit(STOPPED)
+                return STOPPED
     save(
         checkpoint,
         step=step,
@@ -195,8 +195,11 @@ def main():
         optimizer=optimizer.state_dict(),
         loader=loader.state_dict(),
     )
-    dist.destroy_process_group()
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    status = main()
+    gc.collect()  # DistributedDataParallel's cycles keep gloo's threads, which may abort an exit
+    dist.destroy_process_group()
+    sys.exit(status)
