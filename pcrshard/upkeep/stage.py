@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from threading import Event
@@ -108,11 +109,27 @@ def stage(
             if not isinstance(error, PCRError):
                 cancel.set()
             pool.shutdown(cancel_futures=True)
+            done = [f.result().entry for f in futures if not (f.cancelled() or f.exception())]
+            # A full disk must not mask the error that ended the copy.
+            with suppress(PCRError):
+                _note_grown(dst, {entry.name: entry for entry in done})
             raise
         index = replace(source, shards=tuple(future.result().entry for future in futures))
-        with storage.atomic_write(os.path.join(dst, DATASET_INDEX)) as file:
-            file.write(index.encode())
+        _write_index(dst, index)
     return index
+
+
+def _write_index(dst: str, index: DatasetIndex) -> None:
+    with storage.atomic_write(os.path.join(dst, DATASET_INDEX)) as file:
+        file.write(index.encode())
+
+
+def _note_grown(dst: str, grown: Mapping[str, ShardEntry]) -> None:
+    """Record how far shards have grown in the index of an earlier stage, if there is one."""
+    if os.path.exists(os.path.join(dst, DATASET_INDEX)):
+        there, _ = open_dataset(dst)
+        entries = tuple(grown.get(entry.name, entry) for entry in there.shards)
+        _write_index(dst, replace(there, shards=entries))
 
 
 def _check_destination(dst: str, source: DatasetIndex) -> None:

@@ -291,6 +291,20 @@ def test_damage_that_stays_is_an_error_that_names_the_shard(dataset, index, tmp_
     assert_staged(tmp_path, dataset, index, "full")
 
 
+def test_a_copy_that_grew_in_part_is_sound(dataset, index, tmp_path):
+    """After an error at one shard, `verify` accepts the copy, and readers of the old scan go on."""
+    stage(str(dataset), str(tmp_path), 2)
+    bad = index.shards[-1].name
+    with servers.faulty(dataset, lambda ask: Fault(status=404) if bad in ask.path else None) as it:
+        with pytest.raises(PCRError, match=bad):
+            stage(it.url(), str(tmp_path), "full", workers=1, retry=HASTY)
+    assert (tmp_path / index.shards[0].name).stat().st_size == index.shards[0].shard_bytes
+    assert main(["verify", str(tmp_path)]) == 0
+    copy, urls = open_dataset(str(tmp_path))
+    for url, entry in zip(urls, copy.shards, strict=True):
+        assert list(Shard(url, entry=entry).samples(2))
+
+
 @contextlib.contextmanager
 def small_disk(folder, size):
     if os.geteuid():
