@@ -159,6 +159,65 @@ def _overhead(bench, network, batch, size, limits):
     bench.show(f"Time of a step, {network}, batch {batch}, {size}x{size}, {DEVICE}", rows)
 
 
+def _held_bytes(loss, model, images):
+    """Bytes of the storages that the graph holds for backward, without weights and images."""
+    outside = [*model.parameters(), *model.buffers(), images]
+    known = {tensor.untyped_storage()._cdata for tensor in outside}
+    nodes, seen, held = [loss.grad_fn], set(), {}
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        nodes += [following for following, _ in node.next_functions]
+        for tensor in filter(torch.is_tensor, getattr(node, "saved_tensors", ())):
+            storage = tensor.untyped_storage()
+            held[storage._cdata] = storage.nbytes()
+    return sum(size for storage, size in held.items() if storage not in known)
+
+
+def compiled(network, batch, size):
+    """As JSON: (loss, held bytes, error of the gradients) of a step, by way of saving."""
+    torch.manual_seed(0)
+    model = NETWORKS[network](int(size)).to(DEVICE)
+    images = torch.randn(int(batch), 3, int(size), int(size), device=DEVICE)
+    labels = torch.arange(int(batch), device=DEVICE) % 10
+    graph = torch.compile(model, backend="aot_eager", fullgraph=True)
+    ways = {"eager": (model, None), "eager, int8": (model, "int8")}
+    ways |= {"compiled": (graph, None), "compiled, int8": (graph, "int8")}
+    found, expected = {}, None
+    for way, (forward, codec) in ways.items():
+        context = compress_activations(forward, codec=codec) if codec else contextlib.nullcontext()
+        model.zero_grad()
+        with context:
+            loss = functional.cross_entropy(forward(images), labels)
+        held = _held_bytes(loss, model, images) if forward is graph else None
+        loss.backward()
+        gradient = torch.cat([weight.grad.flatten() for weight in model.parameters()])
+        expected = gradient if expected is None else expected
+        wrong = float((gradient - expected).norm() / expected.norm())
+        found[way] = [float(loss.detach()), held, wrong]
+    return json.dumps(found)
+
+
+def _compare_compiled(bench, network, batch, size):
+    """Compiled code, under the bound that eager code has: fewer bytes, gradients as close."""
+    found = bench.worker("compiled", network, batch, size)
+    loss, plain, same = found["compiled"]
+    loss_of_codes, held, wrong = found["compiled, int8"]
+    eager_loss, _, eager_wrong = found["eager, int8"]
+    assert same < 1e-5
+    assert abs(loss - found["eager"][0]) < 1e-5 * loss
+    assert abs(loss_of_codes - eager_loss) < 1e-5 * loss
+    assert wrong < 1.1 * eager_wrong
+    bench.target(f"{network}, {size}x{size}, compiled: saved bytes, int8", plain / held, least=3.5)
+    rows = [
+        {"": way, "held MB": num_bytes / 1e6 if num_bytes else "", "error of gradients": error}
+        for way, (_, num_bytes, error) in found.items()
+    ]
+    bench.show(f"Compiled {network} (aot_eager), batch {batch}, {size}x{size}", rows)
+
+
 def run(bench):
     os.environ |= {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     torch.set_num_threads(1)
@@ -171,6 +230,8 @@ def run(bench):
         cases = (("ResNet-18", 16, 112), ("ViT", 8, 32))
     for network, batch, size in cases:
         _compare(bench, WAYS, network, batch, size)
+    for network in ("ResNet-18", "ViT"):
+        _compare_compiled(bench, network, 8, 112)
     batch = 64 if DEVICE == "cuda" else 16
     _overhead(bench, "ResNet-18", batch, 112, OVERHEAD)
     _overhead(bench, "ViT", batch, 112, OVERHEAD)
