@@ -9,11 +9,11 @@ log is OUT/log.jsonl, one line an epoch; TensorBoard reads OUT, too.
 """
 
 import contextlib
-import gc
 import json
 import math
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -446,21 +446,23 @@ def main(cfg):
     # SLURM's warning before the time limit: stop after the next step; the job is requeued and goes
     # on there. With a status that is not 0, by which scripts/slurm/train.slurm knows.
     signal.signal(signal.SIGUSR1, lambda *_: setattr(run, "asked", True))
+    log = Log(cfg, rank, run.epoch)
     try:
         with Progress(run):
-            run.train(Log(cfg, rank, run.epoch))
+            run.train(log)
     finally:
         run.checkpoints.close()
-    is_unfinished = run.stop and run.step != cfg.stop_after
+    status = os.EX_TEMPFAIL if run.stop and run.step != cfg.stop_after else 0
     if dist.is_initialized():
-        # DistributedDataParallel's reference cycles would keep gloo's threads alive: one that wants
-        # the GIL while Python ends aborts the process.
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        del run
-        gc.collect()
         dist.destroy_process_group()
-    if is_unfinished:
-        raise SystemExit(os.EX_TEMPFAIL)
+        # Gloo's threads outlive the group in DistributedDataParallel's reference cycles, and one
+        # that wants the GIL while Python ends aborts the process: end without that phase.
+        if log.board is not None:
+            log.board.close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 if __name__ == "__main__":
