@@ -64,14 +64,19 @@ def read(
         StorageError: The file cannot be read, or the server does not honor the request.
     """
     first = start + len(known)
-    with mapped_errors(url, f"read bytes {first} to {stop}"):
-        if is_local(url):
-            # Before allocating: a false claim must not take memory.
-            _check_size(os.stat(plain_path(url)).st_size, first, stop)
-        buffer = memory.borrow_array(stop - start)
+    if is_local(url):
+        errors = mapped_errors(url, f"read bytes {first} to {stop}")
+        with errors, _open_local(plain_path(url)) as (handle, size):
+            # Checked before allocating: a false claim must not take memory.
+            _check_size(size, first, stop)
+            buffer = memory.borrow_array(stop - start)
+            read_local(handle, first, buffer.data[len(known) :])
+    else:
+        with mapped_errors(url, f"read bytes {first} to {stop}"):
+            buffer = memory.borrow_array(stop - start)
+        rest = buffer.data[len(known) :]
+        read_into(url, first, rest, options=options, retry=retry, cancel=cancel)
     buffer.data[: len(known)] = known
-    rest = buffer.data[len(known) :]
-    read_into(url, first, rest, options=options, retry=retry, cancel=cancel)
     return buffer
 
 
