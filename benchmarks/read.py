@@ -22,7 +22,7 @@ WAYS = ("bare", "unchecked", "checked")
 STEADY_SECONDS = 0.2  # CPU time of the steady passes of a process
 
 
-def _build(bench, folder):
+def build(bench, folder):
     """The imagenet part as 8 shards, as one, and as one of four copies; and a tiny one."""
     files = bench.files(os.path.join(folder, "photos", "imagenet"))
     parts = {"8 shards": (files, 8), "1 shard": (files, 1), "1 shard, 4x": (files * 4, 1)}
@@ -82,7 +82,7 @@ def run(bench):
     cases = [(case, scan) for case in CASES for scan in SCANS]
     found = {(case, scan, way): [] for case, scan in cases for way in WAYS}
     with bench.photos() as folder:
-        _build(bench, folder)
+        build(bench, folder)
         for _ in range(bench.rounds):
             for (case, scan, way), rounds in found.items():
                 rounds.append(bench.worker("child", folder, case, scan, way))

@@ -829,7 +829,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 )
             )
 
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_OPTIONS = _respond  # noqa: N815
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_OPTIONS = _respond
 
     def _play(self, fault: Fault, ask: Ask, body: bytes) -> int:
         """Answer; returns how many bytes of it the client's machine never acknowledged."""

@@ -11,7 +11,7 @@ import time
 import zipfile
 
 import pytest
-from slurm import cluster_fixture, is_alive  # noqa: F401
+from slurm import is_alive
 from support import ROOT, read_all, wait_for
 
 import pcrshard

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -104,13 +103,9 @@ def _lock(handle: int, shared: bool) -> bool:
 def _has_its_name(handle: int, path: str) -> bool:
     """Return whether opening the path again would find this file."""
     try:
-        held = os.fstat(handle)
-        # Folders are never removed.
-        return stat.S_ISDIR(held.st_mode) or os.path.samestat(
-            held, os.stat(path, follow_symlinks=False)
-        )
+        return os.path.samestat(os.fstat(handle), os.stat(path))
     except OSError as error:
-        # From NFS, for a file that another machine removed.
-        if error.errno in (errno.ENOENT, errno.ESTALE):
-            return False
-        raise
+        # ESTALE is NFS's answer for a file that another machine removed.
+        if error.errno not in (errno.ENOENT, errno.ESTALE):
+            raise
+        return False

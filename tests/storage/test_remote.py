@@ -755,7 +755,7 @@ def test_an_epoch_against_a_fault_that_stays_is_whole_or_an_error(dataset, index
         urls = [server.url(entry.name) for entry in index.shards]
         quick = Retry(attempts=2, first_delay=0.01, timeout=0.3)
         for known in (index, None):
-            seen.add(outcome(lambda: pipeline(urls, 5, index=known, retry=quick), truth[5]))  # noqa: B023
+            seen.add(outcome(lambda: pipeline(urls, 5, index=known, retry=quick), truth[5]))
     assert seen
     assert prefetchers() == []
 
