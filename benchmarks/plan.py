@@ -11,8 +11,8 @@ import time
 import numpy as np
 from webdataset.filters import _shuffle
 
-from pcrshard.training.epoch_order import Geometry, Rules, epoch_order, mixture, worker_batches
-from pcrshard.training.shard_schedule import account, schedule
+from pcrshard.training.epoch_order import Geometry, Rules, epoch_order, mixture, rank_batches
+from pcrshard.training.shard_schedule import schedule
 
 from .harness import Quartiles, peak_memory
 
@@ -29,7 +29,7 @@ def child():
     epoch_order([10], Geometry(1))  # what NumPy loads at first use
     before, begun = peak_memory(), time.perf_counter()
     order = epoch_order(IMAGENET, Geometry(1024 * 32, max_world_size=1024), Rules(1), epoch=5)
-    batches = worker_batches(order, 1024, 1023, 4, 3)
+    batches = rank_batches(order, 1024, 1023)[3::4]
     found = time.perf_counter() - begun, (peak_memory() - before) / 1e6
     assert len(np.unique(order.ids)) == order.steps * 1024 * 32
     assert len(batches[0]) == 32
@@ -40,15 +40,21 @@ def _reading():
     """Bytes read, as multiples of the dataset, and shards held, for several jobs over ImageNet."""
     for world, workers, lanes in JOBS:
         order = epoch_order(IMAGENET, Geometry(32 * world, world, lanes), Rules(1))
-        report = account(order, IMAGENET, [1] * len(IMAGENET), world, workers)
+        read, shared, held = 0, 0, []
+        for rank in range(world):
+            batches = rank_batches(order, world, rank)
+            plans = [schedule(batches[worker::workers], IMAGENET) for worker in range(workers)]
+            read += sum(len(plan.shards) for plan in plans)
+            shared += len(set().union(*(plan.shards.tolist() for plan in plans)))
+            held.append([plan.peak() for plan in plans])
         yield {
             "ranks": world,
             "workers": workers,
             "lanes": lanes,
-            "read, x dataset": report.read_bytes.sum() / len(IMAGENET),
-            "if a rank shares": report.rank_bytes.sum() / len(IMAGENET),
-            "held by a worker": int(report.open_shards.max()),
-            "by a rank": int(report.open_shards.sum(1).max()),
+            "read, x dataset": read / len(IMAGENET),
+            "if a rank shares": shared / len(IMAGENET),
+            "held by a worker": max(map(max, held)),
+            "by a rank": max(map(sum, held)),
         }
 
 
@@ -60,7 +66,7 @@ def _orders():
     for window in (2, 4, 16):
         rules = Rules(1, shuffle_shards=window, last="short")
         order = epoch_order(sizes, Geometry(BATCH, lanes_per_rank=1), rules)
-        held = schedule(worker_batches(order), sizes).peak() * ROWS
+        held = schedule(rank_batches(order), sizes).peak() * ROWS
         yield f"window {window}", held, order.ids, mixture([sizes], [1], SAMPLES, rules)
     for buffer in (1000, 5000):
         shards = drawn.permutation(SHARDS)  # WebDataset's shuffled list of shards
