@@ -793,7 +793,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 )
             )
 
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_OPTIONS = _respond  # noqa: N815
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_OPTIONS = _respond
 
     def _play(self, fault: Fault, ask: Ask, body: bytes) -> None:
         if fault.stall and fault.stall_after is None:

@@ -79,7 +79,7 @@ def export(
     dst: str,
     *,
     scan: ScanOrFraction = FULL,
-    format: Annotated[str, Kind(str, choices=FORMATS)] = FORMATS[0],  # noqa: A002
+    format: Annotated[str, Kind(str, choices=FORMATS)] = FORMATS[0],
     baseline: bool = False,
     on_error: Literal["raise", "skip"] = "raise",
     overwrite: bool = False,
@@ -241,7 +241,7 @@ def card(
     *,
     name: str | None = None,
     url: str | None = None,
-    license: str = "",  # noqa: A002
+    license: str = "",
     overwrite: bool = False,
 ) -> Report:
     """Write a Hugging Face dataset card (README.md) next to the shards.

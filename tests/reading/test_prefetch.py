@@ -116,7 +116,7 @@ def test_no_more_is_loaded_ahead_than_asked(depth, max_bytes, ahead):
 def test_next_load_runs_while_one_is_used():
     """The point of it: loading and using overlap."""
     begun = [threading.Event() for _ in range(10)]
-    load = lambda item, cancel: (begun[item].set(), Thing(item))[1]  # noqa: E731
+    load = lambda item, cancel: (begun[item].set(), Thing(item))[1]
     for item, _ in enumerate(consume(prefetch(range(10), load, depth=1, max_bytes=1 << 30))):
         assert all(event.wait(60) for event in begun[: item + 2])
 
@@ -227,7 +227,7 @@ def test_leaving_while_a_head_stalls_is_prompt(dataset, tmp_path, cached):
     """Without a dataset index heads are asked for, too: a server that hangs there is left."""
     index = open_dataset(str(dataset))[0]
     cache = PrefixCache(str(tmp_path)) if cached else None
-    hang = lambda ask: Fault(stall=60) if ask.number and ask.method == "GET" else None  # noqa: E731
+    hang = lambda ask: Fault(stall=60) if ask.number and ask.method == "GET" else None
     with servers.faulty(dataset, hang) as server:
 
         def load(name, cancel):

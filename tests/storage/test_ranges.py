@@ -24,7 +24,7 @@ class OddServer(MemoryFileSystem):
     """
 
     protocol = "odd"
-    store: dict = {}  # noqa: RUF012
+    store: dict = {}
 
     @classmethod
     def _strip_protocol(cls, path):
