@@ -277,7 +277,7 @@ def small_disk(folder, options):
         subprocess.run(["umount", "-l", folder], check=True)
 
 
-@pytest.mark.parametrize("options", ["size=32k", "size=1m,nr_inodes=7", "size=1m,nr_inodes=2"])
+@pytest.mark.parametrize("options", ["size=32k", "size=1m,nr_inodes=2"])
 def test_full_disk_costs_the_caching_and_not_the_epoch(source, tmp_path, caplog, options):
     """When the disk or its inodes run out, reads go on, right, and a warning is logged."""
     with small_disk(tmp_path / "disk", options):
