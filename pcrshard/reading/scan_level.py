@@ -143,7 +143,7 @@ class ScanLevel:
             self._range.check(scan)
 
     def follow(self, scans: ScanRange) -> None:
-        """Let a dataset follow this level; of several, the one with the fewest scans sets the limit.
+        """Let a dataset follow this level; the one with the fewest scans sets the limit.
 
         Raises:
             ScanUnavailable: The dataset lacks the scan that the level is set to.
