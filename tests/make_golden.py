@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgpack
+import msgspec
 import numpy as np
 
 from pcrshard import Shard, ShardFormat, zstd
@@ -82,7 +83,7 @@ def make_golden() -> None:
         path = GOLDEN / f"{layout}-000000.tar"
         entry = write_shard(str(path), list(map(encode, samples)), fmt)
         expected[layout] = {
-            "entry": entry._asdict(),
+            "entry": msgspec.structs.asdict(entry),
             "samples": {str(scan): digest(Shard(str(path)), scan) for scan in (*range(11), "full")},
         }
     (GOLDEN / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")

@@ -192,7 +192,7 @@ class _Copy(NamedTuple):
                 self._write(kept, stop)
         reached = max(held, self.position)
         scan = None if reached > entry.num_groups else reached
-        return Staged(entry._replace(scan=scan), copied, kept)
+        return Staged(entry.staged(scan), copied, kept)
 
     def _sound_position(self, stops: Sequence[int]) -> int:
         """Return the highest intact position; 0 for none, or for another version."""
@@ -227,7 +227,7 @@ class _Copy(NamedTuple):
         is_whole = position > entry.num_groups
         if is_whole and crc32c(storage.read(path, 0, entry.shard_bytes)) == entry.shard_crc32c:
             return
-        shard = Shard(path, entry=entry._replace(scan=None))
+        shard = Shard(path, entry=entry.staged(None))
         with shard.load(FULL if is_whole else position) as found:
             for _ in found.samples():
                 pass

@@ -18,7 +18,7 @@ from ..encoding.sources import NO_SPLIT, list_source
 from ..encoding.worker_processes import run_tasks
 from ..errors import EncodeError, PCRError, UnsupportedJpeg
 from ..format.dataset_index import DATASET_INDEX, ShardEntry
-from ..format.group_table import GroupTable, decode_table
+from ..format.group_table import GroupTable, decode_tables
 from ..format.names import numbered
 from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_index import BLOCK, ShardIndex, round512
@@ -208,7 +208,7 @@ def _check_layout(
         yield f"the shard was renamed: its members say {stem!r} (shard={url})"
     last = check_scan(scan, index.num_groups)
     tables = [
-        decode_table(index, place, view[place.start : place.stop], url=url)
+        decode_tables(index, [place], [view[place.start : place.stop]], url=url)
         for place in index.table_places(0, last)
     ]
     for start, expected, complaint in _free_regions(index, tables, stem):
