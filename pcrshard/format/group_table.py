@@ -99,9 +99,10 @@ class GroupTable:
 
 def group_starts(index: ShardIndex, rows: range) -> list[int]:
     """Return the absolute start of each group's pieces; 0 for base groups, which are members."""
-    head = index.head
     base = index.schema.base
-    return [0 if row < base else head.stops[row] + BLOCK + head.table_bytes[row] for row in rows]
+    ends = index.head.stops
+    sizes = index.head.table_bytes
+    return [0 if row < base else ends[row] + BLOCK + sizes[row] for row in rows]
 
 
 def late_starts(index: ShardIndex, table: GroupTable) -> dict[str, int]:
@@ -181,9 +182,11 @@ def _decode(
     runs: list[tuple[np.dtype[Any], list[bytes]]] = []
     for (rows, _, _), part in zip(places, parts, strict=True):
         row = rows[-1]
-        names = index.late_fields(row)
-        late += [(row, name) for name in names]
-        layout = _layout(len(rows), units, units if row < base else 0, len(names), samples)
+        num_late = len(late)
+        if index.schema.late:
+            late += [(row, name) for name in index.late_fields(row)]
+        num_late = len(late) - num_late
+        layout = _layout(len(rows), units, units if row < base else 0, num_late, samples)
         require(len(part) >= _START.size, "expected a table of at least 8 bytes")
         crc, headers_bytes = _START.unpack_from(part)
         require(crc == crc32c(memoryview(part)[4:]), "checksum does not match")
@@ -196,7 +199,8 @@ def _decode(
     arrays = [np.frombuffer(b"".join(columns), layout) for layout, columns in runs]
 
     def column(name: str, *shape: int) -> npt.NDArray[Any]:
-        return np.concatenate([array[name].ravel() for array in arrays]).reshape(shape)
+        found = [array[name].ravel() for array in arrays]
+        return (found[0] if len(found) == 1 else np.concatenate(found)).reshape(shape)
 
     rows = range(places[0].rows.start, places[-1].rows.stop)
     header_sizes = column("header_sizes", len(rows), units)
@@ -214,8 +218,8 @@ def _decode(
 
 def _unpack_headers(header_sizes: U16, packed: Sequence[bytes]) -> bytes:
     """Join the headers of tables after checking their lengths."""
-    legal = np.count_nonzero(header_sizes > MAX_HEADER_BYTES) == 0
-    require(legal, f"expected headers of at most {MAX_HEADER_BYTES} bytes")
+    if np.count_nonzero(header_sizes > MAX_HEADER_BYTES):
+        raise CorruptIndex(f"expected headers of at most {MAX_HEADER_BYTES} bytes")
     # Only the first table may be of several rows, those of the base groups, without headers.
     row_bytes = _row_sums(header_sizes).tolist()
     joined = []

@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import storage
 from ..checksum import crc32c
-from ..encoding.resume_journal import SKIPPED, listing_options, read_report
+from ..encoding.resume_journal import SKIPPED, encode_options, read_report
 from ..encoding.samples import SampleRef
 from ..encoding.shard_plan import list_samples
 from ..encoding.sources import NO_SPLIT, list_source
@@ -75,7 +75,7 @@ def verify(
             )
     sources = None
     if against:
-        options = listing_options(folder, options=storage_options)
+        options = encode_options(folder, options=storage_options)
         options = replace(options, prefix_keys=options.prefix_keys or prefix_keys, classes=classes)
         if options.split not in (None, NO_SPLIT):
             # The source may be the split itself or the folder of all splits.
