@@ -23,7 +23,7 @@ from ..upkeep.stage import Staged
 from ..upkeep.stage import stage as stage_dataset
 from ..upkeep.verify import verify as verify_dataset
 from .inspect import is_shard, open_source, sizes
-from .parser import Kind, Parallel, Report, ScanOrFraction, StorageOptions
+from .parser import Keywords, Parallel, Report, ScanOrFraction, StorageOptions
 from .progress import ProgressBar
 
 
@@ -79,7 +79,7 @@ def export(
     dst: str,
     *,
     scan: ScanOrFraction = FULL,
-    format: Annotated[str, Kind(str, choices=FORMATS)] = FORMATS[0],  # noqa: A002
+    format: Annotated[str, Keywords(choices=FORMATS)] = FORMATS[0],  # noqa: A002
     baseline: bool = False,
     on_error: Literal["raise", "skip"] = "raise",
     overwrite: bool = False,

@@ -145,7 +145,7 @@ class PlanCost(NamedTuple):
 
 def plan_costs(
     index: DatasetIndex,
-    scans: Sequence[Scan] | None,
+    scans: Sequence[Scan],
     geometry: Geometry,
     rules: Rules = Rules(),
     *,
@@ -156,7 +156,7 @@ def plan_costs(
 
     Args:
         index: The dataset.
-        scans: Scans to plan for; all by default.
+        scans: Scans to plan for.
         geometry: Geometry of the job, at its maximum world size.
         rules: Ordering rules of the job.
         workers: DataLoader workers per rank.
@@ -169,7 +169,7 @@ def plan_costs(
     sizes = [shard.num_samples for shard in index.shards]
     order = epoch_order(sizes, geometry, rules)
     costs = []
-    for scan in scans or [cost.scan for cost in scan_costs(index)]:
+    for scan in scans:
         prefixes = [shard.prefix_stop(scan) for shard in index.shards]
         read = account(order, sizes, prefixes, geometry.max_world_size, workers)
         epoch_bytes = int(read.read_bytes.sum())
