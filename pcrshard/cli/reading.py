@@ -79,7 +79,7 @@ def export(
     dst: str,
     *,
     scan: ScanOrFraction = FULL,
-    format: Annotated[str, Keywords(choices=FORMATS)] = FORMATS[0],  # noqa: A002
+    format: Annotated[str, Keywords(choices=FORMATS)] = FORMATS[0],
     baseline: bool = False,
     on_error: Literal["raise", "skip"] = "raise",
     overwrite: bool = False,
@@ -228,10 +228,10 @@ def cache(action: Literal["ls", "clear"], folder: str) -> Report:
         freed = prefixes.clear()
         return Report({"freed_bytes": freed}, f"{human_bytes(freed)} freed")
     entries = prefixes.entries()
-    figures = [{"scan": entry.scan} | entry._asdict() for entry in entries]
+    figures = [{"scan": entry.scan, "name": entry.name, **entry._asdict()} for entry in entries]
     now = time.time()
     rows = [row | {"last_use": f"{now - row['last_use']:.0f} s ago"} for row in figures]
-    listed = record_table(rows, omit=("stops",))
+    listed = record_table(rows, omit=("path",))
     total = human_bytes(sum(entry.num_bytes for entry in entries))
     return Report(figures, f"{listed}\n{counted(len(entries), 'shard')}, {total}")
 
@@ -241,7 +241,7 @@ def card(
     *,
     name: str | None = None,
     url: str | None = None,
-    license: str = "",  # noqa: A002
+    license: str = "",
     overwrite: bool = False,
 ) -> Report:
     """Write a Hugging Face dataset card (README.md) next to the shards.

@@ -318,7 +318,7 @@ def _untouched(model: nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
         # A model may also draw from these.
         stack.callback(random.setstate, random.getstate())
-        stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002
+        stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002  # users'
         for buffer in model.buffers():
             stack.callback(buffer.detach().copy_, buffer.detach().clone())
         for module in model.modules():

@@ -76,14 +76,14 @@ def test_nothing_of_the_training_changes(dataset):
     model[0].weight.grad = torch.ones_like(model[0].weight)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     level = ScanLevel(7)
-    states = torch.get_rng_state(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    states = torch.get_rng_state(), np.random.get_state()[1].tolist()
     ScanTuner(make_loader(dataset), loss, level, candidates=[1], images=8, trials=1).measure(model)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert torch.equal(model[0].weight.grad, torch.ones_like(model[0].weight))
     assert [module.training for module in model] == [True, False, True, True, True, True]
     assert level.value == 7
     assert torch.equal(states[0], torch.get_rng_state())
-    assert states[1] == np.random.get_state()[1].tolist()  # noqa: NPY002
+    assert states[1] == np.random.get_state()[1].tolist()
 
 
 def test_it_tunes_when_it_is_due_and_remembers(dataset):

@@ -271,7 +271,7 @@ def test_samples_without_labels_or_images(tmp_path):
     assert dataset.sizes.tolist() == [[30, 20], [0, 0], [10, 12]]
     assert dataset.subset([0, 2]).labels.tolist() == [-1, 2]
     with pytest.raises(ValueError, match="expected an integer cls in each sample"):
-        dataset.labels  # noqa: B018
+        dataset.labels
 
 
 # --- views
@@ -293,7 +293,7 @@ def test_views_share_shards_and_keep_exact_epochs(folder):
     loader = PCRLoader(view, 4)
     epochs = [ids(loader) for _ in range(2)]
     assert epochs[0] != epochs[1]
-    assert all(sorted(sum(epoch, [])) == list(range(1, 60, 3)) for epoch in epochs)  # noqa: RUF017
+    assert all(sorted(sum(epoch, [])) == list(range(1, 60, 3)) for epoch in epochs)
     assert len(dataset) == 60
     assert view.shards is dataset.shards
 
