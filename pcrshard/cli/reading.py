@@ -228,10 +228,10 @@ def cache(action: Literal["ls", "clear"], folder: str) -> Report:
         freed = prefixes.clear()
         return Report({"freed_bytes": freed}, f"{human_bytes(freed)} freed")
     entries = prefixes.entries()
-    figures = [{"scan": entry.scan} | entry._asdict() for entry in entries]
+    figures = [{"scan": entry.scan, "name": entry.name, **entry._asdict()} for entry in entries]
     now = time.time()
     rows = [row | {"last_use": f"{now - row['last_use']:.0f} s ago"} for row in figures]
-    listed = record_table(rows, omit=("stops",))
+    listed = record_table(rows, omit=("path",))
     total = human_bytes(sum(entry.num_bytes for entry in entries))
     return Report(figures, f"{listed}\n{counted(len(entries), 'shard')}, {total}")
 

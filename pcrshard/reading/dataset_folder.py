@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import collections
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from .. import storage
 from ..errors import StorageError
@@ -147,25 +148,15 @@ def count_classes(
 
     One request per shard, for its index; images are not read.
     """
-    labels: collections.Counter[bytes | None] = collections.Counter()
+    labels: collections.Counter[Any] = collections.Counter()
     for url, entry in zip(urls, index.shards, strict=True):
         with Shard(url, entry=entry, storage_options=storage_options).load(0) as prefix:
             labels.update(prefix.fields.get("cls", [None] * entry.num_samples))
     names = {str(label).encode(): name for label, name in enumerate(index.classes)}
-    ordered = sorted(labels.items(), key=lambda item: _label_order(item[0]))
-    return {_label_name(label, names): count for label, count in ordered}
-
-
-def _label_order(label: bytes | None) -> tuple[int, int, bytes]:
-    """Sort numbers first, in numeric order, then words, then samples without a label."""
-    if label is None:
-        return 2, 0, b""
-    if label.isdigit() and len(label) < 10:
-        return 0, int(label), b""
-    return 1, 0, label
-
-
-def _label_name(label: bytes | None, names: Mapping[bytes, str]) -> str:
-    if label is None:
-        return "(no label)"
-    return names.get(label) or label.decode(errors="replace")
+    numbers = {label for label in labels if label is not None and label.isdigit()}
+    words = sorted(labels.keys() - numbers - {None})
+    ordered = [*sorted(numbers, key=int), *words]
+    counts = {
+        names.get(label) or label.decode(errors="replace"): labels[label] for label in ordered
+    }
+    return counts | ({"(no label)": labels[None]} if None in labels else {})

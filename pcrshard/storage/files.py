@@ -381,25 +381,6 @@ def abandon_writes() -> None:
                 os.unlink(temporary)
 
 
-def write_at(
-    handle: int,
-    position: int,
-    data: memoryview,
-    *,
-    url: str,
-) -> None:
-    """Write all of ``data`` at an offset of an open local file.
-
-    Raises:
-        StorageError: The disk is full or refuses.
-    """
-    with _full_disk_is_ours(url):
-        while data:
-            count = os.pwrite(handle, data, position)
-            position += count
-            data = data[count:]
-
-
 @contextmanager
 def _full_disk_is_ours(url: str) -> Iterator[None]:
     """Turn an ``OSError`` of the block into a :class:`StorageError`; other errors pass through."""

@@ -26,9 +26,8 @@ from .epoch_order import (
     Rules,
     advance,
     epoch_order,
-    last_share,
     mixture,
-    worker_batches,
+    rank_batches,
 )
 from .epoch_sequence import MAX_EPOCH, Batches
 from .shard_set import Row, ShardSet, read_batches, sample_sizes
@@ -236,7 +235,7 @@ class PCRLoader:
         samples = self.dataset.num_samples if self.num_samples is None else self.num_samples
         full, rest = divmod(samples, self.batch_size * world)
         if self.rules.last == "short":
-            return full + bool(last_share(rest, world, rank))
+            return full + ((rank + 1) * rest // world > rank * rest // world)
         return full + (self.rules.last == "pad" and rest > 0)
 
     @checked()
@@ -304,7 +303,7 @@ class PCRLoader:
         rank, world = self.rank
         order = self._order(cursor)
         cursor.steps = 0 if cursor.is_over else order.steps
-        batches = worker_batches(order, world, rank)[: cursor.steps]
+        batches = rank_batches(order, world, rank)[: cursor.steps]
         self._cursor = cursor
         process = os.getpid()
         with closing(self._read(batches, cursor.epoch)) as coming:
