@@ -30,8 +30,6 @@ Jpeg = TypeVar("Jpeg", bytes, memoryview)
 
 def number_lists(sample: Sample) -> Sample:
     """Return a sample with each image of a list as its own field: ``images.0.jpg``, ..."""
-    if not any(isinstance(value, list) for value in sample.values()):
-        return sample
     flat: Sample = {}
     for field, value in sample.items():
         if isinstance(value, list):
