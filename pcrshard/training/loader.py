@@ -29,7 +29,7 @@ from .epoch_order import (
     rank_batches,
 )
 from .epoch_sequence import MAX_EPOCH, Batches
-from .shard_set import Row, ShardSet, read_batches, sample_sizes
+from .shard_set import Row, read_batches, sample_sizes
 
 # JSON values in a loader's state.
 State = dict[str, Any]
@@ -318,7 +318,6 @@ class PCRLoader:
         batches: Batches,
         scans: Sequence[Scan],
         epoch: int = 0,
-        shards: ShardSet | None = None,
     ) -> Iterator[dict[Scan, Any]]:
         """Yield given samples at several scans with the same crops, to compare scans.
 
@@ -328,7 +327,6 @@ class PCRLoader:
             batches: (samples,) sample numbers of each batch.
             scans: The scans to compare, 1-based or ``"full"``.
             epoch: Epoch whose crops to use; each epoch has different crops.
-            shards: The same shards at another location, with more scans.
 
         Yields:
             The batch at each scan.
@@ -345,7 +343,7 @@ class PCRLoader:
                     begun[scan] = collate.begin(lower, pool)
                 return lambda: {scan: finish() for scan, finish in begun.items()}
 
-            yield from read_batches(shards or self.dataset.shards, ids, highest, begin)
+            yield from read_batches(self.dataset.shards, ids, highest, begin)
 
     @property
     def _geometry(self) -> Geometry:
