@@ -9,15 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-try:
-    from pcrshard.native._core import ffi, lib
-except ImportError:  # built without a compiler
-    ffi = lib = None
+from ._core import ffi, lib
 
 Backend = Literal["auto", "portable"]
 
-# A library built before this module was added has only the decoder.
-available: bool = lib is not None and hasattr(lib, "pcr_shift_codes")
 TYPES = {
     "float32": 0,
     "bfloat16": 1,
