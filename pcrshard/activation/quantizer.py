@@ -77,8 +77,6 @@ def lattice_for(
     info = torch.finfo(dtype)
     # float16 activations can be subnormal; those of other types are not.
     least = 2.0**-23 if dtype == torch.float16 else 2 * info.tiny
-    if dtype == torch.bfloat16:
-        least = 2 * torch.finfo(torch.float32).tiny
     if least <= step and 2 * (MAX_CODE + 1) * step <= info.max:
         return SignExactLattice(step, dtype, rounding)
     return None
@@ -125,10 +123,13 @@ def quantize(
     """
     if flat.numel() > _MAX_COUNT:
         return None
-    # The core's float32 is too coarse for float64.
-    is_core = flat.device.type == CORE_DEVICE and flat.dtype != torch.float64
-    if is_core and lattice.rounding == "nearest":
-        codes, escapes = _quantize_native(flat, lattice.step)
+    if _is_native(flat.device, lattice):
+        source = flat.float() if flat.dtype == torch.float16 else flat
+        name = "bfloat16" if flat.dtype == torch.bfloat16 else "float32"
+        codes = torch.empty(flat.shape, dtype=torch.int8)
+        escapes = native.quantize(
+            source.data_ptr(), flat.numel(), name, lattice.step, codes.data_ptr()
+        )
     else:
         codes = _quantize_torch(flat, lattice, generator)
         escapes = int((codes == ESCAPE).sum())
@@ -143,13 +144,10 @@ def quantize(
     return Quantized(codes, index.int(), flat[index])
 
 
-def _quantize_native(flat: Tensor, step: float) -> tuple[Tensor, int]:
-    source = flat.float() if flat.dtype == torch.float16 else flat
-    name = "bfloat16" if flat.dtype == torch.bfloat16 else "float32"
-    count = flat.numel()
-    codes = torch.empty(count, dtype=torch.int8)
-    escapes = native.quantize(source.data_ptr(), count, name, step, codes.data_ptr())
-    return codes, escapes
+def _is_native(device: torch.device, lattice: SignExactLattice) -> bool:
+    """Return whether to use the native core, whose float32 is too coarse for float64."""
+    is_nearest = lattice.rounding == "nearest" and lattice.dtype != torch.float64
+    return is_nearest and device.type == CORE_DEVICE
 
 
 def _quantize_torch(
@@ -178,28 +176,14 @@ def _exact_type(dtype: torch.dtype) -> torch.dtype:
 
 
 def restore(quantized: Quantized[Tensor], lattice: SignExactLattice) -> Tensor:
-    """Return the (n,) values on the device of the codes.
-
-    On a CPU, the native core makes one pass: arithmetic for float32, table lookup otherwise.
-    """
+    """Return the (n,) values on the device of the codes."""
     codes = quantized.codes
-    if codes.device.type == CORE_DEVICE:
-        values = _restore_native(codes, lattice)
+    if _is_native(codes.device, lattice):
+        exact = torch.empty(codes.shape, dtype=torch.float32)
+        native.dequantize(codes.data_ptr(), codes.numel(), lattice.step, exact.data_ptr())
+        values = exact.to(lattice.dtype)
     else:
         values = lattice.values(codes)
     if len(quantized.escape_index):
         values[quantized.escape_index.long()] = quantized.escape_words
-    return values
-
-
-def _restore_native(codes: Tensor, lattice: SignExactLattice) -> Tensor:
-    count = codes.numel()
-    values = torch.empty(count, dtype=lattice.dtype)
-    if lattice.dtype == torch.float32 and lattice.rounding == "nearest":
-        native.dequantize(codes.data_ptr(), count, lattice.step, values.data_ptr())
-        return values
-    table = lattice.table(codes.device)
-    native.look_up(
-        codes.data_ptr(), count, values.element_size(), table.data_ptr(), values.data_ptr()
-    )
     return values

@@ -64,24 +64,6 @@ def dequantize(codes: int, count: int, step: float, values: int, backend: Backen
     )
 
 
-def look_up(codes: int, count: int, item_bytes: int, table: int, values: int) -> None:
-    """Write ``table[code]`` for each code, an unsigned byte.
-
-    Args:
-        codes: Address of ``count`` bytes.
-        count: Number of codes.
-        item_bytes: Bytes per value: 2, 4 or 8.
-        table: Address of 256 values.
-        values: Address of ``item_bytes * count`` writable bytes.
-    """
-    if item_bytes not in (2, 4, 8):
-        raise ValueError(f"expected values of 2, 4 or 8 bytes, got {item_bytes}")
-    source = ffi.cast("const uint8_t *", codes)
-    lib.pcr_look_up(
-        source, count, item_bytes, ffi.cast("const void *", table), ffi.cast("void *", values)
-    )
-
-
 def shift(
     codes: int,
     sources: Sequence[int],
