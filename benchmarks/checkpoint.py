@@ -116,7 +116,7 @@ def _store(bench, folder, megabytes):
     for number in range(bench.rounds):
         with DeltaStore(os.path.join(folder, f"speed-{number}")) as store:
             save = functools.partial(store.save, blocking=True)
-            ways = (lambda: save(first), lambda: save(second))  # noqa: B023
+            ways = (lambda: save(first), lambda: save(second))
             ways += (lambda: store.load(1), lambda: store.load(2))
             for name, way in zip(rates, ways, strict=True):
                 begun = time.process_time()

@@ -35,7 +35,7 @@ def _sync(bench, folder, megabytes):
         changed = torch.from_numpy(generator.random(words.shape) < 0.013)
         words = words + changed.to(torch.int16)
         state = {"w": words.view(torch.bfloat16)}
-        for name, way in (("publish", lambda: publisher.publish(state)),  # noqa: B023
+        for name, way in (("publish", lambda: publisher.publish(state)),
                           ("apply", mirror.update)):  # fmt: skip
             begun = time.process_time()
             way()

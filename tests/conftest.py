@@ -11,6 +11,8 @@ from support import ROOT, run_tool
 import pcrshard
 from pcrshard.testing import make_jpeg
 
+pytest_plugins = ["slurm"]
+
 
 def _data_folder() -> pathlib.Path | None:
     folder = pathlib.Path(os.environ.get("PCRSHARD_DATA", ROOT.parent / "shared" / "data"))

@@ -11,7 +11,7 @@ import zstandard
 
 from pcrshard.checkpoint import Precision
 from pcrshard.checkpoint.choose_bound import one_delta
-from pcrshard.checkpoint.codec import fits, store_leaf
+from pcrshard.checkpoint.codec import store_leaf
 from pcrshard.checkpoint.tensors import words_of
 from pcrshard.checkpoint.typed_tree import flatten
 from pcrshard.errorbound import FLOAT_TYPES, encode_integers, encode_planes
@@ -120,12 +120,12 @@ def codes(weights, reference, bound):
     """For each tensor on a lattice, the codes of the delta, (N,) int32, and of a keyframe."""
     precision = Precision(weights=bound)
     first = {
-        leaf.path: store_leaf(leaf, precision.bound_of(leaf), None)[0]
-        for leaf in flatten(reference).leaves
+        leaf.path: store_leaf(leaf, precision.bound_of(leaf), None)
+        for leaf in flatten(reference)[1]
     }
-    for leaf in flatten(weights).leaves:
-        tensor, _ = store_leaf(leaf, precision.bound_of(leaf), first[leaf.path])
-        if tensor.lattice is not None and fits(tensor, first[leaf.path]):
+    for leaf in flatten(weights)[1]:
+        tensor = store_leaf(leaf, precision.bound_of(leaf), first[leaf.path])
+        if tensor.lattice is not None and tensor.fits(first[leaf.path]):
             yield tensor.values - first[leaf.path].values, tensor.values
 
 

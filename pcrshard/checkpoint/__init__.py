@@ -3,11 +3,11 @@
 from .choose_bound import choose_bound
 from .codec import Precision
 from .convert import convert
-from .manifest import VersionRecord
 from .pull import pull
 from .recover import recover
 from .safetensors_file import export_safetensors
 from .store import DeltaStore
+from .version_file import VersionRecord
 
 __all__ = [
     "DeltaStore",

@@ -89,20 +89,18 @@ def choose_bound(
 
 def one_delta(target: Any, reference: Any, precision: Precision) -> tuple[float, Any]:
     """Return the compression ratio of the delta between two states, and the restored target."""
-    before = {
-        leaf.path: store_leaf(leaf, precision.bound_of(leaf), None)[0]
-        for leaf in flatten(reference).leaves
-    }
-    flat = flatten(target)
+    _, leaves = flatten(reference)
+    before = {leaf.path: store_leaf(leaf, precision.bound_of(leaf), None) for leaf in leaves}
+    tree, leaves = flatten(target)
     stored = raw = 0
     tensors = []
-    for leaf in flat.leaves:
+    for leaf in leaves:
         known = before.get(leaf.path)
-        tensor, words = store_leaf(leaf, precision.bound_of(leaf), known)
+        tensor = store_leaf(leaf, precision.bound_of(leaf), known)
         stored += encode_tensor(tensor, known)[0].num_bytes
-        raw += words.nbytes
-        tensors.append(tensor_from(words, tensor.spec))
-    return raw / max(stored, 1), TreeReader(flat.tree, tensors.__getitem__).read()
+        raw += tensor.spec.num_bytes
+        tensors.append(tensor_from(tensor.restore(), tensor.spec))
+    return raw / max(stored, 1), TreeReader(tree, tensors.__getitem__).read()
 
 
 def choose(

@@ -31,7 +31,7 @@ from ..errors import BrokenChain
 from .frame import Checksum, Count, Digest, Record
 from .patch import apply_patch, encode_patch
 from .tensors import TensorSpec, spec_of, words_of
-from .typed_tree import FIRST_MOMENT, SECOND_MOMENT, WEIGHT, Leaf
+from .typed_tree import Leaf
 
 # Reuse a tensor's lattice while its bound is within this factor of a newly computed one.
 _COARSEST = 1.1
@@ -47,60 +47,42 @@ _NO_ESCAPES = np.empty(0, np.int64)
 
 
 @dataclasses.dataclass(frozen=True)
-class Exact:
-    """A tensor stored bit for bit.
+class Tensor:
+    """A tensor in its stored form: words bit for bit, or codes within an error bound.
 
     Attributes:
         spec: Type and shape.
-        values: (N,) words.
+        lattice: The quantization grid; ``None`` for exact words.
+        values: (N,) words; with a lattice, (N,) int32 codes, 0 where a value is escaped.
+        patch: With a lattice, the patch that turns the words of the codes into those of escaped
+            values.
+        digest: SHA-256 of the restored tensor's bytes.
     """
 
     spec: TensorSpec
-    values: Words
-    lattice = None
-    patch = b""
-
-    def restore(self) -> Words:
-        """Return the tensor's words (N,)."""
-        return self.values
-
-
-@dataclasses.dataclass(frozen=True)
-class Quantized:
-    """A tensor stored within an error bound.
-
-    Attributes:
-        spec: Type and shape.
-        lattice: The quantization grid.
-        values: (N,) int32 codes on the grid; 0 where a value is escaped.
-        patch: The patch that turns the words restored from codes into those of escaped values.
-    """
-
-    spec: TensorSpec
-    lattice: Lattice
+    lattice: Lattice | None
     values: Any
     patch: bytes
+    digest: bytes
 
     def restore(self) -> Words:
         """Return the tensor's words (N,)."""
-        kind = FLOAT_TYPES[self.spec.dtype]
-        codes = LatticeCodes(self.values, _NO_ESCAPES, np.empty(0, self.spec.word))
-        words = restore(codes, kind, self.lattice)
-        apply_patch(words, self.patch)
+        words: Words = self.values
+        if self.lattice is not None:
+            codes = LatticeCodes(self.values, _NO_ESCAPES, np.empty(0, self.spec.word))
+            words = restore(codes, FLOAT_TYPES[self.spec.dtype], self.lattice)
+            apply_patch(words, self.patch)
         return words
 
+    def fits(self, other: Tensor) -> bool:
+        """Return whether one tensor can be stored as a difference from the other."""
+        return (self.spec, self.lattice) == (other.spec, other.lattice)
 
-Tensor = Exact | Quantized
-
-
-def middle(tensor: Tensor) -> Tensor:
-    """Return a sample of words from the middle of a tensor, without escapes."""
-    start = max(len(tensor.values) - _SAMPLE, 0) // 2
-    values = tensor.values[start : start + _SAMPLE]
-    spec = TensorSpec(tensor.spec.dtype, (len(values),))
-    if tensor.lattice is None:
-        return Exact(spec, values)
-    return Quantized(spec, tensor.lattice, values, b"")
+    def middle(self) -> Tensor:
+        """Return a copy of a sample from the middle of the tensor, without escapes."""
+        start = max(len(self.values) - _SAMPLE, 0) // 2
+        values = self.values[start : start + _SAMPLE].copy()
+        return Tensor(TensorSpec(self.spec.dtype, (len(values),)), self.lattice, values, b"", b"")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,12 +111,8 @@ class Precision:
             return None
         if any(fnmatch.fnmatchcase(leaf.path, pattern) for pattern in self.exact):
             return None
-        by_role = {
-            WEIGHT: self.weights,
-            FIRST_MOMENT: self.first_moment,
-            SECOND_MOMENT: self.second_moment,
-        }
-        return by_role.get(leaf.role)
+        bound: Bound | None = getattr(self, leaf.role) if leaf.role else None
+        return bound
 
     def __str__(self) -> str:
         """Describe the precision in words.
@@ -162,47 +140,57 @@ def _in_words(bound: Bound) -> str:
     return f"{bound.error_bound:g}"
 
 
-def store_leaf(leaf: Leaf, bound: Bound | None, before: Tensor | None) -> tuple[Tensor, Words]:
-    """Return a tensor in its stored form, and the words (N,) that it restores to."""
-    words = words_of(leaf.tensor)
-    spec = spec_of(leaf.tensor)
-    if bound is None:
-        exact = Exact(spec, words.copy())  # without the memory of the whole state
-        return exact, exact.values
-    return quantized(words, spec, bound, before)
+def store_leaf(leaf: Leaf, bound: Bound | None, before: Tensor | None) -> Tensor:
+    """Return a tensor of a state in its stored form; see :func:`store_words`."""
+    return store_words(words_of(leaf.tensor), spec_of(leaf.tensor), bound, before)
 
 
-def quantized(
-    words: Words, spec: TensorSpec, bound: Bound, before: Tensor | None
-) -> tuple[Tensor, Words]:
-    """Quantize words (N,), on the previous version's grid if it still fits the bound.
+def store_words(
+    words: Words, spec: TensorSpec, bound: Bound | None, before: Tensor | None = None
+) -> Tensor:
+    """Quantize words (N,) within a bound, on the previous version's grid if it still fits.
 
-    A tensor stays exact if it has no standard deviation, and therefore no grid, or if most of its
-    values cannot be quantized.
-
-    Returns:
-        The tensor, and the words (N,) that it restores to.
+    A tensor stays exact if there is no bound or no standard deviation, and therefore no grid, or
+    if most of its values cannot be quantized.
     """
-    float_type = FLOAT_TYPES[spec.dtype]
-    lattice = bound.lattice(words, float_type)
-    exact = Exact(spec, words.copy())
+    lattice = None if bound is None else bound.lattice(words, FLOAT_TYPES[spec.dtype])
     if lattice is None:
-        return exact, exact.values
+        return exact_tensor(words, spec)
     known = before.lattice if before is not None and before.spec == spec else None
     if known is not None and known.kind == lattice.kind:
         close = _FINEST <= known.error_bound / lattice.error_bound <= _COARSEST
         lattice = known if close else lattice
     restored = np.empty_like(words)
-    found = quantize(words, float_type, lattice, restored)
+    codes = quantize(words, FLOAT_TYPES[spec.dtype], lattice, restored)
+    return quantized_tensor(restored, spec, lattice, codes)
+
+
+def exact_tensor(words: Words, spec: TensorSpec) -> Tensor:
+    """Return words (N,) in their stored form, bit for bit."""
+    # A copy, because the words may be part of a buffer that holds a whole state.
+    return Tensor(spec, None, words.copy(), b"", digest_of(words))
+
+
+def quantized_tensor(
+    restored: Words, spec: TensorSpec, lattice: Lattice, codes: LatticeCodes[Any]
+) -> Tensor:
+    """Return codes (N,) in their stored form, or exact words if most values are escaped.
+
+    Args:
+        restored: (N,) words that the codes restore to, escaped values included.
+        spec: Type and shape.
+        lattice: The quantization grid.
+        codes: The codes, 0 where a value is escaped, and the escaped values.
+    """
     patch = b""
-    if len(found.escape_index):
+    if len(codes.escape_index):
         bare = restored.copy()
-        bare[found.escape_index] = 0  # code 0 stands for the value 0
+        bare[codes.escape_index] = 0  # code 0 stands for the value 0
         escapes = encode_patch(restored, bare)
         if escapes is None:
-            return exact, exact.values
-        patch = escapes[1]
-    return Quantized(spec, lattice, found.codes, patch), restored
+            return exact_tensor(restored, spec)
+        _, patch = escapes
+    return Tensor(spec, lattice, codes.codes, patch, digest_of(restored))
 
 
 class Entry(Record, frozen=True, array_like=True):
@@ -229,16 +217,11 @@ class Entry(Record, frozen=True, array_like=True):
 
     def __post_init__(self) -> None:
         # Checked before allocation: a payload cannot declare more than its bytes can hold.
-        if self.spec.num_bytes > _MAX_RATIO * self.main_bytes and not self.is_empty_delta:
+        is_equal = self.is_delta and self.main_bytes == 0
+        if self.spec.num_bytes > _MAX_RATIO * self.main_bytes and not is_equal:
             raise ValueError(f"{self.main_bytes} bytes cannot hold the tensor")
-        if self.lattice is not None and self.spec.dtype not in FLOAT_TYPES:
+        if self.grid is not None and self.spec.dtype not in FLOAT_TYPES:
             raise ValueError("expected a lattice of a floating-point type")
-        assert self.grid is None or self.lattice is not None
-
-    @property
-    def is_empty_delta(self) -> bool:
-        """Whether the values equal the parent's."""
-        return self.is_delta and self.main_bytes == 0
 
     @property
     def grid(self) -> Lattice | None:
@@ -256,21 +239,16 @@ def digest_of(words: Words) -> bytes:
     return hashlib.sha256(words.data).digest()
 
 
-def encode_tensor(
-    tensor: Tensor, reference: Tensor | None, digest: bytes = bytes(32)
-) -> tuple[Entry, list[bytes]]:
+def encode_tensor(tensor: Tensor, reference: Tensor | None) -> tuple[Entry, list[bytes]]:
     """Encode a tensor in its smallest form, estimated from a sample if the tensor is large.
 
     Args:
         tensor: The tensor.
         reference: The same tensor in the parent version, or ``None``.
-        digest: SHA-256 of the tensor's restored bytes, for the entry.
 
     Returns:
         The entry, and the two parts of the payload.
     """
-    if reference is not None and not fits(tensor, reference):
-        reference = None
     is_delta, main, patch = _encode(tensor, reference)
     lattice = tensor.lattice
     entry = Entry(
@@ -280,19 +258,14 @@ def encode_tensor(
         main_bytes=len(main),
         patch_bytes=len(patch),
         payload_crc=crc32c(patch, crc32c(main)),
-        digest=digest,
+        digest=tensor.digest,
     )
     return entry, [main, patch]
 
 
-def fits(tensor: Tensor, reference: Tensor) -> bool:
-    """Return whether a tensor can be stored as a difference from the reference."""
-    return (tensor.spec, tensor.lattice) == (reference.spec, reference.lattice)
-
-
 def _encode(tensor: Tensor, reference: Tensor | None) -> tuple[bool, bytes, bytes]:
     """Return whether the encoding is a delta, the main part, and the patch."""
-    if reference is None:
+    if reference is None or not tensor.fits(reference):
         return False, _pack(tensor, None), tensor.patch
     if np.array_equal(tensor.values, reference.values):
         return True, b"", tensor.patch
@@ -303,7 +276,7 @@ def _encode(tensor: Tensor, reference: Tensor | None) -> tuple[bool, bytes, byte
             changed, smallest = found
             if changed < _FEW * len(tensor.values):
                 return True, b"", smallest
-    part, base = middle(tensor), middle(reference)
+    part, base = tensor.middle(), reference.middle()
     is_delta = len(_pack(part, base)) < len(_pack(part, None))
     main = _pack(tensor, reference if is_delta else None)
     if smallest and len(smallest) < len(main):
@@ -337,7 +310,7 @@ def decode_tensor(entry: Entry, payload: memoryview, reference: Tensor | None) -
         if reference is None or (reference.spec, reference.lattice) != (spec, lattice):
             raise BrokenChain("the parent has no such tensor of this type, shape and grid")
         base = reference.values
-    if entry.is_empty_delta:
+    if entry.is_delta and not main:
         values = base
     elif lattice is not None:
         values = decode_integers(main, spec.num_words, np.int32)
@@ -345,9 +318,8 @@ def decode_tensor(entry: Entry, payload: memoryview, reference: Tensor | None) -
     else:
         values = decode_planes(main, spec.num_words, spec.word)
         values = values if base is None else values ^ base
-    if lattice is not None:
-        return Quantized(spec, lattice, values, patch)
-    if patch:
+    if patch and lattice is None:
         values = values.copy()
         apply_patch(values, patch)
-    return Exact(spec, values)
+        patch = b""
+    return Tensor(spec, lattice, values, patch, entry.digest)

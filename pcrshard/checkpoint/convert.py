@@ -22,7 +22,7 @@ from ..errorbound import (
 )
 from ..errorbound import Quantized as LatticeCodes
 from ..errors import BrokenChain, VersionUnavailable
-from .codec import Exact, Quantized, Tensor, digest_of
+from .codec import Tensor, exact_tensor, quantized_tensor
 from .frame import (
     HEAD_BYTES,
     damage_named,
@@ -30,16 +30,15 @@ from .frame import (
     encode,
     header_bytes,
     require,
-    unpack_body,
+    split_frame,
 )
-from .manifest import COPY_NAME, Manifest, StoreIO, VersionRecord
+from .manifest import COPY_NAME, Manifest, StoreIO
 from .manifest import MAGIC as MANIFEST_MAGIC
-from .patch import encode_patch
 from .store import is_keyframe_due
 from .tensors import TensorSpec
 from .typed_tree import Tree, TreeReader
 from .version_file import MAGIC as VERSION_MAGIC
-from .version_file import Progress, StoredTensor, reported
+from .version_file import Progress, VersionRecord, reported
 
 _FORMAT = 1
 _KEYFRAME_EVERY = 10
@@ -47,6 +46,8 @@ _MAX_RATIO = 1 << 17
 # Maximum expansion of a compressed header, and the size allowed for any header.
 _MAX_GROWTH = 64
 _FREE_BYTES = 1 << 16
+# Tensors by path; the words of an exact tensor are codes without escapes.
+_Decoded = dict[str, LatticeCodes[Any]]
 
 
 class _File(NamedTuple):
@@ -92,29 +93,28 @@ def convert(
     if not files:
         raise VersionUnavailable("there are no versions of format 1", url=source)
     manifest = new.commit(Manifest(), Manifest())
-    known: dict[bytes, dict[str, LatticeCodes[Any]]] = {}
+    last: tuple[bytes, _Decoded] = (b"", {})
     before: dict[str, Tensor] = {}
     for number in reported(sorted(numbered), progress):
         file = numbered[number]
+        header = file.header
         with damage_named("the version is damaged", file.url):
-            decoded = _decode_chain(file, by_id, known, options)
-            tensors, digests = _restored(file.header, decoded)
+            last = header["id"], _decode_chain(file, by_id, last, options)
+            stored = _stored(header, last[1])
             tree = Tree([], [])
-            _add_tokens(tree, file.header["tree"])
+            _add_tokens(tree, header["tree"])
             reader = TreeReader(tree)
             reader.read()
-            paths = [reader.names[n] for n in range(len(tensors))]
-            metrics = {str(key): _plain(each) for key, each in file.header["metrics"].items()}
-            saved = float(file.header["saved"])
-        is_due = is_keyframe_due(manifest, _KEYFRAME_EVERY)
-        stored = [
-            StoredTensor(tensor, None if is_due else before.get(path), digest)
-            for path, tensor, digest in zip(paths, tensors, digests, strict=True)
-        ]
-        parent = None if is_due else manifest.versions[-1]
-        record = new.write(stored, parent, number=number, tree=tree, metrics=metrics, saved=saved)
+            tensors = {reader.names[n]: tensor for n, tensor in enumerate(stored)}
+            fields = {
+                "number": number,
+                "metrics": {str(key): _plain(value) for key, value in header["metrics"].items()},
+                "saved": float(header["saved"]),
+            }
+        parent = None if is_keyframe_due(manifest, _KEYFRAME_EVERY) else manifest.versions[-1]
+        record = new.write(tensors, before, parent, tree=tree, **fields)
         manifest = new.commit(manifest, manifest.with_versions((*manifest.versions, record)))
-        before = dict(zip(paths, tensors, strict=True))
+        before = tensors
     return list(manifest.versions)
 
 
@@ -127,8 +127,8 @@ def _files(io: StoreIO) -> list[_File]:
     names = [name for name in io.list() if name.endswith((".pcd", ".pcp"))]
     manifest = io.read_bytes(COPY_NAME)
     if manifest is not None:
-        named = {record["file"] for record in _unpack(manifest, MANIFEST_MAGIC)["versions"]}
-        names = [name for name in names if name in named]
+        versions = _unpack(memoryview(manifest), MANIFEST_MAGIC)["versions"]
+        names = [record["file"] for record in versions if record["file"] in names]
     files = []
     for name in names:
         url = io.join(name)
@@ -139,8 +139,8 @@ def _files(io: StoreIO) -> list[_File]:
     return sorted(files, key=lambda file: (file.header["parent"] is None, file.header["number"]))
 
 
-def _unpack(data: bytes | memoryview, magic: bytes) -> Any:
-    body = unpack_body(data, magic, version=_FORMAT)
+def _unpack(data: memoryview, magic: bytes) -> Any:
+    body, _ = split_frame(data, magic, version=_FORMAT)
     size = content_bytes(body)
     require(size <= _MAX_GROWTH * len(body) + _FREE_BYTES, "the header is too large")
     return decode_plain(decompress(body, size))
@@ -149,16 +149,16 @@ def _unpack(data: bytes | memoryview, magic: bytes) -> Any:
 def _decode_chain(
     file: _File,
     by_id: dict[bytes, _File],
-    known: dict[bytes, dict[str, LatticeCodes[Any]]],
+    last: tuple[bytes, _Decoded],
     options: storage.Options | None,
-) -> dict[str, LatticeCodes[Any]]:
-    """Decode a version through its parents, which may be newer; cache the last one decoded."""
+) -> _Decoded:
+    """Decode a version through its parents, which may be newer, up to the last one decoded."""
     layers = [file]
-    while (parent := layers[-1].header["parent"]) is not None and parent[1] not in known:
+    while (parent := layers[-1].header["parent"]) is not None and parent[1] != last[0]:
         if parent[1] not in by_id or len(layers) > len(by_id):
             raise BrokenChain(f"the reference {parent[1].hex()} is missing", url=file.url)
         layers.append(by_id[parent[1]])
-    tensors = {} if parent is None else known[parent[1]]
+    tensors = {} if parent is None else last[1]
     for layer in reversed(layers):
         start = layer.start
         found = {}
@@ -170,13 +170,10 @@ def _decode_chain(
                 found[entry["path"]] = _decode(entry, payload, tensors.get(entry["path"]))
             start = stop
         tensors = found
-    known.clear()
-    known[file.header["id"]] = tensors
     return tensors
 
 
 def _decode(entry: Any, payload: memoryview, base: LatticeCodes[Any] | None) -> LatticeCodes[Any]:
-    """Decode a tensor; treat exact words as codes without escapes."""
     first, second, _ = entry["sizes"]
     main, index, words = payload[:first], payload[first : first + second], payload[first + second :]
     spec = TensorSpec(entry["dtype"], tuple(entry["shape"]))
@@ -198,32 +195,25 @@ def _decode(entry: Any, payload: memoryview, base: LatticeCodes[Any] | None) -> 
     return LatticeCodes(values, places[:0], changed[:0])
 
 
-def _restored(
-    header: Any, decoded: dict[str, LatticeCodes[Any]]
-) -> tuple[list[Tensor], list[bytes]]:
-    """Return the tensors and the digests of their restored bytes, verified against the id."""
-    tensors: list[Tensor] = []
-    digests = []
+def _stored(header: Any, decoded: _Decoded) -> list[Tensor]:
+    """Return the tensors in the form of format 2, verified against the version's id."""
+    tensors = []
     rows = []
     for entry in header["tensors"]:
         spec = TensorSpec(entry["dtype"], tuple(entry["shape"]))
-        old = decoded[entry["path"]]
-        words: Any = old.codes
-        tensor: Tensor = Exact(spec, words)
-        if entry["lattice"] is not None:
-            kind, lattice = FLOAT_TYPES[spec.dtype], lattice_from(*entry["lattice"])
-            words = restore(old, kind, lattice)
-            bare = LatticeCodes(old.codes, old.escape_index[:0], old.escape_words[:0])
-            escapes = encode_patch(words, restore(bare, kind, lattice))
-            tensor = Exact(spec, words)
-            if escapes is not None:
-                tensor = Quantized(spec, lattice, old.codes, escapes[1])
+        codes = decoded[entry["path"]]
+        if entry["lattice"] is None:
+            tensor = exact_tensor(codes.codes, spec)
+        else:
+            lattice = lattice_from(*entry["lattice"])
+            require(not codes.codes[codes.escape_index].any(), "an escaped value has a code")
+            words = restore(codes, FLOAT_TYPES[spec.dtype], lattice)
+            tensor = quantized_tensor(words, spec, lattice, codes)
         tensors.append(tensor)
-        digests.append(digest_of(words))
-        rows.append([entry["path"], entry["dtype"], entry["shape"], digests[-1]])
+        rows.append([entry["path"], entry["dtype"], entry["shape"], tensor.digest])
     made = hashlib.sha256(encode([header["tree"], rows])).digest()
     require(made == header["id"], "the version restores to other content")
-    return tensors, digests
+    return tensors
 
 
 def _add_tokens(tree: Tree, node: Any) -> None:

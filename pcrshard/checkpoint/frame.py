@@ -35,7 +35,8 @@ Shape = Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 FileName = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{6,12}-[0-9a-f]{16}\.pcd\Z")]
 Metrics = dict[str, bool | int | float | str | None]
-_LATEST = 1 << 40  # seconds since 1970; larger values have no datetime
+# Seconds since 1970; larger values have no datetime.
+Time = Annotated[float, msgspec.Meta(ge=0, lt=2.0**40)]
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,12 +68,6 @@ def check_metrics(metrics: Any) -> None:
         raise ValueError(f"expected plain numbers and strings as metrics: {error}") from error
 
 
-def check_time(seconds: float) -> None:
-    """Raise ``ValueError`` unless seconds since 1970 can be represented as a date."""
-    if not 0 <= seconds < _LATEST:
-        raise ValueError("expected the time of saving")
-
-
 def pack_frame(magic: bytes, header: Record) -> bytes:
     """Encode a header and return the bytes of the file up to its payloads."""
     body = encode(header)
@@ -85,7 +80,7 @@ def header_limit(max_bytes: int) -> int:
     return min(max(max_bytes // _GROWTH, _FREE_BYTES), MAX_HEADER_BYTES)
 
 
-def header_bytes(head: bytes | memoryview, magic: bytes, version: int = VERSION) -> int:
+def header_bytes(head: memoryview, magic: bytes, version: int = VERSION) -> int:
     """Return the size of the header, given the first bytes of a file.
 
     Raises:
@@ -102,10 +97,10 @@ def header_bytes(head: bytes | memoryview, magic: bytes, version: int = VERSION)
     return int(size)
 
 
-def unpack_body(
-    data: bytes | memoryview, magic: bytes, *, version: int = VERSION, max_bytes: int = 1 << 62
-) -> bytes | memoryview:
-    """Verify and return the bytes of a header; ``data`` must end where the header ends.
+def split_frame(
+    data: memoryview, magic: bytes, *, version: int = VERSION, max_bytes: int = 1 << 62
+) -> tuple[memoryview, memoryview]:
+    """Verify a frame; return its encoded header and the bytes after it.
 
     Raises:
         CorruptCheckpoint: The checksum or the size is wrong.
@@ -114,24 +109,25 @@ def unpack_body(
     size = header_bytes(data, magic, version)
     limit = header_limit(max_bytes)
     require(size <= limit, f"expected at most {limit} header bytes, got {size}")
-    require(len(data) == HEAD_BYTES + size, f"expected a header of {size} bytes")
+    stop = HEAD_BYTES + size
+    require(len(data) >= stop, f"expected a header of {size} bytes")
     checksum = _HEAD.unpack_from(data)[1]
-    require(crc32c(data[_CHECKED_FROM:]) == checksum, "the header does not match its checksum")
-    return data[HEAD_BYTES:]
+    require(crc32c(data[_CHECKED_FROM:stop]) == checksum, "the header does not match its checksum")
+    return data[HEAD_BYTES:stop], data[stop:]
 
 
 def unpack_frame(
-    data: bytes | memoryview, magic: bytes, kind: type[T], *, max_bytes: int = 1 << 62
-) -> T:
-    """Decode the header of a frame; ``data`` must end where the header ends.
+    data: memoryview, magic: bytes, kind: type[T], *, max_bytes: int = 1 << 62
+) -> tuple[T, memoryview]:
+    """Decode the header of a frame; return it and the bytes after it.
 
     Raises:
         CorruptCheckpoint: A checksum, size, or field is wrong.
         UnsupportedVersion: The file has an unsupported format version.
     """
-    body = unpack_body(data, magic, max_bytes=max_bytes)
+    header, rest = split_frame(data, magic, max_bytes=max_bytes)
     with damage_named("the header is damaged"):
-        return msgspec.msgpack.decode(body, type=kind)
+        return msgspec.msgpack.decode(header, type=kind), rest
 
 
 def require(condition: object, message: str) -> None:

@@ -8,28 +8,27 @@ from __future__ import annotations
 import dataclasses
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from typing import Any
 
 from .. import storage
 from ..errors import ConcurrentWriter, CorruptCheckpoint, StorageError, VersionUnavailable
 from ..redaction import get_logger
+from .codec import Tensor
 from .frame import (
     HEAD_BYTES,
     Count,
-    Digest,
-    FileName,
-    Metrics,
     Number,
     Record,
     Text,
-    check_time,
     damage_named,
     header_limit,
     pack_frame,
+    require,
     unpack_frame,
 )
-from .version_file import Header, StoredTensor, VersionFile, write_version
+from .version_file import VersionFile, VersionRecord, write_version
 
 log = get_logger(__name__)
 MAGIC = b"\x89PCM\r\n\x1a\n"
@@ -41,50 +40,6 @@ _FILE_NAME = re.compile(r"([0-9]{6,12})-[0-9a-f]{16}\.pcd")
 _KEPT_MANIFESTS = 3
 _LEFTOVER_SECONDS = 3600.0
 _ATTEMPTS = 5
-
-
-class VersionRecord(Record, frozen=True):
-    """One version of a store.
-
-    Attributes:
-        number: Version number, from 1, increasing and never reused.
-        id: SHA-256 of the restored content.
-        parent: Number of the version that this delta refers to; ``None`` for a keyframe.
-        file: Name of the version's file in the store's folder.
-        file_bytes: Size of the file.
-        header_bytes: Size of the file's header.
-        raw_bytes: Size of the restored tensors.
-        metrics: Numbers and strings that the user recorded.
-        saved: Time of saving, in seconds since 1970.
-    """
-
-    number: Number
-    id: Digest
-    parent: Number | None
-    file: FileName
-    file_bytes: Count
-    header_bytes: Count
-    raw_bytes: Count
-    metrics: Metrics
-    saved: float
-
-    def __post_init__(self) -> None:
-        check_time(self.saved)
-
-
-def record_of(header: Header, name: str, header_bytes: int, file_bytes: int) -> VersionRecord:
-    """Return the record that describes a version's file."""
-    return VersionRecord(
-        number=header.number,
-        id=header.id,
-        parent=header.parent,
-        file=name,
-        file_bytes=file_bytes,
-        header_bytes=header_bytes,
-        raw_bytes=header.raw_bytes,
-        metrics=header.metrics,
-        saved=header.saved,
-    )
 
 
 class Manifest(Record, frozen=True):
@@ -156,14 +111,14 @@ def manifest_numbers(names: Iterable[str]) -> set[int]:
 
 
 @dataclasses.dataclass(frozen=True)
-class StoreIO:
-    """Access to the files of a store.
+class Folder:
+    """Access to the files of a folder.
 
     Attributes:
-        url: The store's folder.
+        url: The folder.
         options: fsspec storage options.
         workers: Threads that encode and decode.
-        max_bytes: Memory limit for a decoded manifest or header.
+        max_bytes: Memory limit for a decoded header.
     """
 
     url: str = dataclasses.field(repr=False)
@@ -181,6 +136,28 @@ class StoreIO:
             return []
         found = storage.list_files(self.url, options=self.options)
         return [name for name, _ in found if "/" not in name]
+
+    def read_bytes(self, name: str, max_bytes: int | None = None) -> bytes | None:
+        """Read a file; return ``None`` if it does not exist."""
+        try:
+            return storage.read_bytes(self.join(name), options=self.options, max_bytes=max_bytes)
+        except StorageError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return None
+            raise
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove files. If a file cannot be removed, log a warning; a later writer removes it."""
+        for name in names:
+            try:
+                storage.remove(self.join(name), options=self.options)
+            except StorageError as error:
+                if not isinstance(error.__cause__, FileNotFoundError):
+                    log.warning("a file is left over: %s", error)
+
+
+class StoreIO(Folder):
+    """Access to the manifests and versions of a store."""
 
     def newest(self) -> Manifest:
         """Read the newest manifest; return an empty one, number 0, if there is none.
@@ -218,25 +195,17 @@ class StoreIO:
         return manifest
 
     def _read(self, name: str) -> Manifest | None:
-        url = self.join(name)
-        limit = HEAD_BYTES + header_limit(self.max_bytes)
-        data = self.read_bytes(name, limit)
+        data = self.read_bytes(name, HEAD_BYTES + header_limit(self.max_bytes))
         if data is None:
             return None
         try:
-            with damage_named("the manifest is damaged", url):
-                return unpack_frame(data, MAGIC, Manifest, max_bytes=self.max_bytes)
+            with damage_named("the manifest is damaged", self.join(name)):
+                view = memoryview(data)
+                found, rest = unpack_frame(view, MAGIC, Manifest, max_bytes=self.max_bytes)
+                require(not rest, "the manifest is too long")
+                return found
         except CorruptCheckpoint as error:
             raise CorruptCheckpoint(f"{error}: see `pcrshard checkpoint recover`") from error
-
-    def read_bytes(self, name: str, max_bytes: int | None = None) -> bytes | None:
-        """Read a file; return ``None`` if it does not exist."""
-        try:
-            return storage.read_bytes(self.join(name), options=self.options, max_bytes=max_bytes)
-        except StorageError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                return None
-            raise
 
     def commit(self, before: Manifest, after: Manifest) -> Manifest:
         """Create the successor of a manifest and return it.
@@ -255,23 +224,17 @@ class StoreIO:
             storage.create(self.join(name), data, options=self.options)
         except FileExistsError:
             # The client library may have retried a request whose response was lost.
-            with suppress(StorageError):
-                if self.read_bytes(name, len(data)) == data:
-                    return self._finish(before, after, data)
-            message = f"another process has written manifest {after.number} of this store"
-            raise ConcurrentWriter(message, url=self.url) from None
-        return self._finish(before, after, data)
-
-    def _finish(self, before: Manifest, after: Manifest, data: bytes) -> Manifest:
-        old = {record.file for record in before.versions}
-        new = {record.file for record in after.versions}
+            if self.read_bytes(name) != data:
+                message = f"another process has written manifest {after.number} of this store"
+                raise ConcurrentWriter(message, url=self.url) from None
+        old, new = ({record.file for record in each.versions} for each in (before, after))
         numbers = manifest_numbers(self.list())
         if max(numbers) > after.number:
             # If a suspended writer resumes after others wrote, its number may have been pruned
             # and be free again; the newest manifest then does not descend from this one.
             named = {record.file for record in self.newest().versions}
             if not new - old <= named or (old - new) & named:
-                self.remove([manifest_name(after.number)])
+                self.remove([name])
                 raise ConcurrentWriter("other processes have written to this store", url=self.url)
         else:
             try:
@@ -283,15 +246,6 @@ class StoreIO:
             self.remove(manifest_name(n) for n in numbers if n <= after.number - _KEPT_MANIFESTS)
         self.remove(old - new)
         return after
-
-    def remove(self, names: Iterable[str]) -> None:
-        """Remove files; log those that cannot be removed and leave them to the next writer."""
-        for name in names:
-            try:
-                storage.remove(self.join(name), options=self.options)
-            except StorageError as error:
-                if not isinstance(error.__cause__, FileNotFoundError):
-                    log.warning("a file is left over: %s", error)
 
     def clean(self, manifest: Manifest) -> None:
         """Remove files that killed writers left behind more than an hour ago."""
@@ -305,29 +259,35 @@ class StoreIO:
                     self.remove([name])
 
     def write(
-        self, tensors: Sequence[StoredTensor], parent: VersionRecord | None, **fields: object
+        self,
+        tensors: Mapping[str, Tensor],
+        references: Mapping[str, Tensor],
+        parent: VersionRecord | None,
+        **fields: Any,
     ) -> VersionRecord:
-        """Write a version under a new file name; for the arguments see :func:`write_version`.
+        """Write a version under a new file name.
 
         Args:
-            tensors: The version's tensors.
+            tensors: The version's tensors by path, in the order of the tree.
+            references: The parent's tensors.
             parent: The version that deltas refer to; ``None`` for a keyframe.
             **fields: ``number``, ``tree``, ``metrics`` and ``saved``.
 
         Returns:
             The version's record.
         """
-        name = f"{fields['number']:06d}-{secrets.token_hex(8)}.pcd"
-        header, header_bytes, file_bytes = write_version(
-            self.join(name),
-            tensors,
+        return write_version(
+            self.join(f"{fields['number']:06d}-{secrets.token_hex(8)}.pcd"),
+            [
+                (tensor, references.get(path) if parent else None)
+                for path, tensor in tensors.items()
+            ],
             options=self.options,
             workers=self.workers,
-            parent=None if parent is None else parent.number,
-            parent_id=None if parent is None else parent.id,
+            parent=parent and parent.number,
+            parent_id=parent and parent.id,
             **fields,
         )
-        return record_of(header, name, header_bytes, file_bytes)
 
     def open(self, record: VersionRecord) -> VersionFile:
         """Open the file of a version.
@@ -337,7 +297,7 @@ class StoreIO:
         """
         url = self.join(record.file)
         file = VersionFile(url, record.header_bytes, self.options, self.max_bytes)
-        found = record_of(file.header, record.file, record.header_bytes, file.num_bytes)
+        found = file.record
         # Metrics and time are not part of the content.
         if found.replace(metrics=record.metrics, saved=record.saved) != record:
             raise CorruptCheckpoint(

@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
+from typing import BinaryIO
 
 from .. import storage
 from ..errors import BrokenChain, ConcurrentWriter, CorruptCheckpoint
 from ..storage.locks import hold_lock
 from ..storage.stores import mapped_errors
-from .manifest import Manifest, StoreIO, VersionRecord
+from .manifest import Manifest, StoreIO
 from .reader import problem_of
 from .store import DeltaStore
-from .version_file import Progress
+from .version_file import Progress, VersionRecord
 
 # Files are downloaded in pieces of this size; completed pieces survive a killed process.
 _BLOCK = 1 << 23
@@ -92,7 +91,7 @@ def pull(
         for record in missing:
             file = target.open(record)
             file.check_size()
-            for _ in file.payloads():
+            for _ in file.payloads(file.entries):
                 pass
         error, _ = problem_of(target, merged, wanted.number)
         if error is not None:
@@ -102,22 +101,6 @@ def pull(
         target.remove(record.file for record in missing)
         raise
     return Pulled(wanted.number, tuple(record.number for record in missing), moved)
-
-
-def _copy(
-    source: StoreIO, target: StoreIO, missing: list[VersionRecord], progress: Progress | None
-) -> int:
-    """Copy the files of versions and return the number of bytes transferred."""
-    moved = done = 0
-    total = sum(record.file_bytes for record in missing)
-    for record in missing:
-        with _partial_file(target, record) as path:
-            for there, came in _download(source, record, path):
-                moved += came
-                if progress is not None:
-                    progress(done + there, total)
-        done += record.file_bytes
-    return moved
 
 
 def _missing(held: Manifest, offered: Manifest, wanted: VersionRecord) -> list[VersionRecord]:
@@ -136,40 +119,48 @@ def _missing(held: Manifest, offered: Manifest, wanted: VersionRecord) -> list[V
     return missing
 
 
+def _copy(
+    source: StoreIO, target: StoreIO, missing: list[VersionRecord], progress: Progress | None
+) -> int:
+    """Copy the files of versions and return the number of bytes transferred."""
+    moved = done = 0
+    total = sum(record.file_bytes for record in missing)
+    for record in missing:
+        with _new_file(target, record.file) as file:
+            there = file.seek(0, os.SEEK_END)
+            if there > record.file_bytes:
+                file.truncate(0)
+                there = file.seek(0)
+            while there < record.file_bytes:
+                stop = min(there + _BLOCK, record.file_bytes)
+                url = source.join(record.file)
+                file.write(storage.read(url, there, stop, options=source.options).data)
+                file.flush()
+                moved += stop - there
+                there = stop
+                if progress is not None:
+                    progress(done + there, total)
+        done += record.file_bytes
+    return moved
+
+
 @contextlib.contextmanager
-def _partial_file(target: StoreIO, record: VersionRecord) -> Iterator[str]:
-    """Yield a local path for a partial download, then move the complete file to the store."""
-    url = target.join(record.file)
-    if storage.is_local(target.url):
-        storage.make_folder(target.url)
-        path = storage.plain_path(target.join(f".{record.file}.part"))
-        with mapped_errors(path, "write", (OSError,)), hold_lock(path, wait=False) as is_held:
-            if is_held is None:
-                raise ConcurrentWriter("another process pulls this file", url=target.url)
-            yield path
-            os.replace(path, storage.plain_path(url))
+def _new_file(target: StoreIO, name: str) -> Iterator[BinaryIO]:
+    """Yield a file that appears in the store once it is complete.
+
+    In a local store, it continues where an interrupted download stopped.
+    """
+    url = target.join(name)
+    if not storage.is_local(url):
+        with storage.atomic_write(url, options=target.options, durable=False) as file:
+            yield file
         return
-    with tempfile.TemporaryDirectory(prefix="pcrshard-") as folder:
-        path = os.path.join(folder, record.file)
-        yield path
-        upload = storage.atomic_write(url, options=target.options, durable=False)
-        with open(path, "rb") as whole, upload as file:
-            shutil.copyfileobj(whole, file, _BLOCK)
-
-
-def _download(source: StoreIO, record: VersionRecord, path: str) -> Iterator[tuple[int, int]]:
-    """Complete a local file in pieces; yield the bytes present and the bytes just received."""
-    url = source.join(record.file)
-    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b") as file:
-        there = file.seek(0, os.SEEK_END)
-        if there > record.file_bytes:
-            there = file.truncate(0)
-            file.seek(0)
-        yield there, 0
-        while there < record.file_bytes:
-            stop = min(there + _BLOCK, record.file_bytes)
-            file.write(storage.read(url, there, stop, options=source.options).data)
-            file.flush()
-            yield stop, stop - there
-            there = stop
-        os.fsync(file.fileno())
+    storage.make_folder(target.url)
+    path = storage.plain_path(target.join(f".{name}.part"))
+    with mapped_errors(path, "write", (OSError,)), hold_lock(path, wait=False) as handle:
+        if handle is None:
+            raise ConcurrentWriter("another process pulls this file", url=target.url)
+        with open(handle, "r+b", closefd=False) as file:
+            yield file
+            os.fsync(handle)
+        os.replace(path, storage.plain_path(url))

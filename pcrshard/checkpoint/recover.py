@@ -13,10 +13,10 @@ from ..errors import (
     UnsupportedVersion,
     VersionUnavailable,
 )
-from .frame import HEAD_BYTES
-from .manifest import Manifest, StoreIO, VersionRecord, manifest_numbers, number_in, record_of
+from .frame import require
+from .manifest import Manifest, StoreIO, manifest_numbers, number_in
 from .reader import problem_of
-from .version_file import Progress, VersionFile, reported
+from .version_file import Progress, VersionFile, VersionRecord, reported
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,61 +53,60 @@ def recover(
         VersionUnavailable: The folder contains no versions.
     """
     io = StoreIO(url, options)
-    try:
-        if io.newest().number:
-            raise ValueError("the manifest is sound: there is nothing to recover")
-    except UnsupportedVersion:
-        raise
-    except FormatError:
-        pass  # the damage to repair
+    if _has_manifest(io):
+        raise ValueError("the manifest is sound: there is nothing to recover")
     names = io.list()
-    wanted = {name: number for name in names if (number := number_in(name)) is not None}
-    if not wanted:
+    numbers = {name: number for name in names if (number := number_in(name)) is not None}
+    if not numbers:
         raise VersionUnavailable("there are no files of versions to recover", url=url)
-    files, lost = _open_files(io, wanted)
-    parents = {(file.header.parent, file.header.parent_id) for file in files.values()}
+    files = []
+    lost = {}
+    for name in sorted(numbers):
+        try:
+            files.append(_open(io, name))
+        except FormatError as error:
+            lost[name] = str(error)
+    parents = {(file.header.parent, file.header.parent_id) for file in files}
 
-    def rank(name: str) -> tuple[int, bool, float]:
+    def rank(file: VersionFile) -> tuple[int, bool, float]:
         """Sort parents before deltas, and for duplicate numbers the referenced file first."""
-        header = files[name].header
+        header = file.header
         return header.number, (header.number, header.id) not in parents, -header.saved
 
     manifest = Manifest()
-    for name in reported(sorted(files, key=rank), progress):
+    for file in reported(sorted(files, key=rank), progress):
         try:
-            manifest = _with_file(io, manifest, name, files[name])
+            manifest = _with_file(io, manifest, file)
         except PCRError as error:
-            lost[name] = str(error)
-    gone = sorted({*wanted.values()} - {record.number for record in manifest.versions})
+            lost[file.record.file] = str(error)
+    gone = sorted({*numbers.values()} - {record.number for record in manifest.versions})
     if (gone and not allow_loss) or not manifest.versions:
-        reasons = "; ".join(lost[name] for name in lost if wanted[name] in gone)
+        reasons = "; ".join(lost[name] for name in lost if numbers[name] in gone)
         raise CorruptCheckpoint(f"cannot recover the versions {gone}, see allow_loss: {reasons}")
     # Skip numbers so that an active writer cannot mistake this manifest for its own.
     last = max(manifest_numbers(names) | {int(time.time())})
     before = manifest.replace(number=last)
-    io.commit(before, manifest.replace(next_version=max(wanted.values()) + 1))
+    io.commit(before, manifest.replace(next_version=max(numbers.values()) + 1))
     return Recovered(manifest.versions, lost)
 
 
-def _open_files(
-    io: StoreIO, wanted: dict[str, int]
-) -> tuple[dict[str, VersionFile], dict[str, str]]:
-    """Open the files with valid headers, and return the problem of each other file."""
-    files: dict[str, VersionFile] = {}
-    lost = {}
-    for name in sorted(wanted):
-        try:
-            file = VersionFile(io.join(name), options=io.options)
-            file.check_size()
-            if file.header.number != wanted[name]:
-                raise CorruptCheckpoint("expected the number in the name", url=file.url)
-            files[name] = file
-        except FormatError as error:
-            lost[name] = str(error)
-    return files, lost
+def _has_manifest(io: StoreIO) -> bool:
+    """Return whether the manifest exists and is intact."""
+    try:
+        return io.newest().number > 0
+    except UnsupportedVersion:
+        raise
+    except FormatError:
+        return False
 
 
-def _with_file(io: StoreIO, manifest: Manifest, name: str, file: VersionFile) -> Manifest:
+def _open(io: StoreIO, name: str) -> VersionFile:
+    file = VersionFile(io.join(name), options=io.options)
+    require(file.header.number == number_in(name), "expected the number in the name")
+    return file
+
+
+def _with_file(io: StoreIO, manifest: Manifest, file: VersionFile) -> Manifest:
     """Return the manifest extended by one version.
 
     Raises:
@@ -115,12 +114,11 @@ def _with_file(io: StoreIO, manifest: Manifest, name: str, file: VersionFile) ->
     """
     header = file.header
     ids = {record.number: record.id for record in manifest.versions}
-    if header.number in ids:
-        raise CorruptCheckpoint("another file of this version is used")
-    if header.parent is not None and ids.get(header.parent) != header.parent_id:
-        raise CorruptCheckpoint(f"its parent, version {header.parent}, is missing")
-    record = record_of(header, name, file.payload_start - HEAD_BYTES, file.num_bytes)
-    more = manifest.with_versions((*manifest.versions, record))
+    require(header.number not in ids, "another file of this version is used")
+    if header.parent is not None:
+        is_there = ids.get(header.parent) == header.parent_id
+        require(is_there, f"its parent, version {header.parent}, is missing")
+    more = manifest.with_versions((*manifest.versions, file.record))
     error, _ = problem_of(io, more, header.number)
     if error is not None:
         raise error

@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import concurrent.futures
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from types import TracebackType
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Self, TypeVar
+
+import numpy as np
 
 from .. import storage
 from ..errorbound import Bound, PointwiseRelative, RelativeStd
 from ..errors import ConcurrentWriter, CorruptCheckpoint, PCRError, StorageError
 from ..redaction import get_logger
-from .codec import (
-    Exact,
-    Precision,
-    Quantized,
-    Tensor,
-    digest_of,
-    encode_tensor,
-    middle,
-    quantized,
-    store_leaf,
-)
+from .codec import Precision, Tensor, encode_tensor, store_leaf, store_words
 from .frame import check_metrics
-from .manifest import Manifest, StoreIO, VersionRecord, number_in
+from .manifest import Manifest, StoreIO, number_in
 from .reader import Decoded, load_version, problem_of, read_tensors
 from .tensors import spec_of, words_of
-from .typed_tree import Flattened, Leaf, flatten
-from .version_file import Progress, StoredTensor, parallel_map, reported
+from .typed_tree import Leaf, Tree, flatten
+from .version_file import Progress, VersionRecord, parallel_map, reported
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -87,11 +78,12 @@ class DeltaStore:
         self.precision = PRESETS[precision] if isinstance(precision, str) else precision
         self._every = keyframe_every
         self.io = StoreIO(url, options, workers)
-        self._background = _Background()
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "pcrshard-checkpoint")
+        self._pending: concurrent.futures.Future[None] | None = None
         # The newest manifest, while this writer knows it; None before the first save.
         self._manifest: Manifest | None = None
         self._last: dict[str, Tensor] | None = None
-        # A sample of words from the middle of each lossy tensor, before quantization.
+        # A sample of the exact words of each lossy tensor of the last version.
         self._samples: dict[str, Tensor] = {}
 
     @classmethod
@@ -102,12 +94,7 @@ class DeltaStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def save(
@@ -142,13 +129,13 @@ class DeltaStore:
         """
         noted = dict(metrics or {})
         check_metrics(noted)
-        flat = flatten(state)
-        self._background.wait()
+        tree, leaves = flatten(state)
+        self._wait()
         manifest = self._manifest or self._open()
         number = manifest.next_version
-        self._background.submit(lambda: self._append(manifest, flat, noted, on_saved))
+        self._pending = self._thread.submit(self._append, manifest, tree, leaves, noted, on_saved)
         if blocking:
-            self._background.wait()
+            self._wait()
         return number
 
     def load(
@@ -183,7 +170,7 @@ class DeltaStore:
 
     def versions(self) -> list[VersionRecord]:
         """Return the records of all versions, oldest first."""
-        self._background.wait()
+        self._wait()
         return list(self.io.newest().versions)
 
     def verify(
@@ -244,12 +231,9 @@ class DeltaStore:
         if parent is not None:
             _, references = read_tensors(self.io, manifest, parent.number)
         file, tensors = read_tensors(self.io, manifest, record.number)
-        stored = [
-            StoredTensor(tensors[path], references.get(path), entry.digest)
-            for path, entry in file.entries.items()
-        ]
         return self.io.write(
-            stored,
+            {path: tensors[path] for path in file.entries},
+            references,
             parent,
             number=record.number,
             tree=file.header.tree,
@@ -263,11 +247,19 @@ class DeltaStore:
         Raises:
             PCRError: A version could not be saved.
         """
-        self._background.close()
+        self._thread.shutdown()
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "pcrshard-checkpoint")
+        self._wait()
+
+    def _wait(self) -> None:
+        """Wait for the current save; raise its error once."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
     def read(self, work: Callable[[Manifest], T]) -> T:
         """Apply a function to the newest manifest; retry if its files were deleted meanwhile."""
-        self._background.wait()
+        self._wait()
         manifest = self.io.existing()
         for _ in range(_READ_ATTEMPTS):
             try:
@@ -281,7 +273,7 @@ class DeltaStore:
 
     def settled(self) -> StoreIO:
         """Wait for pending saves and return the store's I/O; the next save rereads the manifest."""
-        self._background.wait()
+        self._wait()
         self._forget()
         return self.io
 
@@ -313,14 +305,32 @@ class DeltaStore:
     def _append(
         self,
         manifest: Manifest,
-        flat: Flattened,
+        tree: Tree,
+        leaves: Sequence[Leaf],
         metrics: dict[str, Any],
         on_saved: Callable[[int], None] | None,
     ) -> None:
         """Write the next version; runs in the background thread."""
         number = manifest.next_version
         try:
-            record = self._write_next(manifest, flat, metrics)
+            before, parent = self._last, manifest.versions[-1] if manifest.versions else None
+            if before is None:
+                before = {} if parent is None else read_tensors(self.io, manifest, parent.number)[1]
+                self._samples = {
+                    path: tensor.middle() for path, tensor in before.items() if not tensor.lattice
+                }
+            tensors = self._stored(leaves, before)
+            if is_lossy(tensors) != is_lossy(before) or is_keyframe_due(manifest, self._every):
+                parent = None
+            record = self.io.write(
+                tensors,
+                before,
+                parent,
+                number=number,
+                tree=tree,
+                metrics=metrics,
+                saved=time.time(),
+            )
             after = manifest.with_versions((*manifest.versions, record))
             try:
                 self._manifest = self.io.commit(
@@ -329,6 +339,7 @@ class DeltaStore:
             except ConcurrentWriter:
                 self.io.remove([record.file])
                 raise
+            self._last = tensors
         except Exception:
             self._forget()
             log.exception("version %s was not saved", number)
@@ -340,75 +351,51 @@ class DeltaStore:
             log.exception("version %s is saved, but on_saved failed", number)
             raise
 
-    def _write_next(
-        self, manifest: Manifest, flat: Flattened, metrics: dict[str, Any]
-    ) -> VersionRecord:
-        parent = manifest.versions[-1] if manifest.versions else None
-        if self._last is None:
-            self._last = {}
-            if parent is not None:
-                _, self._last = read_tensors(self.io, manifest, parent.number)
-        before = self._last
-        bounds = {leaf.path: self.precision.bound_of(leaf) for leaf in flat.leaves}
-        if self._is_exact_smaller(flat.leaves, bounds):
+    def _stored(self, leaves: Sequence[Leaf], before: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors of a state in their stored form: as a whole, whichever is smaller."""
+        bounds = {leaf.path: self.precision.bound_of(leaf) for leaf in leaves}
+        if self._is_exact_smaller(leaves, bounds):
             bounds = dict.fromkeys(bounds)
-        found = parallel_map(
-            self.io.workers,
-            lambda leaf: store_leaf(leaf, bounds[leaf.path], before.get(leaf.path)),
-            flat.leaves,
-        )
-        tensors = {leaf.path: tensor for leaf, (tensor, _) in zip(flat.leaves, found, strict=True)}
-        changed_form = is_lossy(tensors.values()) != is_lossy(before.values())
-        if changed_form or is_keyframe_due(manifest, self._every):
-            parent, before = None, {}
-        stored = [
-            StoredTensor(tensor, before.get(leaf.path), digest_of(words))
-            for leaf, (tensor, words) in zip(flat.leaves, found, strict=True)
-        ]
-        record = self.io.write(
-            stored,
-            parent,
-            number=manifest.next_version,
-            tree=flat.tree,
-            metrics=metrics,
-            saved=time.time(),
-        )
-        self._last = tensors
-        return record
+
+        def work(leaf: Leaf) -> tuple[str, Tensor]:
+            return leaf.path, store_leaf(leaf, bounds[leaf.path], before.get(leaf.path))
+
+        return dict(parallel_map(self.io.workers, work, leaves))
 
     def _is_exact_smaller(self, leaves: Sequence[Leaf], bounds: Mapping[str, Bound | None]) -> bool:
         """Estimate from samples whether exact versions would be smaller than quantized ones.
 
         Compares the total size of a keyframe and the deltas that may follow it.
         """
-        assert self._last is not None
-        # If the store was just opened, only exact tensors reveal the saved words.
-        last = {path: middle(t) for path, t in self._last.items() if isinstance(t, Exact)}
-        old = self._samples or last
-        self._samples = {}
-        pairs = []
+        old, self._samples = self._samples, {}
+        exact = quantized = 0.0
         total = changed = 0.0
+        pairs = []
         for leaf in leaves:
-            if (bound := bounds[leaf.path]) is None:
+            bound, was = bounds[leaf.path], old.get(leaf.path)
+            if bound is None:
                 continue
             words = words_of(leaf.tensor)
-            now = middle(Exact(spec_of(leaf.tensor), words))
-            self._samples[leaf.path] = now = Exact(now.spec, now.values.copy())
-            was = old.get(leaf.path)
+            now = Tensor(spec_of(leaf.tensor), None, words, b"", b"").middle()
+            self._samples[leaf.path] = now
             if was is not None and was.spec == now.spec:
-                pairs.append((now, was, bound, len(words) / len(now.values)))
+                weight = len(words) / len(now.values)
+                pairs.append((now, was, bound, weight))
                 total += len(words)
-                changed += len(words) * float((now.values != was.values).mean())
+                changed += weight * np.count_nonzero(now.values != was.values)
         if not pairs or changed > _MOST_CHANGED * total:
             return False
-        sizes = {"exact": 0.0, "quantized": 0.0}
         for now, was, bound, weight in pairs:
-            coarse, _ = quantized(now.values, now.spec, bound, None)
-            coarse_was, _ = quantized(was.values, was.spec, bound, coarse)
-            for form, new, base in (("exact", now, was), ("quantized", coarse, coarse_was)):
-                key, delta = (encode_tensor(new, each)[0].num_bytes for each in (None, base))
-                sizes[form] += weight * (key + (self._every - 1) * delta)
-        return sizes["exact"] < sizes["quantized"]
+            coarse = store_words(now.values, now.spec, bound)
+            coarse_was = store_words(was.values, was.spec, bound, coarse)
+            exact += weight * self._chain_bytes(now, was)
+            quantized += weight * self._chain_bytes(coarse, coarse_was)
+        return exact < quantized
+
+    def _chain_bytes(self, tensor: Tensor, before: Tensor) -> int:
+        """Return the size of a keyframe of a tensor and of as many deltas as may follow it."""
+        keyframe, delta = (encode_tensor(tensor, each)[0].num_bytes for each in (None, before))
+        return keyframe + (self._every - 1) * delta
 
 
 def is_keyframe_due(manifest: Manifest, keyframe_every: int) -> bool:
@@ -421,35 +408,6 @@ def is_keyframe_due(manifest: Manifest, keyframe_every: int) -> bool:
     return length >= keyframe_every or (length >= _LONG_CHAIN and outweighed)
 
 
-def is_lossy(tensors: Iterable[Tensor]) -> bool:
+def is_lossy(tensors: Mapping[str, Tensor]) -> bool:
     """Return whether any tensor of a version is quantized."""
-    return any(isinstance(tensor, Quantized) for tensor in tensors)
-
-
-class _Background:
-    """A single-task background worker whose error is raised by the next call."""
-
-    def __init__(self) -> None:
-        self._pool: concurrent.futures.ThreadPoolExecutor | None = None
-        self._pending: concurrent.futures.Future[object] | None = None
-
-    def submit(self, work: Callable[[], object]) -> None:
-        """Start a task; the previous one must have been waited for."""
-        if self._pool is None:
-            self._pool = concurrent.futures.ThreadPoolExecutor(1, "pcrshard-checkpoint")
-        self._pending = self._pool.submit(work)
-
-    def wait(self) -> None:
-        """Wait for the current task; raise its error once."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
-
-    def close(self) -> None:
-        """Wait for the current task and stop the thread."""
-        try:
-            self.wait()
-        finally:
-            if self._pool is not None:
-                self._pool.shutdown()
-                self._pool = None
+    return any(tensor.lattice for tensor in tensors.values())

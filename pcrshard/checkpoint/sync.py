@@ -12,7 +12,7 @@ import mmap
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -29,23 +29,21 @@ from ..errors import (
     ConcurrentWriter,
     CorruptCheckpoint,
     FormatError,
-    StorageError,
     UnsupportedState,
     VersionUnavailable,
 )
 from .frame import (
-    HEAD_BYTES,
     Digest,
     Number,
     Record,
     Text,
     damage_named,
     encode,
-    header_bytes,
     pack_frame,
     require,
     unpack_frame,
 )
+from .manifest import Folder
 from .patch import apply_patch, encode_patch
 from .safetensors_file import DTYPES, load_tensors
 from .tensors import ITEM_BYTES, TensorSpec, check_storable, spec_of, tensor_from, words_of
@@ -63,52 +61,49 @@ _SAME, _PATCH, _WHOLE, _BY_EXPONENT = range(4)
 _SMALL = 19  # zstd level for slow links
 _POLL_SECONDS = 0.05
 
+Specs = dict[str, TensorSpec]
+Bytes = NDArray[np.uint8]
 
-class Layout:
-    """The layout of tensors in a safetensors file, in the order used by its library.
 
-    Args:
-        specs: Type and shape of each tensor by name.
+def _ordered(specs: Specs) -> Specs:
+    """Return the types and shapes of tensors in the order used by the safetensors library."""
+    names = sorted(specs, key=lambda name: (-ITEM_BYTES[specs[name].dtype], name))
+    return {name: specs[name] for name in names}
 
-    Attributes:
-        specs: Type and shape of each tensor, in the order of the file.
-        num_bytes: Size of all tensors in bytes.
-    """
 
-    def __init__(self, specs: Mapping[str, TensorSpec]) -> None:
-        order = sorted(specs, key=lambda name: (-ITEM_BYTES[specs[name].dtype], name))
-        self.specs = {name: specs[name] for name in order}
-        self.num_bytes = sum(spec.num_bytes for spec in specs.values())
+def _num_bytes(specs: Specs) -> int:
+    return sum(spec.num_bytes for spec in specs.values())
 
-    def header(self) -> bytes:
-        """Return the header of the safetensors file."""
-        found: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        start = 0
-        for name, spec in self.specs.items():
-            stop = start + spec.num_bytes
-            found[name] = {
-                "dtype": DTYPES[spec.dtype], "shape": spec.shape, "data_offsets": [start, stop]
-            }  # fmt: skip
-            start = stop
-        text = json.dumps(found, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        return len(text).to_bytes(8, "little") + text
 
-    def parts(self, data: NDArray[np.uint8]) -> dict[str, NDArray[np.uint8]]:
-        """Split the bytes of all tensors into those of each."""
-        parts = {}
-        for name, spec in self.specs.items():
-            parts[name], data = data[: spec.num_bytes], data[spec.num_bytes :]
-        return parts
+def _file_header(specs: Specs) -> bytes:
+    """Return the header of a safetensors file."""
+    found: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for name, spec in specs.items():
+        stop = start + spec.num_bytes
+        found[name] = {
+            "dtype": DTYPES[spec.dtype], "shape": spec.shape, "data_offsets": [start, stop]
+        }  # fmt: skip
+        start = stop
+    text = json.dumps(found, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
-    def blocks(self, parts: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
-        """Split the bytes of each tensor into blocks, which are patched as units, of words."""
-        blocks = []
-        for name, spec in self.specs.items():
-            words = parts[name].view(f"u{min(ITEM_BYTES[spec.dtype], 4)}")
-            starts = range(0, len(words), _BLOCK_WORDS)
-            blocks += [words[start : start + _BLOCK_WORDS] for start in starts]
-        return blocks
+
+def _split(specs: Specs, data: Bytes) -> dict[str, Bytes]:
+    """Split the bytes of all tensors into those of each."""
+    stops = np.cumsum([spec.num_bytes for spec in specs.values()], dtype=np.int64)
+    return dict(zip(specs, np.split(data, stops), strict=False))
+
+
+def _blocks(specs: Specs, parts: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+    """Split the bytes of each tensor into blocks, which are patched as units, of words."""
+    blocks = []
+    for name, spec in specs.items():
+        words = parts[name].view(f"u{min(ITEM_BYTES[spec.dtype], 4)}")
+        starts = range(0, len(words), _BLOCK_WORDS)
+        blocks += [words[start : start + _BLOCK_WORDS] for start in starts]
+    return blocks
 
 
 class StepHeader(Record, frozen=True):
@@ -137,12 +132,23 @@ class StepHeader(Record, frozen=True):
     sizes: bytes
     crcs: bytes
 
+    def __post_init__(self) -> None:
+        if not len(self.coders) == len(self.sizes) / 4 == len(self.crcs) / 4:
+            raise ValueError("expected a coder, a size and a checksum for each block")
+        if any(spec.dtype not in DTYPES for _, spec in self.tensors):
+            raise ValueError("expected types known to safetensors")
+
     @property
     def id(self) -> bytes:
         """The id of the weights after the step."""
         return self.step or self.digest
 
-    def digest_with(self, payloads: list[Any]) -> bytes:
+    @property
+    def specs(self) -> Specs:
+        """Type and shape of each tensor, in the order of the file."""
+        return _ordered(dict(self.tensors))
+
+    def digest_with(self, payloads: Sequence[Any]) -> bytes:
         """Return the expected digest."""
         digest = hashlib.sha256(encode(self.replace(digest=bytes(32))))
         for payload in payloads:
@@ -175,15 +181,13 @@ class WeightPublisher:
         workers: int = 1,
         options: storage.Options | None = None,
     ) -> None:
-        self.url = url
+        self._folder = Folder(url, options)
         self._every = keyframe_every
         self._is_slow_link = slow_link
         self._needs_sha256 = sha256
         self._workers = workers
-        self._options = options
-        # The published weights; None if unknown.
+        # The last step and the published weights; None if unknown.
         self._last: StepHeader | None = None
-        self._layout = Layout({})
         self._held = np.empty(0, np.uint8)
 
     def publish(self, weights: Mapping[str, torch.Tensor] | str) -> int:
@@ -202,42 +206,48 @@ class WeightPublisher:
             check_storable(tensor, name)
             if spec_of(tensor).dtype not in DTYPES:
                 raise UnsupportedState(f"safetensors has no {spec_of(tensor).dtype}", key=name)
-        layout = Layout({name: spec_of(tensor) for name, tensor in tensors.items()})
+        specs = _ordered({name: spec_of(tensor) for name, tensor in tensors.items()})
         # If publishing fails, the copy does not match the published weights.
         last, self._last = self._last, None
-        if last is None or layout.specs != self._layout.specs:
-            self._layout, self._held = layout, np.empty(layout.num_bytes, np.uint8)
+        if last is None or last.specs != specs:
+            self._held = np.empty(_num_bytes(specs), np.uint8)
             last = None
         number = 1 + (max(self._files().values(), default=0) if last is None else last.number)
         parts = {
             name: words_of(tensor.detach().cpu().contiguous()) for name, tensor in tensors.items()
         }
-        held = layout.blocks(layout.parts(self._held))
+        held = _blocks(specs, _split(specs, self._held))
         encoded = parallel_map(
             self._workers,
             lambda pair: self._encode(*pair, is_new=last is None),
-            zip(layout.blocks(parts), held, strict=True),
+            zip(_blocks(specs, parts), held, strict=True),
         )
+        coders, payloads, crcs = zip(*encoded, strict=True) if encoded else ((), (), ())
         header = StepHeader(
             number=number,
             digest=bytes(32),
             step=None,
             parent=None if last is None else last.id,
             sha256=hashlib.sha256(self._held.data).digest() if self._needs_sha256 else None,
-            tensors=list(layout.specs.items()),
-            coders=bytes(coder for coder, _, _ in encoded),
-            sizes=b"",
-            crcs=np.array([crc for _, _, crc in encoded], "<u4").tobytes(),
+            tensors=list(specs.items()),
+            coders=bytes(coders),
+            sizes=_u32(map(len, payloads)),
+            crcs=_u32(crcs),
         )
-        header = self._write("step", header, [payload for _, payload, _ in encoded])
+        header = self._write("step", header, payloads)
         if number % self._every == 0 and last is not None:
-            whole = header.replace(step=header.id, parent=None, coders=bytes([_WHOLE] * len(held)))
+            whole = header.replace(
+                step=header.id,
+                parent=None,
+                coders=bytes([_WHOLE] * len(held)),
+                sizes=_u32(block.nbytes for block in held),
+            )
             self._write("keyframe", whole, [block.view(np.uint8).data for block in held])
-            for name, old in self._files().items():
-                if old <= number - self._every:  # no mirror needs it anymore
-                    storage.remove(storage.join(self.url, name), options=self._options)
-        url = storage.join(self.url, _LATEST)
-        with storage.atomic_write(url, options=self._options, durable=False) as file:
+            # No mirror needs the files before the previous keyframe.
+            old = [name for name, n in self._files().items() if n <= number - self._every]
+            self._folder.remove(old)
+        url = self._folder.join(_LATEST)
+        with storage.atomic_write(url, options=self._folder.options, durable=False) as file:
             file.write(str(number).encode())
         self._last = header
         return number
@@ -263,25 +273,26 @@ class WeightPublisher:
         changed, payload = found
         return (coder if changed else _SAME), payload, crc
 
-    def _write(self, kind: str, header: StepHeader, payloads: list[Any]) -> StepHeader:
-        sizes = np.array([len(payload) for payload in payloads], "<u4").tobytes()
-        header = header.replace(sizes=sizes)
+    def _write(self, kind: str, header: StepHeader, payloads: Sequence[Any]) -> StepHeader:
+        """Create a file and return its header with the digest."""
         header = header.replace(digest=header.digest_with(payloads))
-        url = storage.join(self.url, _name(kind, header.number))
+        url = self._folder.join(_name(kind, header.number))
+        data = b"".join([pack_frame(MAGIC, header), *payloads])
         try:
-            data = b"".join([pack_frame(MAGIC, header), *payloads])
-            storage.create(url, data, options=self._options)
+            storage.create(url, data, options=self._folder.options)
         except FileExistsError:
             message = "another process publishes to this folder"
-            raise ConcurrentWriter(message, url=self.url) from None
+            raise ConcurrentWriter(message, url=self._folder.url) from None
         return header
 
     def _files(self) -> dict[str, int]:
         """Return the names and numbers of all steps and keyframes in the folder."""
-        if not storage.is_folder(self.url, options=self._options):
-            return {}
-        names = [name for name, _ in storage.list_files(self.url, options=self._options)]
+        names = self._folder.list()
         return {name: int(match[1]) for name in names if (match := _FILE.fullmatch(name))}
+
+
+def _u32(numbers: Iterable[int]) -> bytes:
+    return np.fromiter(numbers, "<u4").tobytes()
 
 
 @lru_cache(maxsize=4)
@@ -342,7 +353,7 @@ class WeightMirror:
         self._id = b""
         # The mapped file, which gets its final name once it is complete.
         self._mapped = self.path
-        self._layout = Layout({})
+        self._specs: Specs = {}
         self._data = np.empty(0, np.uint8)
         self._state.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError, FormatError):
@@ -383,11 +394,9 @@ class WeightMirror:
         if newest == 0:
             raise VersionUnavailable("no weights were published", url=self.url)
         if newest > self.step:
-            steps = self._read_steps(newest)
-            if steps is None:  # pruned
-                self.step = 0
-                steps = self._read_steps(newest)
-            if steps is None:
+            # If the next step was pruned, begin with a keyframe.
+            steps = self._read_steps(self.step, newest) or self._read_steps(0, newest)
+            if not steps:
                 raise VersionUnavailable("there is no keyframe", url=self.url)
             self._apply(steps)
         return self.step
@@ -397,46 +406,32 @@ class WeightMirror:
 
         If names or shapes change, the mirror replaces the file: call this method again.
         """
-        parts = self._layout.parts(self._data)
-        return {name: tensor_from(parts[name], spec) for name, spec in self._layout.specs.items()}
+        parts = _split(self._specs, self._data)
+        return {name: tensor_from(parts[name], spec) for name, spec in self._specs.items()}
 
     def _latest(self) -> int:
-        text = self._bytes(_LATEST, 20)
+        text = Folder(self.url, self._options).read_bytes(_LATEST, 20)
         require(text is None or text.isdigit(), "expected the number of a step")
         return int(text or 0)
 
-    def _bytes(self, name: str, max_bytes: int) -> bytes | None:
-        """Read a file of the folder; return ``None`` if it does not exist."""
-        url = storage.join(self.url, name)
-        try:
-            return storage.read_bytes(url, options=self._options, max_bytes=max_bytes)
-        except StorageError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                return None
-            raise
-
-    def _read(self, kind: str, number: int) -> _Step | None:
-        name = _name(kind, number)
-        data = self._bytes(name, 2 * self._limit)
-        if data is None:
-            return None
-        with damage_named("the step is damaged", storage.join(self.url, name)):
-            return _Step(memoryview(data), self._limit)
-
-    def _read_steps(self, newest: int) -> list[_Step] | None:
-        """Read the steps after the file's step or, without one, from the newest keyframe on.
+    def _read_steps(self, after: int, newest: int) -> list[_Step]:
+        """Read the steps after a step or, if it is 0, from the newest keyframe on.
 
         Returns:
-            The steps in order, the first one applicable to the file; ``None`` if one is missing.
+            The steps in order, the first one applicable to the file; none if one is missing.
         """
         steps: list[_Step] = []
-        for number in range(newest, self.step, -1):
-            whole = None if self.step else self._read("keyframe", number)
-            step = whole or self._read("step", number)
-            if step is None:
-                return None
-            steps.insert(0, step)
-            if step.header.parent is None:
+        folder = Folder(self.url, self._options)
+        kinds = ("step",) if after else ("keyframe", "step")
+        for number in range(newest, after, -1):
+            names = [_name(kind, number) for kind in kinds]
+            found = ((name, folder.read_bytes(name, 2 * self._limit)) for name in names)
+            name, data = next((pair for pair in found if pair[1] is not None), ("", None))
+            if data is None:
+                return []
+            with damage_named("the step is damaged", folder.join(name)):
+                steps.insert(0, _Step(memoryview(data), self._limit))
+            if steps[0].header.parent is None:
                 break
         before = self._id
         for step in steps:
@@ -449,20 +444,20 @@ class WeightMirror:
 
     def _apply(self, steps: list[_Step]) -> None:
         """Apply steps in one pass over the file."""
-        header, layout = steps[-1].header, steps[-1].layout
-        crcs = np.frombuffer(header.crcs, "<u4")
-        same = layout.specs == self._layout.specs
-        require(same or steps[0].header.parent is None, "expected the file's layout")
-        require(all(step.layout.specs == layout.specs for step in steps), "expected one layout")
-        if not same:
+        header = steps[-1].header
+        specs = header.specs
+        require(all(step.header.specs == specs for step in steps), "expected one layout")
+        if specs != self._specs:
+            require(steps[0].header.parent is None, "expected the file's layout")
             path = f"{self.path}.tmp"
             with open(path, "wb") as model:
-                model.write(layout.header())
-                model.truncate(model.tell() + layout.num_bytes)
-            self._map(path, layout)
-        blocks = layout.blocks(layout.parts(self._data))
+                model.write(_file_header(specs))
+                model.truncate(model.tell() + _num_bytes(specs))
+            self._map(path, specs)
+        blocks = _blocks(specs, _split(specs, self._data))
         counts = {len(step.payloads) for step in steps}
         require(counts == {len(blocks)}, "expected a payload for each block")
+        crcs = np.frombuffer(header.crcs, "<u4")
 
         def work(n: int) -> None:
             for step in steps:
@@ -481,22 +476,23 @@ class WeightMirror:
             file.write(pack_frame(MAGIC, header))
         self.step, self._id = header.number, header.id
 
-    def _map(self, path: str, layout: Layout) -> None:
+    def _map(self, path: str, specs: Specs) -> None:
         with open(path, "r+b") as file:
             whole = mmap.mmap(file.fileno(), 0)
-        self._data = np.frombuffer(whole, np.uint8)[len(whole) - layout.num_bytes :]
-        self._layout, self._mapped = layout, path
+        self._data = np.frombuffer(whole, np.uint8)[len(whole) - _num_bytes(specs) :]
+        self._specs, self._mapped = specs, path
 
     def _open(self) -> None:
         """Continue with the file of an earlier mirror if it matches its checksums."""
         with damage_named("the mirror's state is damaged", str(self._state)):
-            header = unpack_frame(self._state.read_bytes(), MAGIC, StepHeader)
-            layout = Layout(dict(header.tensors))
-            if os.path.getsize(self.path) != len(layout.header()) + layout.num_bytes:
+            data = memoryview(self._state.read_bytes())
+            header, _ = unpack_frame(data, MAGIC, StepHeader)
+            specs = header.specs
+            if os.path.getsize(self.path) != len(_file_header(specs)) + _num_bytes(specs):
                 return
-        self._map(self.path, layout)
-        crcs = parallel_map(self._workers, crc32c, layout.blocks(layout.parts(self._data)))
-        if np.array_equal(crcs, np.frombuffer(header.crcs, "<u4")):
+        self._map(self.path, specs)
+        crcs = parallel_map(self._workers, crc32c, _blocks(specs, _split(specs, self._data)))
+        if _u32(crcs) == header.crcs:
             self.step, self._id = header.number, header.id
 
 
@@ -504,20 +500,14 @@ class _Step:
     """A decoded step, validated as far as possible without the weights."""
 
     def __init__(self, data: memoryview, max_bytes: int) -> None:
-        start = HEAD_BYTES + header_bytes(data[:HEAD_BYTES], MAGIC)
-        self.header = unpack_frame(data[:start], MAGIC, StepHeader, max_bytes=max_bytes)
-        specs = dict(self.header.tensors)
-        require(all(spec.dtype in DTYPES for spec in specs.values()), "expected known types")
-        self.layout = Layout(specs)
-        total = self.layout.num_bytes
+        self.header, rest = unpack_frame(data, MAGIC, StepHeader, max_bytes=max_bytes)
+        total = _num_bytes(self.header.specs)
         require(total <= max_bytes, f"expected at most {max_bytes} bytes of weights, got {total}")
-        sizes = np.frombuffer(self.header.sizes, "<u4")
-        counts = {len(self.header.coders), len(sizes), len(self.header.crcs) // 4}
-        require(len(counts) == 1, "expected a coder, a size and a checksum for each block")
-        stops = start + np.cumsum(sizes, dtype=np.int64)
-        require(len(data) == [start, *stops][-1], "the step is cut, or too long")
-        self.payloads = [data[stop - size : stop] for size, stop in zip(sizes, stops, strict=True)]
-        digest = self.header.digest_with(self.payloads)
+        self.payloads: list[memoryview] = []
+        for size in np.frombuffer(self.header.sizes, "<u4"):
+            self.payloads.append(rest[:size])
+            rest = rest[size:]
+        digest = self.header.digest_with([*self.payloads, rest])
         require(digest == self.header.digest, "the step does not match its digest")
 
     def apply(self, n: int, words: NDArray[Any]) -> None:

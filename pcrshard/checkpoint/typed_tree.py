@@ -27,15 +27,12 @@ _KEYS = (type(None), bool, int, float, str, bytes)
 _DICT, _ORDERED, _LIST, _TUPLE = "d", "o", "l", "t"
 _TEXT, _BYTES, _INTEGER, _SCALAR = "s", "b", "i", "g"
 _TENSOR, _ARRAY, _VIEW = "x", "a", "v"
-WEIGHT = "weight"
-FIRST_MOMENT = "first-moment"
-SECOND_MOMENT = "second-moment"
-EXACT = "exact"
+WEIGHT = "weights"
 _ROLES = {
-    "exp_avg": FIRST_MOMENT,
-    "momentum_buffer": FIRST_MOMENT,
-    "exp_avg_sq": SECOND_MOMENT,
-    "max_exp_avg_sq": SECOND_MOMENT,
+    "exp_avg": "first_moment",
+    "momentum_buffer": "first_moment",
+    "exp_avg_sq": "second_moment",
+    "max_exp_avg_sq": "second_moment",
 }
 # Param-group keys of torch's Adam, AdamW, and SGD. A group with any other key belongs to another
 # optimizer, whose state may have another meaning (Schedule-Free has `exp_avg_sq` and `z`).
@@ -55,13 +52,12 @@ class Leaf:
     Attributes:
         path: Keys joined by dots, unique within a state.
         tensor: The tensor.
-        role: ``"weight"``, ``"first-moment"`` or ``"second-moment"``, which selects the error
-            bound, or ``"exact"``.
+        role: The field of :class:`Precision` that bounds its error; ``None`` if it is exact.
     """
 
     path: str
     tensor: torch.Tensor
-    role: str
+    role: str | None
 
 
 class Tree(Record, frozen=True, array_like=True):
@@ -76,21 +72,12 @@ class Tree(Record, frozen=True, array_like=True):
     blobs: list[bytes]
 
 
-@dataclasses.dataclass(frozen=True)
-class Flattened:
-    """A state separated into structure and tensors.
-
-    Attributes:
-        tree: The state without its tensors.
-        leaves: The tensors as contiguous copies on the CPU; shared memory is stored once.
-    """
-
-    tree: Tree
-    leaves: list[Leaf]
-
-
-def flatten(state: Any) -> Flattened:
+def flatten(state: Any) -> tuple[Tree, list[Leaf]]:
     """Separate a state into structure and tensors, which are copied so that training may continue.
+
+    Returns:
+        The structure, and the tensors as contiguous copies on the CPU; shared memory is stored
+        once.
 
     Raises:
         UnsupportedState: A value has an unsupported type; the message names its path.
@@ -99,10 +86,9 @@ def flatten(state: Any) -> Flattened:
     packer.pack(state, (), None)
     leaves = _tie(packer.found)
     copies = snapshot([leaf.tensor for leaf in leaves])
-    pairs = zip(leaves, copies, strict=True)
     tokens = [t for item in packer.tokens for t in (item if type(item) is list else [item])]
-    copied = [dataclasses.replace(leaf, tensor=copy) for leaf, copy in pairs]
-    return Flattened(Tree(tokens, packer.blobs), copied)
+    copied = [dataclasses.replace(leaf, tensor=t) for leaf, t in zip(leaves, copies, strict=True)]
+    return Tree(tokens, packer.blobs), copied
 
 
 class _Packer:
@@ -111,7 +97,7 @@ class _Packer:
     Attributes:
         tokens: The tokens so far; each tensor has a nested list, which :func:`_tie` completes.
         blobs: The byte strings so far.
-        found: The tensors by path, each with its list of tokens.
+        found: The tensors, each with its list of tokens.
     """
 
     def __init__(self) -> None:
@@ -149,16 +135,16 @@ class _Packer:
             for i, item in enumerate(value):
                 self.pack(item, (*path, str(i)), known)
         else:
-            self._pack_array(value, path, known)
+            self._pack_array(value, where, _role(path, known))
 
-    def _pack_array(self, value: Any, path: tuple[str, ...], known: bool | None) -> None:
+    def _pack_array(self, value: Any, where: str, role: str | None) -> None:
         kind = type(value)
-        where = ".".join(path)
         if isinstance(value, torch.Tensor):
             check_storable(value, where)
-            self._add(_TENSOR, Leaf(where, value, _role(path, known)))
+            # A lazily conjugated or negated view does not have its source's values.
+            self._add(_TENSOR, Leaf(where, value.resolve_conj().resolve_neg(), role))
         elif kind is np.ndarray:
-            self._add(_ARRAY, Leaf(where, array_tensor(value, where), EXACT))
+            self._add(_ARRAY, Leaf(where, array_tensor(value, where), None))
         elif isinstance(value, np.generic) and value.dtype.name in NUMPY_TYPES:
             self.tokens += (_SCALAR, value.dtype.name, self._blob(value.tobytes()))
         else:
@@ -195,8 +181,8 @@ def _tie(found: list[tuple[Leaf, list[Any]]]) -> list[Leaf]:
 
     A tensor whose memory is contained in another tensor's is stored as a view of it.
     """
-    # Sort by size (largest first), then contiguous tensors first, then in the order of the state.
     tensors = [leaf.tensor for leaf, _ in found]
+    # The largest tensors first, because they may contain others; then the contiguous ones.
     order = sorted(
         range(len(found)),
         key=lambda i: (-_extent(tensors[i]), not tensors[i].is_contiguous(), i),
@@ -204,10 +190,11 @@ def _tie(found: list[tuple[Leaf, list[Any]]]) -> list[Leaf]:
     bases: dict[Any, list[int]] = collections.defaultdict(list)
     base_of = {}
     for i in order:
+        tensor = tensors[i]
+        storage = (tensor.untyped_storage().data_ptr(), tensor.device, tensor.dtype)
         # Empty tensors have no memory that could identify them.
-        storage = tensors[i].untyped_storage().data_ptr() if tensors[i].numel() else f"empty {i}"
-        sharing = bases[storage, tensors[i].device]
-        base_of[i] = next((b for b in sharing if _covers(tensors[b], tensors[i])), i)
+        sharing = bases[storage if tensor.numel() else i]
+        base_of[i] = next((b for b in sharing if _covers(tensors[b], tensor)), i)
         if base_of[i] == i:
             sharing.append(i)
     numbers = {b: n for n, b in enumerate(sorted(set(base_of.values())))}
@@ -220,10 +207,10 @@ def _tie(found: list[tuple[Leaf, list[Any]]]) -> list[Leaf]:
             offset = small.storage_offset() - big.storage_offset()
             node += [offset, small.dim(), *small.shape, *small.stride()]
     # Memory shared with an exact tensor must stay exact.
-    exact = {base_of[i] for i, (leaf, _) in enumerate(found) if leaf.role == EXACT}
+    exact = {base_of[i] for i, (leaf, _) in enumerate(found) if leaf.role is None}
     names = _Names()
     return [
-        Leaf(names.distinct(leaf.path), leaf.tensor, EXACT if base in exact else leaf.role)
+        Leaf(names.distinct(leaf.path), leaf.tensor, None if base in exact else leaf.role)
         for base, leaf in ((b, found[b][0]) for b in numbers)
     ]
 
@@ -237,18 +224,15 @@ class _Names(collections.Counter[str]):
 
 
 def _covers(big: torch.Tensor, small: torch.Tensor) -> bool:
-    """Return whether the first tensor's memory contains the second one's."""
+    """Return whether the memory of the first tensor contains that of the second one."""
     start = small.storage_offset() - big.storage_offset()
     inside = big.is_contiguous() and 0 <= start <= big.numel() - _extent(small)
-    lazy = any(tensor.is_conj() or tensor.is_neg() for tensor in (big, small))
-    return _is_same_view(big, small) or (inside and big.dtype == small.dtype and not lazy)
+    return inside or _is_same_view(big, small)
 
 
 def _is_same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
-    views = [
-        (t.dtype, t.storage_offset(), t.shape, t.stride(), t.is_conj(), t.is_neg()) for t in (a, b)
-    ]
-    return views[0] == views[1]
+    one, other = ((t.storage_offset(), t.shape, t.stride()) for t in (a, b))
+    return one == other
 
 
 def _extent(tensor: torch.Tensor) -> int:
@@ -268,11 +252,11 @@ def _is_known_optimizer(groups: Any) -> bool:
     )
 
 
-def _role(path: tuple[str, ...], known: bool | None) -> str:
+def _role(path: tuple[str, ...], known: bool | None) -> str | None:
     if known is None:
         return WEIGHT
     last = path[-1].rpartition(".")[2]
-    return _ROLES.get(last, EXACT) if known and "state" in path else EXACT
+    return _ROLES.get(last) if known and "state" in path else None
 
 
 def _check_text(text: str, where: str) -> None:
@@ -290,31 +274,25 @@ class TreeReader:
 
     Args:
         tree: The structure, from :func:`flatten`.
-        tensor: Returns the CPU tensor of a leaf by index. If omitted, only the structure is read,
-            and tensors are None.
-        map_location: The torch device for tensors; numpy arrays stay on the CPU.
+        tensor: Returns the tensor of a leaf by index, the same one each time. If omitted, only the
+            structure is read, and tensors are None.
 
     Attributes:
         parts: The range of tokens of each path.
         names: The path of each leaf by index, excluding views.
-        leaves: The indices of all leaves that were read.
+        arrays: The indices of the leaves that are numpy arrays.
+        uses: The index of the leaf at each position of the tokens that refers to one.
     """
 
-    def __init__(
-        self,
-        tree: Tree,
-        tensor: Callable[[int], torch.Tensor] | None = None,
-        map_location: Any = None,
-    ) -> None:
+    def __init__(self, tree: Tree, tensor: Callable[[int], torch.Tensor] | None = None) -> None:
         self.parts: dict[str, tuple[int, int]] = {}
         self.names: dict[int, str] = {}
-        self.leaves: set[int] = set()
+        self.arrays: set[int] = set()
+        self.uses: dict[int, int] = {}
         self._tokens = tree.tokens
         self._blobs = tree.blobs
         self._tensor = tensor
-        self._location = map_location
         self._at = 0
-        self._moved: dict[int, torch.Tensor] = {}
         self._paths = _Names()
 
     def read(self, part: tuple[int, int] | None = None) -> Any:
@@ -380,23 +358,21 @@ class TreeReader:
         return found
 
     def _read_tensor(self, tag: str, path: tuple[str, ...]) -> Any:
-        number = self._take(int)
-        self.leaves.add(number)
-        if tag != _VIEW and number not in self.names:
-            self.names[number] = self._paths.distinct(".".join(path))
-        view: Any = []
+        at = self._at
+        number = self.uses[at] = self._take(int)
+        view: list[Any] = []
         if tag == _VIEW:
             offset, dim = self._take(int), self._take(int)
             require(0 <= dim <= 64, "expected at most 64 dimensions")
-            view = [[self._take(int) for _ in range(dim)] for _ in range(2)]
-            view.append(offset)
+            view = [[self._take(int) for _ in range(dim)] for _ in range(2)] + [offset]
+        elif number not in self.names:
+            self.names[number] = self._paths.distinct(".".join(path))
+        if tag == _ARRAY:
+            self.arrays.add(number)
         if self._tensor is None:
             return None
         base = self._tensor(number)
         if tag == _ARRAY:
             return base.numpy()
-        if number not in self._moved:
-            self._moved[number] = base if self._location is None else base.to(self._location)
-        base = self._moved[number]
         # torch rejects a view outside its tensor's memory.
         return base.as_strided(*view) if view else base

@@ -1,4 +1,4 @@
-"""Read and write version files: a typed header and the payloads of the tensors.
+"""Version files: a typed header and the payloads of the tensors.
 
 See docs/checkpoints-format.md, section 2.
 """
@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import concurrent.futures
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from .. import storage
 from ..checksum import crc32c
+from ..errorbound import Words
 from ..errors import CorruptCheckpoint
-from .codec import Entry, Tensor, decode_tensor, encode_tensor
+from .codec import Entry, Tensor, decode_tensor, digest_of, encode_tensor
 from .frame import (
     HEAD_BYTES,
+    Count,
     Digest,
+    FileName,
     Metrics,
     Number,
     Record,
-    check_time,
+    Time,
     damage_named,
     encode,
     header_bytes,
@@ -54,6 +58,32 @@ def reported(items: Sequence[T], progress: Progress | None) -> Iterator[T]:
             progress(done, len(items))
 
 
+class VersionRecord(Record, frozen=True):
+    """One version of a store.
+
+    Attributes:
+        number: Version number, from 1, increasing and never reused.
+        id: SHA-256 of the restored content.
+        parent: Number of the version that this delta refers to; ``None`` for a keyframe.
+        file: Name of the version's file in the store's folder.
+        file_bytes: Size of the file.
+        header_bytes: Size of the file's header.
+        raw_bytes: Size of the restored tensors.
+        metrics: Numbers and strings that the user recorded.
+        saved: Time of saving, in seconds since 1970.
+    """
+
+    number: Number
+    id: Digest
+    parent: Number | None
+    file: FileName
+    file_bytes: Count
+    header_bytes: Count
+    raw_bytes: Count
+    metrics: Metrics
+    saved: Time
+
+
 class Header(Record, frozen=True):
     """The header of a version's file.
 
@@ -73,21 +103,29 @@ class Header(Record, frozen=True):
     parent: Number | None
     parent_id: Digest | None
     metrics: Metrics
-    saved: float
+    saved: Time
     tree: Tree
     tensors: list[Entry]
 
     def __post_init__(self) -> None:
-        check_time(self.saved)
         if content_id(self.tree, self.tensors) != self.id:
             raise ValueError("the header does not match its id")
         if self.parent is None and any(entry.is_delta for entry in self.tensors):
             raise ValueError("a version without a parent holds a delta")
 
-    @property
-    def raw_bytes(self) -> int:
-        """Size of all restored tensors in bytes."""
-        return sum(entry.spec.num_bytes for entry in self.tensors)
+    def record(self, url: str, header_bytes: int) -> VersionRecord:
+        """Return the record of the version in a manifest."""
+        return VersionRecord(
+            number=self.number,
+            id=self.id,
+            parent=self.parent,
+            file=storage.file_name(url),
+            file_bytes=HEAD_BYTES + header_bytes + sum(e.num_bytes for e in self.tensors),
+            header_bytes=header_bytes,
+            raw_bytes=sum(entry.spec.num_bytes for entry in self.tensors),
+            metrics=self.metrics,
+            saved=self.saved,
+        )
 
 
 def content_id(tree: Tree, tensors: Iterable[Entry]) -> bytes:
@@ -107,8 +145,7 @@ class VersionFile:
 
     Attributes:
         header: The decoded header.
-        payload_start: Byte offset of the first payload.
-        num_bytes: Expected size of the file.
+        record: The record of the version in a manifest.
 
     Raises:
         CorruptCheckpoint: The header is damaged.
@@ -128,10 +165,10 @@ class VersionFile:
             if header_size is None:
                 head = storage.read(url, 0, HEAD_BYTES, options=options)
                 header_size = header_bytes(head.data, MAGIC)
-            self.payload_start = HEAD_BYTES + header_size
-            data = storage.read(url, 0, self.payload_start, options=options)
-            self.header = unpack_frame(data.data, MAGIC, Header, max_bytes=max_bytes)
-        self.num_bytes = self.payload_start + sum(e.num_bytes for e in self.header.tensors)
+            data = storage.read(url, 0, HEAD_BYTES + header_size, options=options).data
+            self.header, rest = unpack_frame(data, MAGIC, Header, max_bytes=max_bytes)
+            require(not rest, f"expected a header of {header_size} bytes")
+            self.record = self.header.record(url, header_size)
 
     @cached_property
     def tree(self) -> TreeReader:
@@ -151,38 +188,32 @@ class VersionFile:
     def check_size(self) -> None:
         """Raise :class:`CorruptCheckpoint` unless the file ends exactly after its last payload."""
         size = storage.file_bytes(self.url, options=self._options)
-        if size is not None and size != self.num_bytes:
-            raise CorruptCheckpoint(f"expected {self.num_bytes} bytes, got {size}", url=self.url)
+        if size not in (None, self.record.file_bytes):
+            message = f"expected {self.record.file_bytes} bytes, got {size}"
+            raise CorruptCheckpoint(message, url=self.url)
 
-    def payloads(self, paths: Iterable[str] | None = None) -> Iterator[tuple[str, memoryview]]:
+    def payloads(self, paths: Iterable[str]) -> Iterator[tuple[str, memoryview]]:
         """Yield the path and verified payload of tensors; read adjacent payloads in one request.
 
         Raises:
             CorruptCheckpoint: A payload does not match its checksum.
         """
-        wanted = self.entries.keys() if paths is None else set(paths)
-        run: list[str] = []
-        start = stop = self.payload_start
-        for path, entry in self.entries.items():
-            if path in wanted:
-                run.append(path)
-            else:
-                yield from self._run(run, start, stop)
-                run, start = [], stop + entry.num_bytes
-            stop += entry.num_bytes
-        yield from self._run(run, start, stop)
-
-    def _run(self, paths: list[str], start: int, stop: int) -> Iterator[tuple[str, memoryview]]:
-        view = memoryview(b"")
-        if start < stop and paths:
-            view = storage.read(self.url, start, stop, options=self._options).data
-        for path in paths:
-            entry = self.entries[path]
-            part, view = view[: entry.num_bytes], view[entry.num_bytes :]
-            if crc32c(part) != entry.payload_crc:
-                message = "the payload does not match its checksum"
-                raise CorruptCheckpoint(message, url=self.url, key=path)
-            yield path, part
+        wanted = set(paths)
+        start = HEAD_BYTES + self.record.header_bytes
+        groups = itertools.groupby(self.entries.items(), lambda item: item[0] in wanted)
+        for is_wanted, group in groups:
+            run = list(group)
+            stop = start + sum(entry.num_bytes for _, entry in run)
+            view = memoryview(b"")
+            if is_wanted and start < stop:
+                view = storage.read(self.url, start, stop, options=self._options).data
+            for path, entry in run if is_wanted else ():
+                payload, view = view[: entry.num_bytes], view[entry.num_bytes :]
+                if crc32c(payload) != entry.payload_crc:
+                    message = "the payload does not match its checksum"
+                    raise CorruptCheckpoint(message, url=self.url, key=path)
+                yield path, payload
+            start = stop
 
     def decode(
         self, paths: Iterable[str], references: Mapping[str, Tensor], workers: int = 1
@@ -201,53 +232,54 @@ class VersionFile:
 
         return dict(parallel_map(workers, work, self.payloads(paths)))
 
+    def restore(self, tensors: Mapping[str, Tensor], workers: int = 1) -> dict[str, Words]:
+        """Restore the words (N,) of tensors by path, and verify each against its digest.
 
-class StoredTensor(NamedTuple):
-    """A tensor to write.
+        Raises:
+            CorruptCheckpoint: A restored tensor does not match its digest.
+        """
 
-    Attributes:
-        tensor: The tensor.
-        reference: The same tensor in the parent version, for a delta.
-        digest: SHA-256 of the tensor's restored bytes.
-    """
+        def work(path: str) -> tuple[str, Words]:
+            with damage_named("the tensor cannot be restored", self.url, path):
+                words = tensors[path].restore()
+                require(
+                    digest_of(words) == tensors[path].digest,
+                    "the restored tensor does not match its digest",
+                )
+            return path, words
 
-    tensor: Tensor
-    reference: Tensor | None
-    digest: bytes
+        return dict(parallel_map(workers, work, tensors))
 
 
 def write_version(
     url: str,
-    tensors: Sequence[StoredTensor],
+    tensors: Sequence[tuple[Tensor, Tensor | None]],
     *,
     options: storage.Options | None = None,
     workers: int = 1,
-    **fields: object,
-) -> tuple[Header, int, int]:
+    tree: Tree,
+    **fields: Any,
+) -> VersionRecord:
     """Write a version file atomically.
 
     Args:
         url: The file.
-        tensors: The tensors in the order of the tree.
+        tensors: The tensors in the order of the tree, each with its reference in the parent.
         options: fsspec storage options.
         workers: Threads.
+        tree: The state without its tensors.
         **fields: Other fields of the header; the id is computed from the content.
-
-    Returns:
-        The header, its size, and the size of the file, in bytes.
 
     Raises:
         StorageError: The disk is full, or the storage rejected the write.
     """
-    encoded = parallel_map(workers, lambda item: encode_tensor(*item), tensors)
+    encoded = parallel_map(workers, lambda pair: encode_tensor(*pair), tensors)
     entries = [entry for entry, _ in encoded]
-    identity = content_id(fields["tree"], entries)  # type: ignore[arg-type]
-    header = Header(id=identity, tensors=entries, **fields)  # type: ignore[arg-type]
+    header = Header(id=content_id(tree, entries), tree=tree, tensors=entries, **fields)
     head = pack_frame(MAGIC, header)
     # The local temporary file of an upload need not survive a power failure.
     with storage.atomic_write(url, options=options, durable=storage.is_local(url)) as file:
         file.write(head)
         for _, parts in encoded:
             file.writelines(parts)
-    payload_bytes = sum(entry.num_bytes for entry in entries)
-    return header, len(head) - HEAD_BYTES, len(head) + payload_bytes
+    return header.record(url, len(head) - HEAD_BYTES)

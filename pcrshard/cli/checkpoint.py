@@ -72,34 +72,20 @@ def ls(store: str, *, storage_option: StorageOptions = None) -> Report:
     return Report(figures, f"{listed}\n{total}")
 
 
-def show(
-    store: str,
-    version: int,
-    *,
-    figure: str | None = None,
-    storage_option: StorageOptions = None,
-) -> Report:
+def show(store: str, version: int, *, storage_option: StorageOptions = None) -> Report:
     """Show how each tensor of a version is stored: coder, size, error bound.
 
     Example:
-        pcrshard checkpoint show runs/resnet 12 --figure tensors.png
+        pcrshard checkpoint show runs/resnet 12
 
     Args:
         store: Store's folder, local or a URL.
         version: Number of the version; -1 is the newest.
-        figure: PNG file for a plot of each tensor's compression ratio and error bound.
         storage_option: fsspec option of the store; repeatable.
     """
     opened = _open(store, storage_option)
     file = opened.read(lambda manifest: opened.io.open(manifest.record(version)))
     tensors = [_tensor_figures(path, entry) for path, entry in file.entries.items()]
-    if figure:
-        from .checkpoint_figure import bounds_of, plot_tensors
-
-        drawn = bounds_of(opened, version, tensors)
-        stored = sum(row["stored_bytes"] for row in tensors)
-        raw = sum(row["raw_bytes"] for row in tensors)
-        plot_tensors(drawn, figure, title=f"Version {version}: {_ratio(raw, stored)} smaller")
     return Report({"version": version, "tensors": tensors}, record_table(tensors))
 
 

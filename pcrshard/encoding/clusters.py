@@ -144,7 +144,7 @@ def encode_on_slurm(
 def _is_queued(array: str) -> bool:
     """Return whether SLURM still has jobs of an array; True if it does not answer."""
     command = ("squeue", "--noheader", f"--jobs={array}")
-    listed = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    listed = subprocess.run(command, capture_output=True, text=True, check=False)
     return bool(listed.stdout or (listed.returncode and "Invalid job id" not in listed.stderr))
 
 

@@ -1,32 +1,32 @@
 """A cache of shard prefixes on local disk: one growing file per shard.
 
-    FOLDER/<url>-<identity>-<name>        the bytes [0, size) of the shard
-    FOLDER/<url>-<identity>-<name>.lock   held by the process that fetches
-    FOLDER/room                           bytes of all files
+    FOLDER/<url>-<identity>-<name>   the bytes [0, size) of the shard
+    FOLDER/room                      bytes of all files; its lock is held while a file grows
     FOLDER/CACHEDIR.TAG
 
 1. A file holds the first bytes of one version of one shard, whichever process is killed at any
    moment: files are only appended to or truncated.
-2. Truncating a file takes its exclusive lock, without waiting; readers and the appending process
-   share it. (Readers need the lock because the kernel clears the last page of a truncated file
-   after they have checked its size.) A damaged file is unlinked without it: open files stay whole.
-3. ``room`` is raised before a write and lowered after truncating, under its lock, so that files
-   never exceed the limit. A crash leaves it too high; when the limit is reached, files are counted.
-4. Locks are taken in the order ``.lock``, file, ``room``. The holder of ``room`` never blocks.
+2. The process that fetches a shard holds the exclusive lock of its file, and so does the one that
+   truncates it, which never waits. Readers share the lock, because the kernel clears the last page
+   of a truncated file after they have checked its size. A damaged file is unlinked without the
+   lock: open files stay whole.
+3. ``room`` is raised before a write, so that files never exceed the limit. It is lowered only by
+   counting the files, once the limit seems to be reached.
+4. The lock of a file is taken before that of ``room``, whose holder never waits for a file.
 5. Damage by the disk or a power failure is detected by the shard's own checksums.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import os
 import re
 import shutil
-import struct
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -44,10 +44,9 @@ from . import cache_folder
 from .shared_integers import SharedIntegers
 
 Fetch = Callable[[int, memoryview], None]
-_NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{16}-.*(?<!\.lock)")
+_NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{16}-.*")
 _UNSAFE = re.compile(r"[^\w.-]", re.ASCII)
-# Bytes of all files; the time until which nothing can be evicted, and for which job.
-_ROOM = struct.Struct("<qdd")
+_ROOM_BYTES = 8
 # Files idle this long may be evicted even if used during this job; their user may have exited.
 _FORGOTTEN_SECONDS = 24 * 3600.0
 # Evict this extra fraction of the limit at once, to amortize scans of the folder.
@@ -61,21 +60,24 @@ class Cached(NamedTuple):
     """A cached prefix of a shard.
 
     Attributes:
-        name: The shard's file name.
+        path: Path of the file.
         num_bytes: Bytes cached.
-        stops: The prefix stops of scans 0..N and ``"full"``; empty if the file is damaged.
         last_use: Time of the last read or growth, in seconds since 1970.
     """
 
-    name: str
+    path: str
     num_bytes: int
-    stops: tuple[int, ...]
     last_use: float
 
     @property
+    def name(self) -> str:
+        """The shard's file name."""
+        return os.path.basename(self.path)[50:]
+
+    @property
     def scan(self) -> int:
-        """The highest complete scan, 0 for none."""
-        return sum(stop <= self.num_bytes for stop in self.stops[1:-1])
+        """The highest complete scan, 0 for none; reads the head."""
+        return sum(stop <= self.num_bytes for stop in _stops(self.path)[1:-1])
 
 
 class CacheStats(NamedTuple):
@@ -83,12 +85,6 @@ class CacheStats(NamedTuple):
 
     hit_bytes: int
     fetched_bytes: int
-
-
-class _File(NamedTuple):
-    path: str
-    num_bytes: int
-    last_use: float
 
 
 class PrefixCache:
@@ -117,6 +113,8 @@ class PrefixCache:
         self.folder = os.path.abspath(folder)
         self.max_bytes = max_bytes
         self.since = time.time() if since is None else since
+        # Nothing can be evicted before this monotonic time.
+        self._full_until = 0.0
         self._counts = SharedIntegers([0, 0])
 
     def __repr__(self) -> str:
@@ -154,25 +152,26 @@ class PrefixCache:
             buffer = memory.borrow_array(stop)
         view = buffer.data
         view[: len(known)] = known
+        held = len(known)
         path = self._path(url, identity)
-        usable = cache_folder.prepare(self.folder)
-        held = self._read_held(path, view, len(known), len(view)) if usable else len(known)
-        if held < stop:
-            with self._lock(f"{path}.lock", usable, cancel):
+        with ExitStack() as stack:
+            handle = None
+            if cache_folder.prepare(self.folder):
+                held = self._read_held(path, view, held)
+                if held < stop:
+                    handle = self._enter_lock(stack, path, cancel)
+            if handle is not None:
+                # Another process may have fetched it while this one waited.
+                held = _read(handle, view, held)
+            if held < stop:
                 try:
-                    with self._lock(path, usable, cancel, shared=True) as handle:
-                        if handle is not None:
-                            # Another process may have fetched it while this one waited.
-                            held = _read(handle, view, held)
-                        elif usable:  # a read-only cache, whose file may still have a part
-                            held = self._read_held(path, view, held, 0)
-                        if held < stop:
-                            fetch(held, view[held:])
-                            if handle is not None:
-                                self._append(handle, path, view, cancel)
+                    fetch(held, view[held:])
+                    if handle is not None:
+                        self._append(handle, path, view, cancel)
                 finally:
-                    if usable:
-                        self._tidy(path)
+                    if handle is not None and not os.fstat(handle).st_size:
+                        with suppress(OSError):
+                            os.unlink(path)
         self._counts.add(0, held - len(known))
         self._counts.add(1, stop - held)
         return buffer
@@ -185,10 +184,14 @@ class PrefixCache:
 
     def entries(self) -> list[Cached]:
         """Return all cached prefixes, least recently used first."""
-        return [
-            Cached(os.path.basename(file.path)[50:], file.num_bytes, _stops(file.path), file[2])
-            for file in self._files()
-        ]
+        found = []
+        with suppress(OSError), os.scandir(self.folder) as entries:
+            for entry in entries:
+                with suppress(OSError):
+                    status = entry.stat(follow_symlinks=False)
+                    if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                        found.append(Cached(entry.path, status.st_size, status.st_mtime))
+        return sorted(found, key=lambda file: file.last_use)
 
     def clear(self) -> int:
         """Drop everything that is not being read; return the bytes freed.
@@ -197,94 +200,56 @@ class PrefixCache:
             StorageError: The folder is not a cache, or belongs to another user.
         """
         cache_folder.check_marked(self.folder)
-        with self._lock(self._room, True, None) as room:
-            freed = sum(self._cut(file.path, 0) for file in self._files())
-            for name in ("entries", "locks"):  # of versions before 0.2
-                shutil.rmtree(os.path.join(self.folder, name), ignore_errors=True)
-            self._drop_stale_locks()
-            if room is not None:
-                os.ftruncate(room, 0)
-        return freed
-
-    @property
-    def _room(self) -> str:
-        return os.path.join(self.folder, "room")
+        for name in ("entries", "locks"):  # of versions before 0.2
+            shutil.rmtree(os.path.join(self.folder, name), ignore_errors=True)
+        return sum(self._cut(file.path, 0) for file in self.entries())
 
     def _path(self, url: str, identity: str) -> str:
         digests = [hashlib.sha256(text.encode()).hexdigest() for text in (url, identity)]
         name = _UNSAFE.sub("_", storage.file_name(bare_url(url)))[-100:]
         return os.path.join(self.folder, f"{digests[0][:32]}-{digests[1][:16]}-{name}")
 
-    def _files(self) -> list[_File]:
-        """Return the files of shards, least recently used first."""
-        found = []
-        with suppress(OSError), os.scandir(self.folder) as entries:
-            for entry in entries:
-                with suppress(OSError):
-                    status = entry.stat(follow_symlinks=False)
-                    if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                        found.append(_File(entry.path, status.st_size, status.st_mtime))
-        return sorted(found, key=lambda file: file.last_use)
+    def _enter_lock(self, stack: ExitStack, path: str, cancel: Cancel) -> int | None:
+        """Lock a file for a fetch; return ``None`` if it cannot be created (a read-only cache)."""
+        try:
+            return stack.enter_context(hold_lock(path, cancel=cancel))
+        except Cancelled:
+            raise
+        except OSError as error:
+            self._warn("lock", error)
+            return None
 
-    @staticmethod
-    def _tidy(path: str) -> None:
-        """Unlink a lock file, and the shard's file if it is empty."""
-        with suppress(OSError):
-            if os.stat(path, follow_symlinks=False).st_size == 0:
-                os.unlink(path)
-        with suppress(OSError):
-            os.unlink(f"{path}.lock")
-
-    def _read_held(self, path: str, view: memoryview, start: int, least: int) -> int:
-        """Fill ``view`` from ``start`` on if a file has ``least`` bytes; return the end filled."""
-        with suppress(OSError):
-            size = os.stat(path, follow_symlinks=False).st_size
-            if size > len(view) > HEAD_STOP and self.max_bytes is not None and self._is_full():
-                # Space is needed, and this reader does not need the rest of the file.
-                with self._lock(self._room, True, None) as room:
-                    _add(room, -self._cut(path, len(view)))
-            if size < least:
-                return start
-            with hold_lock(path, shared=True, create=False, wait=False) as handle:
-                return start if handle is None else _read(handle, view, start)
+    def _read_held(self, path: str, view: memoryview, start: int) -> int:
+        """Fill ``view`` from ``start`` on as far as a file goes; return the end filled."""
+        # If space is needed, this reader does not need the rest of the file.
+        if time.monotonic() < self._full_until and len(view) > HEAD_STOP:
+            self._cut(path, len(view))
+        with (
+            suppress(OSError),
+            hold_lock(path, shared=True, create=False, wait=False) as handle,
+        ):
+            return start if handle is None else _read(handle, view, start)
         return start
 
     def _append(self, handle: int, path: str, view: memoryview, cancel: Cancel) -> None:
         """Append missing bytes to a file. A full disk ends the caching, not the read."""
+        held = os.fstat(handle).st_size
         try:
             # One process writes at a time, because files are counted under the same lock.
-            with self._lock(self._room, True, cancel) as room:
-                held = os.fstat(handle).st_size
-                if room is None or held >= len(view) or not self._take_room(room, held, len(view)):
-                    return
-                if not held:
-                    self._drop_other_contents(room, path)
-                storage.write_at(handle, held, view[held:], url=path)
-                os.utime(handle)
+            with hold_lock(os.path.join(self.folder, "room"), cancel=cancel) as room:
+                assert room is not None  # created and waited for
+                if self._take_room(room, held, len(view)):
+                    while held < len(view):
+                        held += os.pwrite(handle, view[held:], held)
         except Cancelled:
             raise
         except OSError as error:
             self._warn("write to", error)
 
-    def _drop_other_contents(self, room: int, path: str) -> None:
-        """Drop files of the shard's other versions."""
-        url = os.path.basename(path)[:33]
-        for file in self._files():
-            if file.path != path and os.path.basename(file.path).startswith(url):
-                _add(room, -self._cut(file.path, 0))
-
-    def _is_full(self) -> bool:
-        with suppress(OSError, struct.error), open(self._room, "rb") as file:
-            return bool(time.time() < _ROOM.unpack(file.read(_ROOM.size))[1])
-        return False
-
     def _take_room(self, room: int, held: int, stop: int) -> bool:
         """Reserve the bytes ``[held, stop)`` before a write; return whether they fit."""
-        limit = self.max_bytes
+        limit = math.inf if self.max_bytes is None else self.max_bytes
         size = stop - held
-        if limit is None:
-            _add(room, size)
-            return True
         if stop > limit:
             cache_folder.warn_once(
                 self.folder,
@@ -292,58 +257,37 @@ class PrefixCache:
                 "without being kept: give it more cache_bytes",
             )
             return False
-        data = os.pread(room, _ROOM.size, 0)
-        total, full_until, job = _ROOM.unpack(data) if len(data) == _ROOM.size else (-1, 0, 0)
-        if not 0 <= total <= limit - size:
-            if total >= 0 and self.since <= job and time.time() < full_until:
-                return False
-            begun = time.time()
+        if time.monotonic() < self._full_until:
+            return False
+        data = os.pread(room, _ROOM_BYTES, 0)
+        total = int.from_bytes(data, "little")
+        if len(data) < _ROOM_BYTES or total + size > limit:
+            begun = time.monotonic()
             total = self._evict(size, limit)
-            now = time.time()
-            is_full = total + size > limit
-            full_until = now + min(_PAUSE * (now - begun), _LONGEST_PAUSE) if is_full else 0.0
-            job = self.since if is_full else 0.0
-        if total + size > limit:
-            size = 0
-        os.pwrite(room, _ROOM.pack(total + size, full_until, job), 0)
+            now = time.monotonic()
+            if total + size > limit:
+                self._full_until = now + min(_PAUSE * (now - begun), _LONGEST_PAUSE)
+                size = 0
+        os.pwrite(room, (total + size).to_bytes(_ROOM_BYTES, "little"), 0)
         return bool(size)
 
-    def _evict(self, size: int, limit: int) -> int:
+    def _evict(self, size: int, limit: float) -> int:
         """Make room for ``size`` bytes; return the bytes of all remaining files."""
-        self._drop_stale_locks()
-        files = self._files()
+        files = self.entries()
         total = sum(file.num_bytes for file in files)
-        excess = total + size - limit
-        if excess <= 0:
+        if total + size <= limit:
             return total
-        # Keep the order of plain last use exactly.
-        spare = limit * _SPARE if math.isfinite(self.since) else 0
-        wanted = total - excess - spare
+        wanted = limit * (1 - _SPARE) - size
         now = time.time()
         oldest = max(self.since, now - _FORGOTTEN_SECONDS)
         idle = [file.path for file in files if not oldest <= file.last_use <= now]
-        for path, stop in self._cuts(idle):
+        # High scans first, then whole files.
+        parts = ((path, stop) for path in idle for stop in reversed(_stops(path)[1:]))
+        for path, stop in itertools.chain(parts, zip(idle, itertools.repeat(0))):
             if total <= wanted:
                 break
             total -= self._cut(path, stop)
         return total
-
-    def _drop_stale_locks(self) -> None:
-        """Unlink the lock files of killed processes."""
-        for entry in os.scandir(self.folder):
-            if entry.name.endswith(".lock"):
-                with suppress(OSError), hold_lock(entry.path, create=False, wait=False) as lock:
-                    if lock is not None:
-                        os.unlink(entry.path)
-
-    @staticmethod
-    def _cuts(paths: list[str]) -> Iterator[tuple[str, int]]:
-        """Yield where to truncate which file: high scans first, then whole files."""
-        for path in paths:
-            for stop in reversed(_stops(path)[1:]):
-                yield path, stop
-        for path in paths:
-            yield path, 0
 
     @staticmethod
     def _cut(path: str, stop: int) -> int:
@@ -360,41 +304,10 @@ class PrefixCache:
             return max(status.st_size - stop, 0)
         return 0
 
-    @contextmanager
-    def _lock(
-        self,
-        path: str,
-        usable: bool,
-        cancel: Cancel,
-        *,
-        shared: bool = False,
-    ) -> Iterator[int | None]:
-        """Hold a lock of the folder; yield ``None`` if it cannot be created (a read-only cache)."""
-        with ExitStack() as stack:
-            handle = None
-            if usable:
-                try:
-                    lock = hold_lock(path, shared=shared, cancel=cancel)
-                    handle = stack.enter_context(lock)
-                except Cancelled:
-                    raise
-                except OSError as error:
-                    self._warn("lock", error)
-            yield handle
-
     def _warn(self, doing: str, error: OSError) -> None:
         why = error.strerror or str(error)
         message = f"cannot {doing} the cache {self.folder}, going on without: {why}"
         cache_folder.warn_once(self.folder, message)
-
-
-def _add(room: int | None, change: int) -> None:
-    """Add to the count of bytes."""
-    if room is not None and change:
-        data = os.pread(room, _ROOM.size, 0)
-        if len(data) == _ROOM.size:
-            total, *rest = _ROOM.unpack(data)
-            os.pwrite(room, _ROOM.pack(total + change, *rest), 0)
 
 
 def _read(handle: int, view: memoryview, start: int) -> int:

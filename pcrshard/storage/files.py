@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from ..errors import PCRError, StorageError, redacted_cause
 from ..redaction import PIPE, get_logger, redact_url, split_url
@@ -120,10 +120,7 @@ def list_files(
     fs, path = resolve(folder, options)
     fs.invalidate_cache()  # another process may have written since the last listing
     if not ask(folder, "list", "isdir", options, retry):
-        there = ask(folder, "list", "exists", options, retry)
-        raise StorageError(
-            f"expected a folder, {'this is a file' if there else 'there is none'}", url=folder
-        )
+        raise StorageError("expected a folder, there is none", url=folder)
     if is_local(folder):
         with mapped_errors(folder, "list"):
             return sorted(_walk(path))
@@ -265,15 +262,8 @@ def atomic_write(
     fs, path = resolve(url, options)
     local = is_local(url)
     folder = (os.path.dirname(path) or ".") if local else tempfile.gettempdir()
-    temporary = os.path.join(folder, f"{_TEMPORARY}{secrets.token_hex(8)}.tmp")
-    begun = (os.getpid(), temporary)
-    _begun.add(begun)
-    with mapped_errors(url, "write"):
-        os.makedirs(folder, exist_ok=True)
-        # Not mkstemp, whose mode ignores the umask.
-        opened = open(temporary, "xb")  # noqa: SIM115  # closed by the with statement below
-    try:
-        with _full_disk_is_ours(url), opened as file:
+    with _temporary_path(url, folder) as temporary:
+        with _full_disk_is_ours(url), open(temporary, "xb") as file:
             yield file
             file.flush()
             if durable:
@@ -285,8 +275,21 @@ def atomic_write(
                 fs.put_file(temporary, path)
             if local and durable:
                 _sync_folder(folder)
+
+
+@contextmanager
+def _temporary_path(url: str, folder: str) -> Iterator[str]:
+    """Yield the path of a file to create in a folder, and remove the file afterwards."""
+    # Not mkstemp, whose mode ignores the umask.
+    temporary = os.path.join(folder, f"{_TEMPORARY}{secrets.token_hex(8)}.tmp")
+    begun = (os.getpid(), temporary)
+    _begun.add(begun)
+    try:
+        with mapped_errors(url, "write"):
+            os.makedirs(folder, exist_ok=True)
+        yield temporary
     finally:
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(temporary)
         _begun.discard(begun)
 
@@ -294,18 +297,16 @@ def atomic_write(
 # Stores with conditional writes: S3's If-None-Match, GCS's generation 0, fsspec's memory.
 _CONDITIONAL = {"s3", "s3a", "gs", "gcs", "memory"}
 _REFUSED_CODES = {"PreconditionFailed", "412", "ConditionalRequestConflict"}
-# Errors of file systems without hard links, where a reader may see an incomplete file.
+# Errors of file systems without hard links.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS}
-_LEASE_SECONDS = 60.0
-_LEASE_SETTLE_SECONDS = 0.5
 
 
 def create(url: str, data: bytes, *, options: Options = None) -> None:
     """Write a file that must not exist yet; of two concurrent writers, exactly one succeeds.
 
     The file appears complete or not at all. Local: a temporary file, fsync, then a hard link. S3:
-    ``If-None-Match: *``. GCS: generation 0. Other stores have no such request: a lease file next to
-    the target excludes other processes of this package, and a warning says so.
+    ``If-None-Match: *``. GCS: generation 0. Other stores have no such request: there, concurrent
+    writers can replace each other's file, and a warning says so.
 
     Args:
         url: The file.
@@ -317,17 +318,19 @@ def create(url: str, data: bytes, *, options: Options = None) -> None:
         StorageError: The disk is full, or the store refuses.
     """
     fs, path = resolve(url, options)
-    if is_local(url):
-        _create_local(url, path, data)
-        return
     names = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
     with mapped_errors(url, "write"):
         try:
-            if names & _CONDITIONAL:
+            if is_local(url):
+                _create_local(url, path, data)
+            elif names & _CONDITIONAL:
                 # One attempt: a retry could find the file that the first attempt created.
                 fs.pipe_file(path, data, mode="create")
             else:
-                _create_with_lease(fs, path, data)
+                log.warning("this store has no create-only writes: %s", redact_url(path))
+                if fs.exists(path):
+                    raise FileExistsError(path)
+                fs.pipe_file(path, data)
             return
         except FileExistsError:
             pass
@@ -341,50 +344,19 @@ def create(url: str, data: bytes, *, options: Options = None) -> None:
 
 def _create_local(url: str, path: str, data: bytes) -> None:
     folder = os.path.dirname(path) or "."
-    temporary = os.path.join(folder, f"{_TEMPORARY}{secrets.token_hex(8)}.tmp")
-    with _full_disk_is_ours(url):
-        os.makedirs(folder, exist_ok=True)
+    with _temporary_path(url, folder) as temporary:
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
         try:
-            with open(temporary, "xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            try:
-                os.link(temporary, path)
-            except OSError as error:
-                if error.errno not in _NO_LINKS:
-                    raise
-                with open(path, "xb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-            _sync_folder(folder)
-            return
-        except FileExistsError:
-            pass
-        finally:
-            with suppress(FileNotFoundError):
-                os.unlink(temporary)
-    raise FileExistsError(f"{path} exists")
-
-
-def _create_with_lease(fs: Any, path: str, data: bytes) -> None:
-    log.warning("this store has no create-only writes: a lease file guards %s", redact_url(path))
-    lease, token = f"{path}.lease", secrets.token_hex(8).encode()
-    if fs.exists(path) or (
-        fs.exists(lease) and time.time() - fs.modified(lease).timestamp() < _LEASE_SECONDS
-    ):
-        raise FileExistsError(path)
-    fs.pipe_file(lease, token)
-    time.sleep(_LEASE_SETTLE_SECONDS)
-    if fs.cat_file(lease) != token:
-        raise FileExistsError(path)
-    try:
-        if fs.exists(path):
-            raise FileExistsError(path)
-        fs.pipe_file(path, data)
-    finally:
-        fs.rm_file(lease)
+            os.link(temporary, path)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            open(path, "xb").close()  # claims the name
+            os.replace(temporary, path)
+        _sync_folder(folder)
 
 
 def age_seconds(url: str, *, options: Options = None) -> float:
@@ -404,25 +376,6 @@ def abandon_writes() -> None:
         if process == os.getpid():
             with suppress(OSError):
                 os.unlink(temporary)
-
-
-def write_at(
-    handle: int,
-    position: int,
-    data: memoryview,
-    *,
-    url: str,
-) -> None:
-    """Write all of ``data`` at an offset of an open local file.
-
-    Raises:
-        StorageError: The disk is full or refuses.
-    """
-    with _full_disk_is_ours(url):
-        while data:
-            count = os.pwrite(handle, data, position)
-            position += count
-            data = data[count:]
 
 
 @contextmanager

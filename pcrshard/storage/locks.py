@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -38,7 +37,7 @@ def hold_lock(
     Args:
         path: A folder, or a file in an existing folder.
         shared: Whether other shared holders are allowed at the same time.
-        create: Whether to create a missing file; if not, a read-only file suffices.
+        create: Whether to create a missing file.
         wait: Whether to wait for the lock. The wait polls, so that it can be canceled.
         cancel: Set by another thread to end the wait.
 
@@ -52,7 +51,7 @@ def hold_lock(
     """
     handle = None
     try:
-        while (handle := _open(path, create)) is not None:
+        while (handle := _open(path, shared, create)) is not None:
             held = _lock(handle, shared)
             if held and _has_its_name(handle, path):
                 break
@@ -73,20 +72,17 @@ def hold_lock(
             os.close(handle)
 
 
-def _open(path: str, create: bool) -> int | None:
+def _open(path: str, shared: bool, create: bool) -> int | None:
     if os.path.isdir(path):
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    # A shared lock can be had on a read-only disk; NFS grants an exclusive one to writers only.
+    access = os.O_RDONLY if shared else os.O_RDWR
     try:
-        return os.open(path, _FLAGS | os.O_RDWR | os.O_CREAT * create, 0o666)
+        return os.open(path, _FLAGS | access | os.O_CREAT * create, 0o666)
     except FileNotFoundError:
         if create:
             raise
         return None
-    except OSError as error:
-        # A read-only disk allows opening for reading; NFS then grants no exclusive lock.
-        if create or error.errno not in (errno.EROFS, errno.EACCES):
-            raise
-        return os.open(path, _FLAGS | os.O_RDONLY)
 
 
 def _lock(handle: int, shared: bool) -> bool:
@@ -104,13 +100,9 @@ def _lock(handle: int, shared: bool) -> bool:
 def _has_its_name(handle: int, path: str) -> bool:
     """Return whether opening the path again would find this file."""
     try:
-        held = os.fstat(handle)
-        # Folders are never removed.
-        return stat.S_ISDIR(held.st_mode) or os.path.samestat(
-            held, os.stat(path, follow_symlinks=False)
-        )
+        return os.path.samestat(os.fstat(handle), os.stat(path))
     except OSError as error:
-        # From NFS, for a file that another machine removed.
-        if error.errno in (errno.ENOENT, errno.ESTALE):
-            return False
-        raise
+        # ESTALE is NFS's answer for a file that another machine removed.
+        if error.errno not in (errno.ENOENT, errno.ESTALE):
+            raise
+        return False

@@ -26,12 +26,11 @@ from .epoch_order import (
     Rules,
     advance,
     epoch_order,
-    last_share,
     mixture,
-    worker_batches,
+    rank_batches,
 )
 from .epoch_sequence import MAX_EPOCH, Batches
-from .shard_set import Row, ShardSet, read_batches, sample_sizes
+from .shard_set import Row, read_batches, sample_sizes
 
 # JSON values in a loader's state.
 State = dict[str, Any]
@@ -236,7 +235,7 @@ class PCRLoader:
         samples = self.dataset.num_samples if self.num_samples is None else self.num_samples
         full, rest = divmod(samples, self.batch_size * world)
         if self.rules.last == "short":
-            return full + bool(last_share(rest, world, rank))
+            return full + ((rank + 1) * rest // world > rank * rest // world)
         return full + (self.rules.last == "pad" and rest > 0)
 
     @checked()
@@ -304,7 +303,7 @@ class PCRLoader:
         rank, world = self.rank
         order = self._order(cursor)
         cursor.steps = 0 if cursor.is_over else order.steps
-        batches = worker_batches(order, world, rank)[: cursor.steps]
+        batches = rank_batches(order, world, rank)[: cursor.steps]
         self._cursor = cursor
         process = os.getpid()
         with closing(self._read(batches, cursor.epoch)) as coming:
@@ -324,7 +323,6 @@ class PCRLoader:
         batches: Batches,
         scans: Sequence[Scan],
         epoch: int = 0,
-        shards: ShardSet | None = None,
     ) -> Iterator[dict[Scan, Any]]:
         """Yield given samples at several scans with the same crops, to compare scans.
 
@@ -334,7 +332,6 @@ class PCRLoader:
             batches: (samples,) sample numbers of each batch.
             scans: The scans to compare, 1-based or ``"full"``.
             epoch: Epoch whose crops to use; each epoch has different crops.
-            shards: The same shards at another location, with more scans.
 
         Yields:
             The batch at each scan.
@@ -351,7 +348,7 @@ class PCRLoader:
                     begun[scan] = collate.begin(lower, pool)
                 return lambda: {scan: finish() for scan, finish in begun.items()}
 
-            yield from read_batches(shards or self.dataset.shards, ids, highest, begin)
+            yield from read_batches(self.dataset.shards, ids, highest, begin)
 
     @property
     def _geometry(self) -> Geometry:

@@ -1,14 +1,11 @@
 """The commands for stores of checkpoints, as a user types them."""
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file
 from support import ROOT
 
 from pcrshard.checkpoint import DeltaStore
-from pcrshard.cli.checkpoint_figure import MAX_TENSORS, plot_tensors
 
 
 def state(number):
@@ -78,17 +75,6 @@ def test_show_tells_what_happened_to_each_tensor(run, store):
     )  # fmt: skip
     error = (store.load(2)["w"] - state(2)["w"]).abs().max()
     assert 0 < error <= weight["error_bound"]
-
-
-def test_show_draws(run, store, tmp_path):
-    """The figure of each version is a picture of its own."""
-    contents = []
-    for version in (1, 2):
-        run("show", store.url, version, "--figure", tmp_path / "a.png")
-        with Image.open(tmp_path / "a.png") as picture:
-            assert picture.size[0] == 1100
-            contents.append(picture.tobytes())
-    assert contents[0] != contents[1]
 
 
 def test_verify_finds_damage(run, store, tmp_path):
@@ -169,34 +155,3 @@ def test_terminals_obey_nothing_in_a_store(run, refused, tmp_path):
     data[-1] ^= 1
     path.write_bytes(data)
     refused("export", store.url, 1, tmp_path / "a.safetensors", words=["\\x1b"])
-
-
-def rows(count, bound_std):
-    """Rows of the figure, of each kind of bound."""
-    kinds = ("lossless", "linear", "log")
-    sizes = [{"raw_bytes": 1000 * (i + 1), "stored_bytes": 100 * i} for i in range(count)]
-    return [
-        {"path": f"layer{i}.weight", "bound_kind": kinds[i % 3], "bound_std": bound_std} | size
-        for i, size in enumerate(sizes)
-    ]
-
-
-@pytest.mark.parametrize("bound_std", [0.01, 0.0])
-def test_bars_of_every_kind_are_drawn(tmp_path, bound_std):
-    """Each kind has its color; a tensor without bytes of its own is no problem."""
-    path = str(tmp_path / "a.png")
-    plot_tensors(rows(6, bound_std), path, title="Version 1")
-    with Image.open(path) as picture:
-        pixels = np.asarray(picture.convert("RGB")).reshape(-1, 3)
-    colors = {tuple(color) for color in pixels.tolist()}
-    assert {(0xA0, 0xAE, 0xC0), (0x2B, 0x6C, 0xB0), (0xC0, 0x56, 0x21)} <= colors
-
-
-def test_a_large_network_gives_a_picture_of_limited_height(tmp_path):
-    """The largest tensors are drawn."""
-    heights = []
-    for count in (MAX_TENSORS, 400):
-        plot_tensors(rows(count, 0.1), str(tmp_path / "a.png"), title="a")
-        with Image.open(tmp_path / "a.png") as picture:
-            heights.append(picture.size[1])
-    assert heights[0] == heights[1] < 1700

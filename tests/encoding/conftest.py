@@ -4,7 +4,6 @@ import pytest
 from encode_support import (
     save_image,
 )
-from slurm import cluster_fixture  # noqa: F401
 from support import run_encode
 
 from pcrshard.testing import make_jpeg

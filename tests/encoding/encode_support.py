@@ -10,7 +10,6 @@ import tarfile
 import time
 
 import numpy as np
-from slurm import cluster_fixture  # noqa: F401
 
 from pcrshard import EncodeOptions, Shard, encode, open_dataset, storage
 

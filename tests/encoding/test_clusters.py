@@ -11,7 +11,6 @@ import sys
 import time
 
 import pytest
-from slurm import cluster_fixture  # noqa: F401
 from support import ROOT, read_all, run_encode
 
 from pcrshard import EncodeOptions, encode

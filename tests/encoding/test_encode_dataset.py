@@ -14,7 +14,6 @@ from encode_support import (
     make_tar,
     read_samples,
 )
-from slurm import cluster_fixture  # noqa: F401
 from support import digest, read_all, run_encode
 
 from pcrshard import EncodeOptions, encode, open_dataset

@@ -11,7 +11,6 @@ import pytest
 from encode_support import (
     CLI,
 )
-from slurm import cluster_fixture  # noqa: F401
 from support import read_all, run_encode, wait_for
 
 from pcrshard import EncodeOptions, encode

@@ -13,7 +13,6 @@ from encode_support import (
     encode_parts,
     start_encode,
 )
-from slurm import cluster_fixture  # noqa: F401
 from support import read_all, run_encode, wait_for
 
 from pcrshard import EncodeOptions, ShardFormat, ShardWriter, encode

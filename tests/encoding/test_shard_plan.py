@@ -5,7 +5,6 @@ import contextlib
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slurm import cluster_fixture  # noqa: F401
 
 from pcrshard import EncodeOptions
 from pcrshard.encoding.samples import FieldRef, SampleRef

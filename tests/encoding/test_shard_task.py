@@ -15,7 +15,6 @@ from encode_support import (
     save_image,
 )
 from PIL import Image
-from slurm import cluster_fixture  # noqa: F401
 from support import run_encode
 
 from pcrshard import Shard, open_dataset

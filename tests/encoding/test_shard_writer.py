@@ -6,7 +6,6 @@ import pytest
 from encode_support import (
     read_samples,
 )
-from slurm import cluster_fixture  # noqa: F401
 from support import read_all, run_encode
 
 from pcrshard import Shard, ShardFormat, ShardWriter, open_dataset

@@ -17,7 +17,6 @@ from encode_support import (
     die_once,
     start_encode,
 )
-from slurm import cluster_fixture  # noqa: F401
 from support import read_all, run_encode, wait_for
 
 from pcrshard.encoding.worker_processes import run_tasks

@@ -31,17 +31,17 @@ os.environ |= {
 atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
 datasets = pytest.importorskip("datasets", reason="NO HUGGINGFACE: pip install 'pcrshard[hf]'")
 
-import numpy as np  # noqa: E402
-from datasets.distributed import split_dataset_by_node  # noqa: E402
-from PIL import Image  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
+import numpy as np
+from datasets.distributed import split_dataset_by_node
+from PIL import Image
+from torch.utils.data import DataLoader
 
-import pcrshard  # noqa: E402
-from pcrshard.cli.main import main  # noqa: E402
-from pcrshard.errors import CorruptPiece, FormatError, PCRError, StorageError  # noqa: E402
-from pcrshard.integrations import huggingface  # noqa: E402
-from pcrshard.integrations.huggingface import PcrBuilder  # noqa: E402
-from pcrshard.testing import make_jpeg  # noqa: E402
+import pcrshard
+from pcrshard.cli.main import main
+from pcrshard.errors import CorruptPiece, FormatError, PCRError, StorageError
+from pcrshard.integrations import huggingface
+from pcrshard.integrations.huggingface import PcrBuilder
+from pcrshard.testing import make_jpeg
 
 
 def load_dataset(url, **options):

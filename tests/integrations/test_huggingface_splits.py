@@ -14,11 +14,11 @@ os.environ.setdefault("HF_HOME", tempfile.mkdtemp(prefix="pcrshard-hf-"))
 atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
 datasets = pytest.importorskip("datasets", reason="NO HUGGINGFACE: pip install 'pcrshard[hf]'")
 
-import pcrshard  # noqa: E402
-from pcrshard.errors import ScanUnavailable, StorageError  # noqa: E402
-from pcrshard.integrations import huggingface  # noqa: E402
-from pcrshard.integrations.huggingface import PcrBuilder  # noqa: E402
-from pcrshard.testing import make_jpeg  # noqa: E402
+import pcrshard
+from pcrshard.errors import ScanUnavailable, StorageError
+from pcrshard.integrations import huggingface
+from pcrshard.integrations.huggingface import PcrBuilder
+from pcrshard.testing import make_jpeg
 
 
 def load_dataset(url, **options):

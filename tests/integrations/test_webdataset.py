@@ -186,7 +186,7 @@ def test_handlers_are_honoured(piece, left, shard_urls, tmp_path):
     with pytest.raises(PCRError, match=os.path.basename(urls[1])):
         list(dataset_of(urls).pcr_scan(5))
     seen = []
-    handler = lambda error: not seen.append(error)  # noqa: E731
+    handler = lambda error: not seen.append(error)
     assert len(list(dataset_of(urls, handler=handler).pcr_scan(5))) == left
     assert len(seen) == 1
     assert seen[0].args[-1] == urls[1]

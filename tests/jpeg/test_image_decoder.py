@@ -115,7 +115,7 @@ def test_the_reader_decodes_pieces(shard_urls):
 
 def test_damage_is_found_before_it_is_decoded(shard_urls, tmp_path):
     """A damaged piece is a CorruptPiece for a decoding reader, too."""
-    data = bytearray(open(shard_urls[0], "rb").read())  # noqa: SIM115
+    data = bytearray(open(shard_urls[0], "rb").read())
     data[int(pieces(Shard(shard_urls[0])).starts[1, 0, 0])] ^= 1
     path = tmp_path / "data-000000.tar"
     path.write_bytes(data)

@@ -6,9 +6,8 @@ import time
 
 import pytest
 
-from pcrshard import Shard, storage
-from pcrshard.errors import PCRError, StorageError, TruncatedShard
-from pcrshard.storage import command_output
+from pcrshard import Shard, open_dataset, storage
+from pcrshard.errors import StorageError, TruncatedShard
 
 
 def gone(pid):
@@ -31,7 +30,7 @@ def test_samples_are_those_of_the_file(shard_urls, tmp_path):
     """``pipe:cat FILE`` reads as FILE does, at every scan, and in one run when the index is
     known.
     """
-    entry = {entry.name: entry for entry in _index(shard_urls).shards}[
+    entry = {entry.name: entry for entry in open_dataset(os.path.dirname(shard_urls[0]))[0].shards}[
         os.path.basename(shard_urls[0])
     ]
     log = tmp_path / "runs"
@@ -40,12 +39,6 @@ def test_samples_are_those_of_the_file(shard_urls, tmp_path):
         shard = Shard(f"pipe:echo run >> {log}; cat {shard_urls[0]}", entry=entry)
         assert list(shard.samples(scan)) == list(Shard(shard_urls[0]).samples(scan))
         assert log.read_text() == "run\n"
-
-
-def _index(shard_urls):
-    from pcrshard import open_dataset
-
-    return open_dataset(os.path.dirname(shard_urls[0]))[0]
 
 
 def test_endless_command_ends_with_the_prefix(tmp_path):
@@ -71,32 +64,22 @@ def test_command_that_ignores_sigterm_is_ended(tmp_path):
     assert wait_until(lambda: gone(int(pid.read_text())))
 
 
-def test_failed_command_is_an_error_with_its_own_words():
-    """A command that fails says why, with its exit status; a short prefix is never taken for a
-    whole one.
-    """
-    with pytest.raises(
-        StorageError, match=r"exit status 3 after 5 of 100 bytes: no such bucket"
-    ) as caught:
-        storage.read("pipe:printf 12345; echo no such bucket >&2; exit 3", 0, 100)
-    assert isinstance(caught.value, PCRError)
-    with pytest.raises(StorageError, match="not found"):
-        storage.read("pipe:there-is-no-such-command-7", 0, 10)
-
-
-def test_short_output_is_truncated():
-    """A command that succeeds with too little is a truncated shard."""
-    with pytest.raises(TruncatedShard, match="expected bytes 0 to 100, the command's output has 5"):
-        storage.read("pipe:printf 12345", 0, 100)
-
-
-def test_a_command_that_closes_its_output_and_stays_is_an_error():
-    """A command that ends its output early but goes on running is ended, and reported in our
-    words.
+@pytest.mark.parametrize(
+    ("command", "error", "message"),
+    [
+        ("printf 12345", TruncatedShard, "expected bytes 0 to 10, got 5"),
+        ("printf 12345; exit 3", StorageError, "got 5; the exit status is 3"),
+        ("there-is-no-such-command-7", StorageError, "exit status is 127"),
+        ("printf abc; exec >&-; sleep 60", StorageError, "got 3; the exit status is None"),
+    ],
+)
+def test_a_short_output_is_an_error(command, error, message):
+    """A short prefix is never taken for a whole one, whether the command succeeds, fails, or
+    closes its output and stays.
     """
     begin = time.monotonic()
-    with pytest.raises(StorageError, match="closed its output after 3 of 10 bytes"):
-        storage.read("pipe:printf abc; exec >&-; sleep 60", 0, 10)
+    with pytest.raises(error, match=message):
+        storage.read(f"pipe:{command}", 0, 10)
     assert time.monotonic() - begin < 30  # of 60
 
 
@@ -106,14 +89,6 @@ def test_a_silent_command_can_be_cancelled(tmp_path):
     threading.Timer(0.3, cancel.set).start()
     begin = time.monotonic()
     with pytest.raises(StorageError, match="cancelled"):
-        command_output.read_range(
-            f"echo $$ > {pid}; exec sleep 60", 0, memoryview(bytearray(10)), cancel
-        )
+        storage.read(f"pipe:echo $$ > {pid}; exec sleep 60", 0, 10, cancel=cancel)
     assert time.monotonic() - begin < 30  # of 60
     assert wait_until(lambda: gone(int(pid.read_text())))
-
-
-def test_error_output_may_be_larger_than_a_pipe():
-    """A chatty command does not block on its error output."""
-    found = storage.read("pipe:head -c 2000000 /dev/zero | tr '\\0' e >&2; printf 12345", 0, 5)
-    assert found.tobytes() == b"12345"

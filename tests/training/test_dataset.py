@@ -167,18 +167,11 @@ def test_staged_copies_and_lists(folder, tmp_path):
     staged = PCRDataset(str(tmp_path / "staged"), scan=level)
     assert (staged.max_scan, level.value, PCRDataset(folder).max_scan) == (5, 5, "full")
     assert staged[3] == PCRDataset(folder, scan=5)[3]
-    assert staged.shards.origin(folder).scans.highest == "full"
     jpeg = make_jpeg(1)
     samples = [{"__key__": "a", "views.jpg": [jpeg, jpeg], "png": b"\x89PNG", "cls": 1}]
     sample = PCRDataset(write(tmp_path / "lists", samples), scan=2)[0]
     assert [view[:2] for view in sample["views.jpg"]] == [b"\xff\xd8"] * 2
     assert sample["png"] == b"\x89PNG"
-
-
-def test_another_dataset_is_no_origin(folder, dataset):
-    """A dataset with other samples is refused as an origin, because its sample ids differ."""
-    with pytest.raises(ValueError, match="that the staged copy comes from"):
-        PCRDataset(folder).shards.origin(str(dataset))
 
 
 def test_damage_is_named_and_harms_nothing_else(folder, tmp_path):
@@ -278,7 +271,7 @@ def test_samples_without_labels_or_images(tmp_path):
     assert dataset.sizes.tolist() == [[30, 20], [0, 0], [10, 12]]
     assert dataset.subset([0, 2]).labels.tolist() == [-1, 2]
     with pytest.raises(ValueError, match="expected an integer cls in each sample"):
-        dataset.labels  # noqa: B018
+        dataset.labels
 
 
 # --- views
@@ -300,7 +293,7 @@ def test_views_share_shards_and_keep_exact_epochs(folder):
     loader = PCRLoader(view, 4)
     epochs = [ids(loader) for _ in range(2)]
     assert epochs[0] != epochs[1]
-    assert all(sorted(sum(epoch, [])) == list(range(1, 60, 3)) for epoch in epochs)  # noqa: RUF017
+    assert all(sorted(sum(epoch, [])) == list(range(1, 60, 3)) for epoch in epochs)
     assert len(dataset) == 60
     assert view.shards is dataset.shards
 
