@@ -93,23 +93,15 @@ def find_datasets(
 
 
 def _list_datasets(folder: str, storage_options: storage.Options) -> list[str]:
-    """The subfolders of a folder that are datasets."""
-    if storage.is_local(folder):
-        path = storage.plain_path(folder) or "."
-        try:
-            names = sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
-        except OSError:
-            return []  # opening the folder as a dataset says why
-        return [name for name in names if os.path.exists(index_url(os.path.join(path, name)))]
-    files = (name for name, _ in storage.list_files(folder, options=storage_options))
-    split = [name.split("/") for name in files]
-    return [names[0] for names in split if len(names) == 2 and names[1] == DATASET_INDEX]
+    """Return the subfolders that are datasets."""
+    pattern = storage.join(folder, f"*/{DATASET_INDEX}")
+    found = storage.list_matching(pattern, options=storage_options)
+    return sorted(storage.split_query(url)[0].split("/")[-2] for url in found)
 
 
 def _instead(folder: str) -> str:
     """What else to do about a folder that is no dataset."""
-    is_local = storage.is_local(folder) and os.path.isdir(storage.plain_path(folder))
-    if is_local and (inside := _list_datasets(folder, None)):
+    if storage.is_local(folder) and (inside := _list_datasets(folder, None)):
         return f"name one of its folders that are datasets: {', '.join(inside[:5])}"
     return "make a dataset with `pcrshard encode`, or name the folder of one"
 

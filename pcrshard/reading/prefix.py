@@ -30,8 +30,6 @@ Jpeg = TypeVar("Jpeg", bytes, memoryview)
 
 def number_lists(sample: Sample) -> Sample:
     """Return a sample with each image of a list as its own field: ``images.0.jpg``, ..."""
-    if not any(isinstance(value, list) for value in sample.values()):
-        return sample
     flat: Sample = {}
     for field, value in sample.items():
         if isinstance(value, list):
@@ -203,6 +201,8 @@ class Prefix:
 
     def units_of(self, row: int, field: str) -> Sequence[int]:
         """Return the units of a sample's image field, none if the sample lacks the field."""
+        if field in self.streams and self.has_one_image:
+            return (row,) if self.index.dims[row, 0] else ()
         return dict(self.units(row)).get(field, ())
 
     def units(self, row: int) -> Iterator[tuple[str, Sequence[int]]]:

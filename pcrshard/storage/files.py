@@ -120,10 +120,7 @@ def list_files(
     fs, path = resolve(folder, options)
     fs.invalidate_cache()  # another process may have written since the last listing
     if not ask(folder, "list", "isdir", options, retry):
-        there = ask(folder, "list", "exists", options, retry)
-        raise StorageError(
-            f"expected a folder, {'this is a file' if there else 'there is none'}", url=folder
-        )
+        raise StorageError("expected a folder, there is none", url=folder)
     if is_local(folder):
         with mapped_errors(folder, "list"):
             return sorted(_walk(path))

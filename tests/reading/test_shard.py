@@ -88,7 +88,7 @@ def test_reads_local_files_with_no_byte_more(dataset):
     it.
     """
     index, urls = open_dataset(str(dataset))
-    for scan in (1, 5, FULL):
+    for scan in (0, 1, 5, FULL):
         shard = Shard(urls[0], entry=index.shards[0])
         size, calls = reads_of(lambda shard=shard, scan=scan: list(shard.samples(scan)))
         assert calls <= 2

@@ -254,19 +254,6 @@ def test_http_one_request_of_exactly_the_prefix(dataset, index, truth, scan, pre
         assert sum(r.body_bytes for r in server.requests()) == index.prefix_bytes(scan)
 
 
-def test_http_two_requests_without_the_index(dataset, index, truth):
-    """Without the dataset index a shard costs one small request more, and no byte twice."""
-    with servers.nginx(dataset) as server:
-        urls = [server.url(entry.name) for entry in index.shards]
-        assert samples_of(pipeline(urls, 2, prefetch=0)) == truth[2]
-        expected = [("GET", e.name, (0, 1024), 206, 1024) for e in index.shards]
-        expected += [
-            ("GET", e.name, (1024, e.prefix_stop(2)), 206, e.prefix_stop(2) - 1024)
-            for e in index.shards
-        ]
-        assert sorted(bodies(server)) == sorted(expected)
-
-
 def test_s3_one_request_of_exactly_the_prefix(bucket, index, truth):
     """The same from an object store, by the store's own log."""
     for scan in (1, 5, "full"):
@@ -279,42 +266,6 @@ def test_s3_one_request_of_exactly_the_prefix(bucket, index, truth):
             for e in index.shards
         ]
         assert sorted(bodies(bucket)) == sorted(expected)
-
-
-def test_raising_the_scan_through_the_cache_moves_the_difference(dataset, index, truth, tmp_path):
-    """From scan 2 to scan 5 only groups 3 to 5 come; a second epoch moves nothing."""
-    with servers.nginx(dataset) as server:
-        urls = [server.url(entry.name) for entry in index.shards]
-        reading = {"cache_dir": str(tmp_path), "index": index}
-        assert samples_of(pipeline(urls, 2, **reading)) == truth[2]
-        for scan, previous in [(5, 2), (5, 5), (2, 5), ("full", 5)]:
-            server.reset()
-            assert samples_of(pipeline(urls, scan, **reading)) == truth[scan]
-            moved = [line for line in bodies(server) if line[0] == "GET"]
-            wanted = {e.name: (e.prefix_stop(previous), e.prefix_stop(scan)) for e in index.shards}
-            expected = [
-                ("GET", name, (a, b), 206, b - a) for name, (a, b) in wanted.items() if a < b
-            ]
-            assert sorted(moved) == sorted(expected), (scan, previous)
-
-
-def test_changing_the_scan_of_a_loaded_prefix_moves_the_difference(dataset, index):
-    """A prefix that was read ahead grows by what is missing when the level rises, and costs nothing
-    when it falls.
-    """
-    entry = index.shards[0]
-    with servers.nginx(dataset) as server:
-        shard = Shard(server.url(entry.name), entry=entry, retry=HASTY)
-        prefix = shard.change_scan(shard.load(2), 5)
-        assert [s["jpg"] for s in prefix.samples()] == [
-            s["jpg"] for s in Shard(f"{dataset}/{entry.name}").samples(5)
-        ]
-        with shard.change_scan(prefix, 1) as prefix:
-            assert [s["jpg"] for s in prefix.samples()] == [
-                s["jpg"] for s in Shard(f"{dataset}/{entry.name}").samples(1)
-            ]
-        stops = entry.prefix_stops
-        assert [line[2] for line in bodies(server)] == [(0, stops[1]), (stops[1], stops[4])]
 
 
 # One range against every fault
@@ -482,7 +433,7 @@ def test_reads_share_the_requests_of_a_process(raw):
     assert 8 < most <= 32
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 410])
+@pytest.mark.parametrize("status", [403, 404])
 def test_hopeless_answers_are_asked_for_once(raw, status):
     """A missing file or a wrong password is reported at once."""
     with servers.faulty(raw, lambda ask: Fault(status=status)) as server:
@@ -507,13 +458,6 @@ def test_many_cuts_are_survived_as_long_as_there_is_progress(raw):
     retry = Retry(attempts=6, first_delay=0.01, timeout=5)
     with servers.faulty(raw, lambda ask: Fault(cut_after=100_000)) as server:
         assert read(server.url("a.bin"), 0, len(DATA), retry) == DATA
-
-
-def test_little_bites_are_given_up(raw):
-    """Retries end if a server cuts every response after a few bytes."""
-    with servers.faulty(raw, lambda ask: Fault(cut_after=3)) as server, within(10):
-        with pytest.raises(StorageError, match="0 of 100000 came in 4 requests"):
-            read(server.url("a.bin"), 0, 100_000)
 
 
 def test_a_server_without_range_sends_the_file_once(tmp_path):
@@ -657,7 +601,7 @@ def test_s3_object_that_is_too_short_is_truncated(bucket, index):
 # Processes
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_workers_read_after_the_parent_did(dataset, index, truth, method):
     """DataLoader workers of any start method read over HTTP although their parent did before, and
     does again.
@@ -666,9 +610,8 @@ def test_workers_read_after_the_parent_did(dataset, index, truth, method):
         urls = [server.url(entry.name) for entry in index.shards]
         assert samples_of(pipeline(urls, 2, index=index)) == truth[2]
         ds = pipeline(urls, 5, index=index)
-        workers = 1 if method == "spawn" else 2
         loader = torch.utils.data.DataLoader(
-            ds, batch_size=None, num_workers=workers, multiprocessing_context=method
+            ds, batch_size=None, num_workers=2, multiprocessing_context=method
         )
         assert samples_of(loader) == truth[5]
         begin = time.monotonic()
@@ -712,23 +655,6 @@ def test_a_lock_does_not_outlive_its_holder_in_a_fork(tmp_path):
     finally:
         child.kill()
         child.join()
-
-
-def test_an_early_break_leaves_nothing(dataset, index, tmp_path):
-    """Leaving an epoch in the middle, with a server that stalls, takes no time, and no thread or
-    buffer stays.
-    """
-    bad = index.shards[1].name
-    with servers.faulty(
-        dataset, lambda ask: Fault(stall=60, stall_after=100) if bad in ask.path else None
-    ) as server:
-        urls = [server.url(entry.name) for entry in index.shards]
-        begin = time.monotonic()
-        for _ in pipeline(urls, 5, index=index, retry=Retry(timeout=60), cache_dir=str(tmp_path)):
-            break
-        assert time.monotonic() - begin < 20  # the server stalls for 60
-        assert prefetchers() == []
-        server.settle()
 
 
 PROGRAM = """

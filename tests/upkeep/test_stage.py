@@ -361,45 +361,6 @@ def spawn(*args):
     return process
 
 
-def test_resumes_after_kill_at_random_moments(dataset, index, tmp_path):
-    """kill -9 at any moment leaves a folder that the next run completes, by what is missing."""
-    seed = 3
-    rng = random.Random(seed)
-
-    def slow(ask):
-        return (
-            Fault(stall=0.05, stall_after=rng.randrange(1, 2000))
-            if ask.path.endswith(".tar")
-            else None
-        )
-
-    killed = 0
-    with servers.faulty(dataset, slow) as server:
-        for scan in (2, 5, "full"):
-            for _ in range(3):
-                process = spawn(server.url(), str(tmp_path), scan)
-                process.join(rng.uniform(0.03, 0.25))
-                killed += process.is_alive()
-                process.kill()
-                process.join()
-                if (tmp_path / "pcr.json").exists():
-                    copy, urls = open_dataset(str(tmp_path))
-                    for url, entry in zip(urls, copy.shards, strict=True):
-                        list(
-                            Shard(url, entry=entry).samples(
-                                "full" if copy.scan is None else copy.scan
-                            )
-                        )
-            there = sum(path.stat().st_size for path in tmp_path.glob("*.tar"))
-            server.reset()
-            stage(server.url(), str(tmp_path), scan, retry=HASTY)
-            assert moved(server) <= sum(size_at(entry, scan) for entry in index.shards)
-            if there == sum(size_at(entry, scan) for entry in index.shards):
-                assert moved(server) == 0
-            assert_staged(tmp_path, dataset, index, scan)
-    assert killed, seed
-
-
 def test_processes_of_a_node_stage_to_one_folder(dataset, index, tmp_path):
     """Every rank may call it: one copies, the others wait and find all there."""
     with servers.nginx(dataset) as server:
