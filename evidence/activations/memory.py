@@ -1,4 +1,4 @@
-"""Memory and time of a step of small networks: peaks, overhead by batch, and a step in time.
+"""Memory and time of a step of small networks: peaks, and overhead by batch.
 
 python -m evidence.activations.memory FUNCTION ARGUMENT ... prints what a function of this module
 gives, as JSON: each figure of memory is of a process of its own.
@@ -11,7 +11,6 @@ import os
 import statistics
 import subprocess
 import sys
-import threading
 import time
 
 import torch
@@ -39,7 +38,6 @@ WAYS = {
 NETWORKS = {"ResNet-18": functools.partial(resnet18, 64), "ResNet-110": resnet110}
 BUDGET = 150_000_000
 BATCHES = (8, 16, 32, 64)
-PAGE = os.sysconf("SC_PAGE_SIZE")
 # A C library that gives freed memory back.
 LIMITS = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
@@ -101,32 +99,6 @@ def largest_batch(way):
     return {"batch_size": 4 * bisect.bisect_left(sizes, True, key=exceeds)}
 
 
-def timeline(way, size):
-    """The resident set above what it was, about every 2 ms of one step: (seconds, bytes)."""
-    step, _ = _make_step(way, "ResNet-18")
-    step(size)
-    begun = time.monotonic()
-    before = _resident()
-    samples = []
-    ended = threading.Event()
-
-    def watch():
-        while not ended.wait(0.002):
-            samples.append([time.monotonic() - begun, _resident() - before])
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    step(size)
-    ended.set()
-    watcher.join()
-    return samples
-
-
-def _resident():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * PAGE
-
-
 def _overhead(size, rounds):
     """CPU seconds of a step: the median, plain; of each codec over plain, rounds interleaved."""
     torch.manual_seed(0)
@@ -182,7 +154,6 @@ def measure(lab):
         "peaks": {str(batch): {way: run(peak, way, batch) for way in both} for batch in batches},
         "budget_bytes": BUDGET,
         "largest_batches": {way: run(largest_batch, way) for way in ways},
-        "timelines": {way: run(timeline, way, size) for way in both},
     }
 
 

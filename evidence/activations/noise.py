@@ -20,8 +20,8 @@ BINS = 41
 DRAWN = {
     "AlexNet": "6",
     "VGG-16": "14",
-    "ResNet-18": "blocks.3.conv2",
-    "ResNet-50": "blocks.5.conv2",
+    "ResNet-18": "blocks.3.body.1.0",
+    "ResNet-50": "blocks.5.body.1.0",
 }
 EDGE = 4.0
 # What a core can carry.
@@ -108,8 +108,10 @@ def measure_errors(lab):
     """Errors of one convolution's input, over the bound, where it is zero and where it is not."""
     model = settle(lab, "ResNet-18")
     kept = []
-    handle = model.blocks[1].conv2.register_forward_pre_hook(
-        lambda _, inputs: kept.append(inputs[0].detach())
+    handle = (
+        model.blocks[1]
+        .body[1][0]
+        .register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0].detach()))
     )
     with torch.no_grad():
         model(photographs(lab, 2 if lab.quick else 8))
