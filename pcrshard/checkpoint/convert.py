@@ -106,20 +106,13 @@ def convert(
             reader = TreeReader(tree)
             reader.read()
             tensors = {reader.names[n]: tensor for n, tensor in enumerate(stored)}
-            fields = {
-                "number": number,
-                "metrics": {str(key): _plain(value) for key, value in header["metrics"].items()},
-                "saved": float(header["saved"]),
-            }
+            fields = {name: header[name] for name in ("number", "metrics", "saved")}
         parent = None if is_keyframe_due(manifest, _KEYFRAME_EVERY) else manifest.versions[-1]
         record = new.write(tensors, before, parent, tree=tree, **fields)
+        new.open(record)  # checks the metrics and the time
         manifest = new.commit(manifest, manifest.with_versions((*manifest.versions, record)))
         before = tensors
     return list(manifest.versions)
-
-
-def _plain(value: Any) -> Any:
-    return value if type(value) in (type(None), bool, int, float, str) else str(value)
 
 
 def _files(io: StoreIO) -> list[_File]:
