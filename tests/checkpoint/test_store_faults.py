@@ -39,8 +39,9 @@ def flipped(data, place):
 @pytest.mark.parametrize(
     ("damage", "every"),
     [
-        pytest.param(flipped, 23, id="flipped"),
-        pytest.param(lambda data, stop: data[:stop], 97, id="truncated"),
+        pytest.param(flipped, 61, id="flipped"),
+        pytest.param(lambda data, stop: data[:stop], 211, id="truncated"),
+        pytest.param(lambda data, _: data + b"x", 1 << 30, id="extended"),
         pytest.param(flipped, 1, id="each-byte-flipped", marks=pytest.mark.long),
     ],
 )
