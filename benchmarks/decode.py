@@ -1,120 +1,132 @@
-"""Decoding in CPU milliseconds per image: whole images by each backend, and WebDataset's own
-decoders against pcrshard.JpegHandler.
+"""Decoding in CPU milliseconds per image: whole images against libjpeg-turbo, random crops to 224
+pixels against Pillow and OpenCV of the sources, and ten views of each image, as DINO takes them.
 
-Asserts that backends give the same pixels, libjpeg-turbo's where the image is complete or smoothed,
-and that the decoders' pictures of complete images are equal.
+Asserts that whole images equal libjpeg-turbo's, and crops Pillow's within a gray level.
 """
 
 import functools
+import io
 import os
 
+import cv2
 import numpy as np
-import webdataset as wds
+import turbojpeg
+from PIL import Image
 
-import pcrshard
-from pcrshard import JpegHandler, native
+from pcrshard import ImageDecoder, View, join_scans, native
 from pcrshard.encoding.encode_jpeg import encode_jpeg
 from pcrshard.jpeg.pixels import decode
+from pcrshard.native.pool import Draw, draw_boxes, draw_keys
 
-from .harness import Quartiles, ratios, read
+from .harness import ratios, read
 
 ROUNDS = 5
-SCANS = (1, 2, 5, 10, "source")
-BACKENDS = {
-    "native": lambda jpeg: native.decode([jpeg]),
-    "native, smoothing": lambda jpeg: native.decode([jpeg], smoothing=True),
-    "native, portable": lambda jpeg: native.decode([jpeg], backend="portable"),
-    "native, portable, smoothing": lambda jpeg: native.decode(
-        [jpeg], smoothing=True, backend="portable"
-    ),
-    "libjpeg-turbo, smoothing": decode,
+SIZE = 224
+SCANS = (1, 2, 5, 10)
+VIEWS = [View(SIZE, 2, scale=(0.25, 1)), View(96, 8, scale=(0.05, 0.25))]
+LEAST_FASTER = {
+    "Pillow": {1: 6.0, 2: 5.0, 5: 3.0, 10: 1.6},
+    "OpenCV": {1: 4.5, 2: 4.0, 5: 2.2, 10: 1.25},
 }
-# WebDataset's decoder and the handler that takes its place.
-HANDLERS = {"pil": "rgb8", "rgb8": "rgb8", "torchrgb": "torchrgb"}
 
 
-def load(bench, folder):
-    """JPEGs of three-component photographs at each scan, and as they were."""
-    jpegs = {scan: [] for scan in SCANS}
+def _load(bench, folder):
+    """JPEGs of three-component photographs at each scan, and the sources."""
+    jpegs = {scan: [] for scan in (*SCANS, "source")}
     for path in bench.files(os.path.join(folder, "photos", "imagenet"), 2):
         source = read(path)
         if native.read_header([source]).num_components == 3:
             pieces = encode_jpeg(source).pieces
             jpegs["source"].append(source)
-            for scan in SCANS[:-1]:
-                jpegs[scan].append(pcrshard.join_scans(pieces[0], pieces[1:scan]))
+            for scan in SCANS:
+                jpegs[scan].append(join_scans(pieces[0], pieces[1:scan]))
     return jpegs
 
 
-def _check_backends(jpeg, *, complete):
-    fast, smooth, portable, portable_smooth, reference = (way(jpeg) for way in BACKENDS.values())
-    assert np.array_equal(fast, portable)
-    assert np.array_equal(smooth, portable_smooth)
-    assert not complete or np.array_equal(fast, smooth)
-    # Near the upper and lower edges versions of libjpeg-turbo differ.
-    rows = slice(None) if complete else slice(34, -38)
-    assert np.array_equal(smooth[rows], reference[rows])
+def _compare(bench, title, decoders, jpegs):
+    """Seconds of ``decoder(jpeg, index)`` over all images, by "name, scan"."""
 
+    def run_all(decoder, images):
+        for index, jpeg in enumerate(images):
+            decoder(jpeg, index)
 
-def _times(bench, ways, jpegs, scans=SCANS):
-    """CPU milliseconds per image of each (way, scan), round by round."""
-
-    def all_of(way, scan):
-        for jpeg in jpegs[scan]:
-            way(jpeg)
-
-    jobs = {
-        (name, scan): functools.partial(all_of, way, scan)
-        for name, way in ways.items()
-        for scan in scans
+    ways = {
+        f"{name}, {scan}": functools.partial(run_all, decoder, images)
+        for name, decoder in decoders.items()
+        for scan, images in jpegs.items()
     }
-    return {
-        key: [1000 * each / len(jpegs[key[1]]) for each in seconds]
-        for key, seconds in bench.interleaved(jobs).items()
+    return bench.compare(f"{title}: CPU ms per image", ways, per=len(jpegs["source"]))
+
+
+def _whole(bench, jpegs):
+    decoders = {
+        "native core": lambda jpeg, _: native.decode([jpeg]),
+        "native core, smoothing": lambda jpeg, _: native.decode([jpeg], smoothing=True),
+        "libjpeg-turbo, smoothing": lambda jpeg, _: decode(jpeg),
     }
+    for jpeg in [*jpegs[10][::10], *jpegs["source"][::10]]:
+        plain, smooth, reference = (decoder(jpeg, 0) for decoder in decoders.values())
+        assert np.array_equal(plain, reference)
+        assert np.array_equal(smooth, reference)
+    seconds = _compare(bench, "Whole images", decoders, jpegs)
+    for scan in (1, 2):
+        over = ratios(seconds[f"native core, smoothing, {scan}"], seconds[f"native core, {scan}"])
+        bench.target(f"smoothing over none, scan {scan}", over, most=1.6)
 
 
-def show(bench, title, times):
-    names = dict.fromkeys(name for name, _ in times)
-    rows = [
-        {"": name} | {str(s): Quartiles(ms) for (n, s), ms in times.items() if n == name}
-        for name in names
-    ]
-    bench.show(f"{title}: CPU ms per image by scan, median [quartiles]", rows)
+def _boxes(jpegs):
+    """The random crop of each image: (y, x, height, width)."""
+    draw = Draw("random", (0.08, 1.0), (3 / 4, 4 / 3), 0.0)
+    keys = draw_keys((1,), range(len(jpegs)))
+    sizes = [native.read_header([jpeg])[:2] for jpeg in jpegs]
+    drawn = zip(keys, sizes, strict=True)
+    return [tuple(draw_boxes(key, size, [draw])[0, :4].tolist()) for key, size in drawn]
 
 
-def _stage(how, jpeg):
-    (sample,) = wds.decode(how)(iter([{"__key__": "0", "jpg": jpeg}]))
-    return np.asarray(sample["jpg"])
+def _crops(bench, jpegs):
+    codec, boxes = turbojpeg.TurboJPEG(), _boxes(jpegs["source"])
+    out = np.empty((SIZE, SIZE, 3), np.uint8)
+
+    def ours(jpeg, index):
+        native.decode([jpeg], out=out, crop=boxes[index], size=(SIZE, SIZE))
+
+    def pillow(jpeg, index):
+        y, x, height, width = boxes[index]
+        image, box = Image.open(io.BytesIO(jpeg)).convert("RGB"), (x, y, x + width, y + height)
+        return np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BILINEAR, box=box))
+
+    def opencv(jpeg, index):
+        y, x, height, width = boxes[index]
+        pixels = codec.decode(jpeg, pixel_format=turbojpeg.TJPF_RGB)[y : y + height, x : x + width]
+        return cv2.resize(pixels, (SIZE, SIZE), interpolation=cv2.INTER_AREA)
+
+    first = jpegs["source"][0]
+    exact = native.decode([first], crop=boxes[0], size=(SIZE, SIZE), scale=1)
+    assert np.abs(exact.astype(int) - pillow(first, 0)).mean() < 1
+    decoders = {"native core": ours, "Pillow": pillow, "OpenCV": opencv}
+    seconds = _compare(bench, "Random crops to 224 pixels", decoders, jpegs)
+    for name, limits in LEAST_FASTER.items():
+        for scan, least in limits.items():
+            faster = ratios(seconds[f"{name}, source"], seconds[f"native core, {scan}"])
+            bench.target(f"crop at scan {scan} over {name} of the source", faster, least=least)
 
 
-def _webdataset(bench, jpegs):
-    ways = {f"WebDataset {name}": functools.partial(_stage, name) for name in HANDLERS}
-    ways |= {f"JpegHandler for {name}": functools.partial(_stage, JpegHandler(ours))
-             for name, ours in HANDLERS.items()}  # fmt: skip
-    for name in HANDLERS:
-        for jpeg in jpegs["source"][::10]:
-            pair = (ways[f"WebDataset {name}"](jpeg), ways[f"JpegHandler for {name}"](jpeg))
-            assert np.abs(pair[0].astype(float) - pair[1]).max() < 1e-3
-    times = _times(bench, ways, jpegs)
-    show(bench, "Decoders of WebDataset", times)
-    gains = [
-        ratios(times[f"WebDataset {name}", scan], times[f"JpegHandler for {name}", scan]).median
-        for name in HANDLERS
-        for scan in SCANS
-    ]
-    bench.target("least gain over WebDataset", min(gains), least=1.0)
+def _views(bench, jpegs):
+    keys = draw_keys((7, 0), range(len(jpegs["source"])))
+    one = ImageDecoder(views=[View(SIZE, scale=(0.25, 1))], flip=0.5)
+    ten = ImageDecoder(views=VIEWS, flip=0.5)
+    decoders = {
+        "one view": lambda jpeg, index: one(jpeg, keys[index]),
+        "ten views": lambda jpeg, index: ten(jpeg, keys[index]),
+    }
+    seconds = _compare(bench, "Views", decoders, jpegs)
+    over = ratios(seconds["ten views, 5"], seconds["one view, 5"])
+    bench.target("ten views over one view of 224 pixels, scan 5", over, most=2.6)
 
 
 def run(bench):
     with bench.photos() as folder:
-        jpegs = load(bench, folder)
-    for scan, images in jpegs.items():
-        for jpeg in images[::10]:
-            _check_backends(jpeg, complete=scan in (10, "source"))
-    times = _times(bench, BACKENDS, jpegs)
-    show(bench, "Whole images", times)
-    for scan in (1, 2):
-        over = ratios(times["native, smoothing", scan], times["native", scan]).median
-        bench.target(f"smoothed over plain, whole images, scan {scan}", over, most=1.6)
-    _webdataset(bench, jpegs)
+        jpegs = _load(bench, folder)
+    _whole(bench, jpegs)
+    _crops(bench, jpegs)
+    _views(bench, jpegs)

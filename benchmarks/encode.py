@@ -1,31 +1,35 @@
-"""Encoding: CPU time against jpegtran and against the bare transcoding, two workers against one,
-a Dask cluster of two workers against them, and peak memory of a worker.
+"""Encoding: CPU time against jpegtran, two workers against one, peak memory of a worker, and the
+size of each scan's prefix over the source and over its entropy-coded bytes.
 
-Asserts that every image's pieces are byte for byte jpegtran's file, and that engines write the same
-bytes.
+Asserts that every image's pieces are byte for byte jpegtran's file, and that any number of workers
+writes the same bytes.
 """
 
-import contextlib
 import functools
 import hashlib
 import json
 import os
-import re
+import pathlib
 import shutil
 import subprocess
 import time
 
 import pcrshard
 from pcrshard.encoding.encode_jpeg import encode_jpeg
-from pcrshard.format.scan_script import STANDARD, scans_for
-from pcrshard.jpeg.markers import map_jpeg
-from pcrshard.jpeg.pixels import make_progressive
+from pcrshard.encoding.resume_journal import JOURNAL
+from pcrshard.format.scan_script import STANDARD
 
-from .harness import Quartiles, cpu, ratios, read
+from .harness import cpu, peak_memory, ratios, read
 
 ROUNDS = 5
 COPIES = 4
-OPTIONS = pcrshard.EncodeOptions(samples_per_shard=64)
+SCANS = (1, 2, 5, 10)
+LEAST_SAVINGS = {1: 15, 2: 6.8, 5: 2.05, 10: 1.0}
+MOST_OVERHEADS = {
+    "imagenet": {1: 0.03, 2: 0.02, 5: 0.01},
+    "ham224": {1: 0.06, 2: 0.04, 5: 0.04},
+    "flowers": {1: 0.06, 2: 0.04, 5: 0.04},
+}
 
 
 def _jpegtran(file):
@@ -33,99 +37,79 @@ def _jpegtran(file):
     return subprocess.run(command, check=True, capture_output=True).stdout
 
 
-def _transcode(files):
-    """What of the encoder is not pcrshard's own: the native core on each file."""
-    for file in files:
-        jpeg = read(file)
-        found = map_jpeg(jpeg)
-        make_progressive(jpeg, scans_for(STANDARD, found.color, len(found.frame.components)))
-
-
-def _digest(folder):
-    """Of all files but the journal."""
-    found = hashlib.sha256()
-    for name in sorted(os.listdir(folder)):
-        if name != "encode-journal.json":
-            found.update(name.encode() + hashlib.sha256(read(os.path.join(folder, name))).digest())
-    return found.hexdigest()
-
-
-def _encode(source, dst, **how):
-    """Encode into a folder that is removed again; the digest of its files."""
-    pcrshard.encode(source, dst, OPTIONS, **how)
-    digest = _digest(dst)
+def _encode(source, dst, workers):
+    """Encode into a folder that is removed again; the digest of its files but the journal."""
+    pcrshard.encode(source, dst, pcrshard.EncodeOptions(samples_per_shard=64), workers=workers)
+    names = sorted(set(os.listdir(dst)) - {JOURNAL})
+    digest = [hashlib.sha256(read(os.path.join(dst, name))).digest() for name in names]
     shutil.rmtree(dst)
-    return digest
+    return names, digest
 
 
 def memory(source, dst):
-    """A fresh worker: bytes of its peak above what the imports took, by those of the shard."""
-
-    def peak():
-        return 1024 * int(re.search(r"VmHWM:\s+(\d+)", read("/proc/self/status").decode())[1])
-
-    before = peak()
+    """Peak memory of a fresh worker above its imports, in shards."""
+    before = peak_memory()
     index = pcrshard.encode(source, dst, pcrshard.EncodeOptions(num_shards=1), workers=1)
     shutil.rmtree(dst)
-    return json.dumps((peak() - before) / index.shards[0].shard_bytes)
+    return json.dumps((peak_memory() - before) / index.shards[0].shard_bytes)
 
 
-@contextlib.contextmanager
-def _dask():
-    """An executor of two Dask workers that have imported the package, or ``None``."""
-    try:
-        from distributed import Client, LocalCluster
-    except ImportError:
-        yield None
-        return
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
-        Client(cluster) as client,
-    ):
-        client.run(__import__, "pcrshard.encoding.encode_dataset")
-        yield client.get_executor()
-
-
-def _cpu(bench, files, source, dst):
-    ways = {
-        "jpegtran": lambda: [_jpegtran(file) for file in files],
-        "transcoding": lambda: _transcode(files),
-        "encode": lambda: _encode(source, dst, workers=1),
-    }
-    seconds = bench.interleaved(ways, cpu)
-    row = {name: Quartiles(1000 * s / len(files) for s in each) for name, each in seconds.items()}
-    row["encode / transcoding"] = ratios(seconds["encode"], seconds["transcoding"])
-    bench.show("CPU ms per image", [row])
-    over = ratios(seconds["encode"], seconds["jpegtran"]).median
-    bench.target("CPU time over jpegtran's", over, most=1.15)
+def _sizes(bench, name, source, dst):
+    """Sizes of the prefixes of a folder's shards."""
+    options = {} if name == "imagenet" else {"samples_per_shard": 1024}
+    index = pcrshard.encode(source, dst, pcrshard.EncodeOptions(**options))
+    entropy = dict.fromkeys(SCANS, 0)
+    for entry in index.shards:
+        with pcrshard.Shard(os.path.join(dst, entry.name)).load(10) as prefix:
+            for scan in SCANS:
+                entropy[scan] += int(prefix.contents.groups.table.own_bytes[:scan].sum())
+    files = [path for path in pathlib.Path(source).rglob("*") if path.is_file()]
+    size, full = sum(map(os.path.getsize, files)), index.prefix_bytes("full")
+    row = {"set": name, "full": full / size}
+    for scan in SCANS:
+        stop = index.prefix_bytes(scan)
+        row |= {f"at {scan}": stop / size, f"saved {scan}": full / stop}
+        row |= {f"over {scan}": stop / entropy[scan] - 1}
+    for scan, most in MOST_OVERHEADS[name].items():
+        bench.target(f"{name}, overhead at scan {scan}", row[f"over {scan}"], most=most)
+    return row
 
 
 def run(bench):
-    with bench.photos() as folder, _dask() as executor:
-        source, large = os.path.join(folder, "few"), os.path.join(folder, "many")
-        dst = os.path.join(folder, "dst")
-        os.makedirs(source)
-        for path in bench.files(os.path.join(folder, "photos", "imagenet")):
-            shutil.copy(path, source)
+    with bench.photos("classify") as folder:
+        small, large, dst = (os.path.join(folder, name) for name in ("small", "large", "dst"))
+        os.mkdir(small)
+        for file in bench.files(os.path.join(folder, "photos", "imagenet")):
+            shutil.copy(file, small)
+        files = bench.files(small)
         for copy in range(COPIES):
-            shutil.copytree(source, os.path.join(large, f"copy{copy}"))
-        files = bench.files(source)
+            shutil.copytree(small, os.path.join(large, str(copy)))
         for file in files:
             pieces = encode_jpeg(read(file), STANDARD).pieces
             assert b"".join(pieces[:-1]) + b"\xff\xd9" == _jpegtran(file), file
-        _cpu(bench, files, source, dst)
-        engines = {f"{count} workers": {"workers": count} for count in (1, 2)}
-        if executor is not None:
-            engines["Dask"] = {"executor": executor}
-        ways = {n: functools.partial(_encode, large, dst, **how) for n, how in engines.items()}
-        assert len({way() for way in ways.values()}) == 1, "the engines' bytes differ"
-        seconds = bench.interleaved(ways, time.perf_counter)
-        bench.show("Wall seconds", [{name: Quartiles(each) for name, each in seconds.items()}])
-        half = ratios(seconds["1 workers"], seconds["2 workers"]).median / 2
-        bench.target("parallel efficiency of two workers", half, least=0.9)
-        if executor is not None:
-            over = ratios(seconds["Dask"], seconds["2 workers"]).median
-            bench.target("Dask over the process pool", over, most=1.1)
-        for name, images in (("few", source), ("many", large)):
+
+        ways = {
+            "jpegtran": lambda: [_jpegtran(file) for file in files],
+            "encode": lambda: _encode(small, dst, 1),
+        }
+        seconds = bench.compare("CPU ms per image", ways, cpu, per=len(files))
+        over = ratios(seconds["encode"], seconds["jpegtran"])
+        bench.target("CPU time over jpegtran's", over, most=1.15)
+
+        ways = {workers: functools.partial(_encode, large, dst, workers) for workers in (1, 2)}
+        assert ways[1]() == ways[2]()
+        title = "Wall ms per image by workers"
+        seconds = bench.compare(title, ways, time.perf_counter, per=COPIES * len(files))
+        bench.target("two workers over one", ratios(seconds[1], seconds[2]), least=1.8)
+        for name, images in (("few", small), ("many", large)):
             shards = bench.worker("memory", images, dst)
             bench.target(f"peak memory above the imports, in shards, {name} images", shards, most=3)
+
+        sets = {"imagenet": small}
+        for task in ("ham224", "flowers"):
+            sets[task] = os.path.join(folder, "classify", task, "train")
+        rows = [_sizes(bench, name, source, f"{dst}-{name}") for name, source in sets.items()]
+        bench.show("Bytes of prefixes", rows)
+        for scan, least in LEAST_SAVINGS.items():
+            bench.target(f"saving at scan {scan}", rows[0][f"saved {scan}"], least=least)
+        bench.target("imagenet, full over source", rows[0]["full"], most=0.965)

@@ -30,8 +30,7 @@ class Quartiles(dict):
         super().__init__(zip(("q1", "median", "q3"), found, strict=True))
 
     def __format__(self, form):
-        form = form or ".3g"
-        return f"{self['median']:{form}} [{self['q1']:{form}} {self['q3']:{form}}]"
+        return "{median:{form}} [{q1:{form}} {q3:{form}}]".format(form=form, **self)
 
     @property
     def median(self):
@@ -54,6 +53,12 @@ def machine_busy():
     with open("/proc/stat") as file:
         numbers = list(map(int, file.readline().split()[1:9]))
     return (sum(numbers) - numbers[3] - numbers[4]) / os.sysconf("SC_CLK_TCK")
+
+
+def peak_memory():
+    """The most bytes that this process held; its parent's count in ``ru_maxrss``."""
+    with open("/proc/self/status") as file:
+        return 1024 * int(next(line for line in file if line.startswith("VmHWM:")).split()[1])
 
 
 def read(path):
@@ -89,15 +94,25 @@ class Bench:
         found = sorted(os.path.join(top, n) for top, _, names in os.walk(folder) for n in names)
         return found[::every][: 8 if self.quick else None]
 
-    def interleaved(self, ways, clock=time.process_time, rounds=None):
+    def interleaved(self, ways, clock=time.process_time):
         """Seconds of each way, round by round, every round in another order."""
         seconds = {name: [] for name in ways}
         shuffled = random.Random(0)
-        for _ in range(1 if self.quick else rounds or self.rounds):
+        for _ in range(self.rounds):
             for name in shuffled.sample(list(ways), len(ways)):
                 begun = clock()
                 ways[name]()
                 seconds[name].append(clock() - begun)
+        return seconds
+
+    def compare(self, title, ways, clock=time.process_time, *, per=1):
+        """The same, with a table of milliseconds per item of ``per``."""
+        seconds = self.interleaved(ways, clock)
+        rows = [
+            {"": str(name), "ms": Quartiles(1000 * s / per for s in each)}
+            for name, each in seconds.items()
+        ]
+        self.show(title, rows)
         return seconds
 
     def worker(self, function, *arguments):
@@ -112,27 +127,17 @@ class Bench:
         """Print rows of one kind as a table, and keep them."""
         self.results[title] = rows
         lines = [
-            [
-                value if isinstance(value, str | int) else format(value, form)
-                for value in row.values()
-            ]
-            for row in rows
+            [v if isinstance(v, str | int) else format(v, form) for v in r.values()] for r in rows
         ]
         print(f"\n{title}\n{table(list(rows[0]), lines)}\n")
 
     def target(self, what, value, *, least=None, most=None):
-        """Print and keep whether a figure keeps to its limit."""
-        if least is None:
-            met = value <= most
-            limit = f"at most {most}"
-        else:
-            met = value >= least
-            limit = f"at least {least}"
-
-        verdict = "met   " if met else "MISSED"
-        print(f"{verdict}  {what}: {value:.4g} (target: {limit})")
-        row = {"what": what, "value": value, "limit": limit, "met": bool(met)}
-        self.targets.append(row)
+        """Print and keep whether a figure, or the median of its quartiles, keeps to its limit."""
+        value = float(getattr(value, "median", value))
+        met = value <= most if least is None else value >= least
+        limit = f"at most {most}" if least is None else f"at least {least}"
+        print(f"{'met   ' if met else 'MISSED'}  {what}: {value:.4g} (target: {limit})")
+        self.targets.append({"what": what, "value": value, "limit": limit, "met": bool(met)})
 
     def save(self, path):
         """Write the figures with machine, versions and date."""

@@ -193,7 +193,8 @@ def test_the_training_job_stages_to_its_scratch_folder(cluster, jobs, pictures, 
     log = log_of(tmp_path, job)
     assert [row["scan"] for row in rows(tmp_path / "run")] == [2, 2], log
     assert [row["step"] for row in rows(tmp_path / "run")] == [4, 8]
-    assert "images/s, scan 2" in log
+    assert " images/s, loss=" in log
+    assert "scan=2" in log
     assert f"{scratch}/pcrshard" in (tmp_path / "run" / "config.yaml").read_text()
     assert all(
         path.stat().st_size < (pictures / path.name).stat().st_size

@@ -17,7 +17,7 @@ import pcrshard
 from pcrshard.format.scan import FULL
 
 from ..lab import SAMPLES_PER_SHARD, SCANS
-from . import layers, link, tails, transfer
+from . import layers, link, tails
 
 MIXED = "mixed"
 TUNER = "tuner"
@@ -210,12 +210,7 @@ def _measure_link(lab):
         lab.save("link", found)
 
 
-PARTS = {
-    "tails": _measure_tails,
-    "link": _measure_link,
-    "layers": layers.measure,
-    "transfer": transfer.measure,
-}
+PARTS = {"tails": _measure_tails, "link": _measure_link, "layers": layers.measure}
 
 
 def measure(lab, parts=()):

@@ -10,12 +10,14 @@ import statistics
 import tempfile
 import time
 
+import fsspec
 import hydra
 import torch
 import train
 
 import pcrshard
 from pcrshard.fidelity.tuner import ScanTuner
+from pcrshard.testing import ThrottledFS
 
 from .. import ROOT
 
@@ -64,7 +66,6 @@ def config(lab, spec, out, *more):
         f"size={lab.size}",
         f"batch_size={batch(lab)}",
         f"optim.lr={LR}",
-        f"bandwidth={spec.bandwidth or 'null'}",
         "workers=0",
         "threads=1",
         "save_every=1000000",
@@ -73,7 +74,13 @@ def config(lab, spec, out, *more):
     ]
     folder = os.path.join(ROOT, "conf", "train")
     with hydra.initialize_config_dir(version_base="1.3", config_dir=folder):
-        return hydra.compose("config", overrides)
+        cfg = hydra.compose("config", overrides)
+    if spec.bandwidth:  # a token bucket that all readers share
+        fsspec.register_implementation("throttled", ThrottledFS, clobber=True)
+        cfg.data.train = f"throttled://{os.path.abspath(cfg.data.train)}"
+        state = os.path.abspath(os.path.join(out, "bucket"))
+        cfg.data.storage_options = {"rate": spec.bandwidth * 1e6, "state": state}
+    return cfg
 
 
 def batch(lab):

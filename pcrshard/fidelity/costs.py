@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..format.dataset_index import DatasetIndex, prefix_totals
 from ..format.scan import FULL, Scan
-from ..training.epoch_order import Geometry, Rules, epoch_order
-from ..training.shard_schedule import account
+from ..training.epoch_order import Geometry, Rules, epoch_order, rank_batches
+from ..training.shard_schedule import schedule
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
@@ -145,7 +147,7 @@ class PlanCost(NamedTuple):
 
 def plan_costs(
     index: DatasetIndex,
-    scans: Sequence[Scan] | None,
+    scans: Sequence[Scan],
     geometry: Geometry,
     rules: Rules = Rules(),
     *,
@@ -156,7 +158,7 @@ def plan_costs(
 
     Args:
         index: The dataset.
-        scans: Scans to plan for; all by default.
+        scans: Scans to plan for.
         geometry: Geometry of the job, at its maximum world size.
         rules: Ordering rules of the job.
         workers: DataLoader workers per rank.
@@ -168,20 +170,26 @@ def plan_costs(
     """
     sizes = [shard.num_samples for shard in index.shards]
     order = epoch_order(sizes, geometry, rules)
+    world = geometry.max_world_size
+    plans = []
+    for rank in range(world):
+        batches = rank_batches(order, world, rank)
+        plans += [schedule(batches[worker::workers], sizes) for worker in range(workers)]
+    needed = np.unique(np.concatenate([plan.shards for plan in plans]))
     costs = []
-    for scan in scans or [cost.scan for cost in scan_costs(index)]:
-        prefixes = [shard.prefix_stop(scan) for shard in index.shards]
-        read = account(order, sizes, prefixes, geometry.max_world_size, workers)
-        epoch_bytes = int(read.read_bytes.sum())
+    for scan in scans:
+        prefixes = np.array([shard.prefix_stop(scan) for shard in index.shards])
+        read = np.array([prefixes[plan.shards].sum() for plan in plans]).reshape(world, workers)
+        epoch_bytes = int(read.sum())
         costs.append(
             PlanCost(
                 scan=scan,
                 steps=order.steps,
                 epoch_bytes=epoch_bytes,
-                rank_bytes=int(read.read_bytes.sum(axis=1).max()),
-                repeated_bytes=read.repeated_bytes,
-                requests=int(read.requests.sum()),
-                worker_memory_bytes=int(read.open_bytes.max()),
+                rank_bytes=int(read.sum(axis=1).max()),
+                repeated_bytes=epoch_bytes - int(prefixes[needed].sum()),
+                requests=sum(len(plan.shards) for plan in plans),
+                worker_memory_bytes=max(plan.peak(prefixes) for plan in plans),
                 images_per_second=bandwidth and bandwidth / (epoch_bytes / len(order.ids)),
             )
         )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..training.epoch_order import Geometry, Rules, epoch_order, worker_batches
+from ..training.epoch_order import Geometry, Rules, epoch_order, rank_batches
 from ..training.epoch_sequence import Counts
 from ..training.shard_schedule import schedule
 
@@ -51,10 +51,9 @@ def epoch_reads(
     world = geometry.max_world_size
     each = max(workers, 1)
     for rank in range(world):
+        of_rank = rank_batches(order, world, rank)[:steps]
         for worker in range(each):
-            batches = worker_batches(order, world, rank, each, worker)
-            if steps is not None:
-                batches = batches[: len(range(worker, steps, each))]
+            batches = of_rank[worker::each]
             plan = schedule(batches, sizes)
             needed = np.searchsorted(plan.first, np.arange(len(batches)), side="right")
             images = [len(ids) for ids in batches]

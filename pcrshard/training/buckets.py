@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arguments import Positive, check_fields
-from .epoch_order import Geometry, Regroup, last_share
+from .epoch_order import Geometry, Order, Regroup, rank_batches
 from .epoch_sequence import BUCKETS, Ints, Rules, random_words
 
 if TYPE_CHECKING:
@@ -199,14 +199,8 @@ class Buckets:
     ) -> tuple[Ints, Ints]:
         """Cut the samples of each rank into runs of nearly equal numbers of pixels."""
         world = geometry.max_world_size
-        rest = len(sizes) % geometry.global_batch
-        full, last = np.split(np.arange(len(sizes)), [len(sizes) - rest])
-        own = full.reshape(-1, world, geometry.global_batch // world).transpose(1, 0, 2)
-        shares = [last_share(rest, world, rank) for rank in range(world)]
-        parts = [
-            np.append(part.ravel(), last[share.start : share.stop])
-            for part, share in zip(own, shares, strict=True)
-        ]
+        laid_out = Order(np.arange(len(sizes)), geometry)
+        parts = [batch for rank in range(world) for batch in rank_batches(laid_out, world, rank)]
         order = np.concatenate(parts)
         costs = self._costs(sizes, geometry)[order]
         steps = self.num_batches(sizes, geometry)

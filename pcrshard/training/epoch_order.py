@@ -46,7 +46,7 @@ __all__ = [
     "advance",
     "epoch_order",
     "mixture",
-    "worker_batches",
+    "rank_batches",
 ]
 
 Segment = Sequence[int]
@@ -191,47 +191,32 @@ def advance(
     return segments
 
 
-def worker_batches(
-    order: Order,
-    world: int = 1,
-    rank: int = 0,
-    workers: int = 1,
-    worker: int = 0,
-) -> list[Ints]:
-    """Return the batches of one worker of one rank, in order.
+def rank_batches(order: Order, world: int = 1, rank: int = 0) -> list[Ints]:
+    """Return the batches of one rank, in order; DataLoader worker w of W makes ``[w::W]`` of them.
 
     Args:
-        order: The remaining steps; worker w makes the rows w, w + workers, and so on.
+        order: The remaining steps.
         world: Number of ranks; divides the global batch.
         rank: In [0, world); takes the columns [rank, rank + 1) * global_batch / world of a row.
-        workers: Number of DataLoader workers.
-        worker: In [0, workers).
 
     Returns: Views of (global_batch / world,) int64 ids. A short last row is spread evenly; a rank
         without any of it has one fewer batch.
     """
-    size = order.geometry.global_batch
-    if order.cuts is not None:
-        starts = order.cuts[rank::world]
+    if order.cuts is None:
+        size = order.geometry.global_batch
+        if size % world:
+            raise ValueError(f"expected world to divide global_batch={size}, got {world}")
+        rows = np.arange(0, len(order.ids), size)
+        lengths = np.minimum(size, len(order.ids) - rows)
+        starts = rows + lengths * rank // world
+        stops = rows + lengths * (rank + 1) // world
+    else:
         if world != order.geometry.max_world_size:
             raise ValueError(f"expected {order.geometry.max_world_size} ranks, got {world}")
-        stops = order.cuts[rank + 1 :: world]
-        pairs = zip(starts.tolist(), stops.tolist(), strict=False)
-        return [order.ids[start:stop] for start, stop in pairs][worker::workers]
-    if size % world:
-        raise ValueError(f"expected world to divide global_batch={size}, got {world}")
-
-    full, rest = divmod(len(order.ids), size)
-    own = slice(rank * size // world, (rank + 1) * size // world)
-    batches = list(order.ids[: full * size].reshape(full, size)[worker::workers, own])
-    if rest and full % workers == worker and (last := last_share(rest, world, rank)):
-        batches.append(order.step(full)[last.start : last.stop])
-    return batches
-
-
-def last_share(length: int, world: int, rank: int) -> range:
-    """Return a rank's columns of a short last row."""
-    return range(rank * length // world, (rank + 1) * length // world)
+        starts = order.cuts[:-1][rank::world]
+        stops = order.cuts[1:][rank::world]
+    pairs = zip(starts.tolist(), stops.tolist(), strict=True)
+    return [order.ids[start:stop] for start, stop in pairs if start < stop]
 
 
 def _lay_out(

@@ -1,8 +1,10 @@
-"""The order and assignment of samples: partitions, resumes, windows, and accounting."""
+"""The order of an epoch: partitions, resumes, windows, mixtures, and when shards are needed."""
 
 import collections
 import dataclasses
+import itertools
 import json
+import math
 import subprocess
 import sys
 
@@ -10,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_jobs import SEED, Case, cases, shards_of
 
 from pcrshard.training.epoch_order import (
     Geometry,
@@ -18,185 +19,173 @@ from pcrshard.training.epoch_order import (
     advance,
     epoch_order,
     mixture,
-    worker_batches,
+    rank_batches,
 )
+from pcrshard.training.epoch_sequence import ROWS, SHARDS, random_words
 from pcrshard.training.shard_schedule import schedule
 
+SEED = 20240607
 GOLDEN_ORDER = [6, 7, 17, 15, 14, 0, 9, 10, 2, 5, 12, 16, 1, 4, 11, 13, 3, 8]
 GOLDEN_REST = [3, 16, 1, 0, 2, 4, 2, 13, 3, 11, 12, 8]
 GOLDEN_MIXTURE = [21, 0, 4, 14, 15, 16, 17, 19, 18, 19, 8, 12]
 
 
-def delivered(order, world, workers):
-    """Per step and rank what a DataLoader hands out: its workers' batches in turn."""
-    ranks = []
-    for rank in range(world):
-        queues = [
-            collections.deque(worker_batches(order, world, rank, workers, worker))
-            for worker in range(workers)
-        ]
-        batches = []
-        while queues[len(batches) % workers]:
-            batches.append(queues[len(batches) % workers].popleft())
-        assert not any(queues)
-        ranks.append(batches)
-    return ranks
+@dataclasses.dataclass
+class Job:
+    """A random job."""
+
+    sizes: list[int]
+    geometry: Geometry
+    rules: Rules
+    epoch: int
+    world: int
+
+    @classmethod
+    def draw(cls, rng):
+        world, slots = (int(n) for n in rng.integers(1, 7, 2))
+        if rng.random() < 0.5:
+            slots = world
+        batch = math.lcm(world, slots) * int(rng.integers(1, 5))
+        geometry = Geometry(batch, slots, int(rng.integers(1, 6)))
+        sizes = rng.integers(0, 31, rng.integers(1, 13)).tolist()
+        sizes[0] += max(batch - sum(sizes) + 1, 0)
+        last = rng.choice(["drop", "pad", "short"]).item()
+        rules = Rules(int(rng.integers(2**63)), int(rng.integers(0, 8)), last)
+        return cls(sizes, geometry, rules, int(rng.integers(0, 1000)), world)
+
+    def order(self, geometry=None, history=()):
+        chosen = geometry or self.geometry
+        return epoch_order(self.sizes, chosen, self.rules, epoch=self.epoch, history=history)
 
 
-def joined(ranks):
+def jobs(count):
+    """Random jobs, each with a generator; a failure shows its seed."""
+    for number in range(count):
+        print(f"{SEED = }, {number = }")
+        rng = np.random.default_rng([SEED, number])
+        yield Job.draw(rng), rng
+
+
+def shards_of(ids, sizes):
+    return np.repeat(np.arange(len(sizes)), sizes)[ids]
+
+
+def joined(order, world):
     """The ranks' batches, step after step."""
-    steps = max(len(batches) for batches in ranks)
-    parts = [batches[step] for step in range(steps) for batches in ranks if step < len(batches)]
-    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+    ranks = [rank_batches(order, world, rank) for rank in range(world)]
+    steps = itertools.zip_longest(*ranks, fillvalue=np.zeros(0, np.int64))
+    return np.concatenate([batch for step in steps for batch in step])
 
 
-def check_multiset(order, case):
-    """Drop: less than a batch is left out; pad: less than a batch more than whole rounds.
-
-    Short: each exactly once.
+def test_ranks_share_out_the_epoch_exactly():
+    """For any world, the ranks together get the planned order, and each sample as often as the rule
+    for the last batch says.
     """
-    size, times = case.geometry.global_batch, np.bincount(order.ids, minlength=case.total)
-    if case.rules.last == "drop":
-        assert times.max() == 1
-        assert len(order.ids) == case.total - case.total % size
-    elif case.rules.last == "pad":
-        assert times.min() >= 1
-        assert times.max() - times.min() <= 1
-        assert len(order.ids) == -(-case.total // size) * size
-    else:
-        assert (times == 1).all()
-
-
-def check_partition(count):
-    for case, number in cases(count):
-        order = case.order()
-        check_multiset(order, case)
-        ranks = delivered(order, case.world, case.workers)
-        assert np.array_equal(joined(ranks), order.ids), number
+    for job, _ in jobs(500):
+        order = job.order()
+        assert np.array_equal(joined(order, job.world), order.ids)
+        size = job.geometry.global_batch
+        total = sum(job.sizes)
+        times = np.bincount(order.ids, minlength=total)
+        ranks = [rank_batches(order, job.world, rank) for rank in range(job.world)]
+        if job.rules.last == "short":
+            assert (times == 1).all()
+            ends = [sum(map(len, batches)) for batches in ranks]
+            assert max(ends) - min(ends) <= 1
+            continue
         lengths = {len(batch) for batches in ranks for batch in batches}
-        if case.rules.last == "short":
-            assert max(map(len, ranks)) - min(map(len, ranks)) <= 1, number
-            ends = [len(batches[-1]) if len(batches) == order.steps else 0 for batches in ranks]
-            assert max(ends) - min(ends) <= 1, number
-        else:
-            assert lengths == {case.geometry.global_batch // case.world}, number
-            assert {len(batches) for batches in ranks} == {order.steps}, number
-
-
-def test_ranks_and_workers_share_out_the_epoch_exactly():
-    """Whatever the world and the workers, each sample is delivered as often as the last-batch rule
-    says, in the planned order.
-    """
-    check_partition(1500)
-
-
-@pytest.mark.long
-def test_ranks_and_workers_share_out_the_epoch_exactly_at_length():
-    """The same for ten thousand jobs."""
-    check_partition(10_000)
+        assert lengths == {size // job.world}
+        assert {len(batches) for batches in ranks} == {order.steps}
+        assert times.max() - times.min() <= 1
+        is_drop = job.rules.last == "drop"
+        assert order.steps == (total // size if is_drop else -(-total // size))
 
 
 def test_the_world_does_not_change_an_elastic_order():
-    """With fixed slots, 1 to 16 ranks with any workers consume the same samples in each step."""
+    """With a fixed maximum, 1 to 16 ranks consume the same samples in each step."""
     order = epoch_order([97] * 11, Geometry(48, max_world_size=8), Rules(5))
     for world in (1, 2, 3, 4, 6, 8, 16):
-        for workers in (1, 3, 4):
-            assert np.array_equal(joined(delivered(order, world, workers)), order.ids)
+        assert np.array_equal(joined(order, world), order.ids)
 
 
 def test_an_elastic_job_resumes_with_the_exact_sequence():
     """Stopped twice at random steps, the rest of the epoch is the rest of the same rows."""
-    for case, number in cases(300):
-        whole, rng = case.order(), np.random.default_rng([SEED, 1, number])
+    for job, rng in jobs(150):
+        whole = job.order()
         first = int(rng.integers(0, whole.steps + 1))
         second = int(rng.integers(0, whole.steps - first + 1))
-        size = case.geometry.global_batch
-        once = advance([], case.geometry, first)
-        twice = advance(json.loads(json.dumps(once)), case.geometry, second)
+        size = job.geometry.global_batch
+        once = advance([], job.geometry, first)
+        twice = advance(json.loads(json.dumps(once)), job.geometry, second)
         assert len(twice) == 1
-        assert np.array_equal(case.order(history=once).ids, whole.ids[first * size :]), number
-        assert np.array_equal(
-            case.order(history=twice).ids, whole.ids[(first + second) * size :]
-        ), number
-        unjoined = [*once, [*once[0][:3], second]]
-        assert np.array_equal(case.order(history=unjoined).ids, case.order(history=twice).ids), (
-            number
-        )
+        assert np.array_equal(job.order(history=once).ids, whole.ids[first * size :])
+        unmerged = [*once, [*once[0][:3], second]]
+        for history in (twice, unmerged):
+            assert np.array_equal(
+                job.order(history=history).ids, whole.ids[(first + second) * size :]
+            )
 
 
 def test_another_geometry_delivers_exactly_what_is_left():
-    """Resumed twice with other ranks, batches or lanes, no sample is lost or comes again, but for
-    the rule of the last batch.
+    """Resumed twice with other ranks, batches or lanes, no sample is lost or repeated, except by
+    the rule for the last batch.
     """
-    for case, number in cases(400):
-        rng, history, seen = np.random.default_rng([SEED, 2, number]), [], []
-        for geometry in (case.geometry, *(Case.draw(rng).geometry for _ in range(2))):
-            order = case.order(geometry, history)
+    for job, rng in jobs(200):
+        history, seen = [], []
+        for geometry in (job.geometry, *(Job.draw(rng).geometry for _ in range(2))):
+            order = job.order(geometry, history)
             steps = int(rng.integers(0, order.steps + 1))
             seen.append(order.ids[: steps * geometry.global_batch])
             history = advance(history, geometry, steps)
-        times = np.bincount(
-            np.concatenate([*seen, order.ids[steps * geometry.global_batch :]]),
-            minlength=case.total,
-        )
-        extra, size = int(times.sum()) - case.total, geometry.global_batch
-        if case.rules.last == "short":
-            assert (times == 1).all(), number
-        elif case.rules.last == "drop":
-            assert times.max() <= 1, number
-            assert 0 <= -extra < size, number
+        rest = order.ids[steps * geometry.global_batch :]
+        times = np.bincount(np.concatenate([*seen, rest]), minlength=sum(job.sizes))
+        if job.rules.last == "short":
+            assert (times == 1).all()
+        elif job.rules.last == "drop":
+            assert times.max() <= 1
+            assert (times == 0).sum() < geometry.global_batch
         else:
-            assert times.min() >= 1, number
+            assert times.min() >= 1
 
 
 def test_a_resumed_epoch_repeats_only_what_padding_adds():
-    """With padding, a change of geometry gives just the samples not yet seen, filled up by less
-    than a batch of repeats.
+    """With padding, another geometry gives the samples not yet seen, and fewer than a batch of
+    repeats.
     """
-    for case, number in cases(200, last="pad"):
-        rng = np.random.default_rng([SEED, 3, number])
-        whole, other = case.order(), Case.draw(rng).geometry
-        if other == case.geometry:
-            continue  # no change: the row goes on, with the repeats that it had
-        steps = int(rng.integers(0, whole.steps))
-        rest = case.order(other, advance([], case.geometry, steps))
-        unseen = np.setdiff1d(whole.ids, whole.ids[: steps * case.geometry.global_batch])
-        assert np.array_equal(np.unique(rest.ids), unseen), number
-        assert len(rest.ids) - len(unseen) < other.global_batch, number
+    sizes, rules, first = [7, 13, 1, 20], Rules(3, last="pad"), Geometry(6, 2)
+    whole = epoch_order(sizes, first, rules)
+    for batch, steps in itertools.product((4, 5, 9, 40), range(whole.steps)):
+        rest = epoch_order(sizes, Geometry(batch), rules, history=advance([], first, steps))
+        unseen = np.setdiff1d(whole.ids, whole.ids[: steps * 6])
+        assert np.array_equal(np.unique(rest.ids), unseen)
+        assert len(rest.ids) - len(unseen) < batch
 
 
 def test_a_window_keeps_few_shards_open():
-    """At no sample does a lane have more than ``shuffle_shards`` shards open, with shards of any
-    size.
+    """At no sample does a lane have more than ``shuffle_shards`` shards open, whatever their
+    sizes.
     """
-    for case, number in cases(300):
-        sizes = case.sizes
-        _, slots, turns = dataclasses.astuple(case.geometry)
-        lanes = dataclasses.replace(case.rules, last="drop")
-        order = epoch_order(sizes, case.geometry, lanes, epoch=case.epoch)
+    for job, _ in jobs(100):
+        _, slots, turns = dataclasses.astuple(job.geometry)
+        rules = dataclasses.replace(job.rules, last="drop")
+        order = epoch_order(job.sizes, job.geometry, rules, epoch=job.epoch)
         grid = order.ids.reshape(order.steps, slots, -1)
-        for turn in range(turns):
-            for slot in range(slots):
-                lane = grid[turn::turns, slot].ravel()
-                peak = schedule([lane[i : i + 1] for i in range(len(lane))], sizes).peak()
-                assert peak <= max(1, case.rules.shuffle_shards), number
+        for turn, slot in itertools.product(range(turns), range(slots)):
+            lane = grid[turn::turns, slot].reshape(-1, 1)
+            assert schedule(list(lane), job.sizes).peak() <= max(1, rules.shuffle_shards)
 
 
 def test_a_wide_window_shuffles_a_lane_completely():
-    """With a window of twice the lane, a sample's place says nothing about its shard."""
-    order = epoch_order([500] * 40, Geometry(100, lanes_per_rank=1), Rules(3, shuffle_shards=80))
-    shards = shards_of(order.ids, [500] * 40)
-    assert shards.reshape(20, -1).mean(1) == pytest.approx(
-        19.5, abs=1.8
-    )  # five standard errors of 1000 samples
-    wider = epoch_order([500] * 40, Geometry(100, lanes_per_rank=1), Rules(3, shuffle_shards=10**9))
+    """With a window of twice the lane, a sample's position does not depend on its shard."""
+    sizes, geometry = [500] * 40, Geometry(100, lanes_per_rank=1)
+    order, wider = (epoch_order(sizes, geometry, Rules(3, window)) for window in (80, 10**9))
+    means = shards_of(order.ids, sizes).reshape(20, -1).mean(1)
+    assert means == pytest.approx(19.5, abs=1.8)  # five standard errors of 1000 samples
     assert np.array_equal(order.ids, wider.ids)
 
 
 def test_the_first_and_last_batches_are_mixed_too():
-    """An epoch does not begin or end with one shard at a time: half the window is open from the
-    first sample on.
-    """
+    """An epoch begins and ends with half a window of shards, not with one."""
     sizes = [1000] * 32
     order = epoch_order(sizes, Geometry(100, lanes_per_rank=1), Rules(0, shuffle_shards=8))
     opened = [len(set(shards_of(order.step(step), sizes))) for step in range(order.steps)]
@@ -206,84 +195,56 @@ def test_the_first_and_last_batches_are_mixed_too():
 
 def test_no_shuffle_is_the_order_of_the_dataset():
     """For evaluation, one lane without shuffling gives 0, 1, 2 and so on, each exactly once."""
+    sizes, rules = [5, 0, 7, 1], Rules(shuffle_shards=0, last="short")
     for lanes in (1, 2):
-        order = epoch_order(
-            [5, 0, 7, 1], Geometry(4, 2, lanes), Rules(shuffle_shards=0, last="short")
-        )
+        order = epoch_order(sizes, Geometry(4, 2, lanes), rules)
         assert sorted(order.ids.tolist()) == list(range(13))
-    order = epoch_order(
-        [5, 0, 7, 1], Geometry(4, lanes_per_rank=1), Rules(shuffle_shards=0, last="short")
-    )
+    order = epoch_order(sizes, Geometry(4, lanes_per_rank=1), rules)
     assert order.ids.tolist() == list(range(13))
     assert order.step(3).tolist() == [12]
 
 
 def test_epochs_and_seeds_differ():
-    """Each epoch and each seed has its own order of shards, of rows.
-
-    And its own left-out samples.
-    """
+    """Each epoch and each seed has another order and leaves out other samples."""
     sizes = [50] * 20 + [7]
-    orders = {
-        (seed, epoch): epoch_order(sizes, Geometry(16), Rules(seed), epoch=epoch)
-        for seed in range(3)
-        for epoch in range(3)
-    }
-    assert len({order.ids.tobytes() for order in orders.values()}) == 9
-    assert len({tuple(np.setdiff1d(np.arange(1007), order.ids)) for order in orders.values()}) == 9
-    for one in orders.values():
-        assert sum(np.array_equal(one.ids, other.ids) for other in orders.values()) == 1
-    assert abs(np.corrcoef(orders[0, 0].ids, orders[0, 1].ids)[0, 1]) < 0.2
+    orders = [
+        epoch_order(sizes, Geometry(16), Rules(seed), epoch=epoch).ids
+        for seed, epoch in itertools.product(range(3), range(3))
+    ]
+    assert len({ids.tobytes() for ids in orders}) == 9
+    assert len({tuple(np.setdiff1d(np.arange(1007), ids)) for ids in orders}) == 9
+    assert abs(np.corrcoef(orders[0], orders[1])[0, 1]) < 0.2
 
 
 def test_every_place_in_an_epoch_is_equally_likely():
-    """Over many epochs, a sample of a small dataset comes equally often at each place.
-
-    Also with a narrow window.
-    """
+    """Over many epochs, a sample of a small dataset appears equally often at each position."""
     places = np.zeros((8, 8))
     for epoch in range(4000):
-        places[
-            np.arange(8),
-            epoch_order([2] * 4, Geometry(2, lanes_per_rank=2), Rules(1, 2), epoch=epoch).ids,
-        ] += 1
+        order = epoch_order([2] * 4, Geometry(2, lanes_per_rank=2), Rules(1, 2), epoch=epoch)
+        places[np.arange(8), order.ids] += 1
     chi_square = ((places - 500) ** 2 / 500).sum()
     assert chi_square < 95  # 49 degrees of freedom: mean 49, one in ten thousand above 95
 
 
 def test_the_order_never_changes():
-    """A new version of pcrshard or NumPy does not silently reorder a running job."""
+    """A new version of pcrshard or NumPy does not silently reorder a running job; ranks plan the
+    same epoch in processes with other hash seeds.
+    """
     sizes = [5, 3, 0, 6, 4]
-    order = epoch_order(
-        sizes,
-        Geometry(4, max_world_size=2, lanes_per_rank=2),
-        Rules(42, shuffle_shards=2, last="short"),
-        epoch=1,
-    )
+    short, pad = (Rules(42, shuffle_shards=2, last=last) for last in ("short", "pad"))
+    order = epoch_order(sizes, Geometry(4, max_world_size=2, lanes_per_rank=2), short, epoch=1)
     assert order.ids.tolist() == GOLDEN_ORDER
-    rest = epoch_order(
-        sizes,
-        Geometry(6, max_world_size=1),
-        Rules(42, shuffle_shards=2, last="pad"),
-        epoch=1,
-        history=[(4, 2, 2, 2)],
-    )
+    rest = epoch_order(sizes, Geometry(6), pad, epoch=1, history=[(4, 2, 2, 2)])
     assert rest.ids.tolist() == GOLDEN_REST
     assert mixture([sizes, [2, 3]], [2, 1], 12, Rules(42), epoch=3).tolist() == GOLDEN_MIXTURE
-
-
-def test_an_epoch_does_not_depend_on_the_process():
-    """Another process with another hash seed plans the same epoch, so ranks agree without
-    talking.
-    """
     code = (
         "from pcrshard.training.epoch_order import *\n"
-        "print(epoch_order([9] * 9, Geometry(6, 3), Rules(8), epoch=2).ids.tolist())"
+        "order = epoch_order([9] * 9, Geometry(6, 3), Rules(8), epoch=2)\n"
+        "print(order.ids.tolist())"
     )
-    text = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout
-    assert json.loads(text) == epoch_order([9] * 9, Geometry(6, 3), Rules(8), epoch=2).ids.tolist()
+    line = [sys.executable, "-c", code]
+    said = subprocess.run(line, capture_output=True, text=True, check=True).stdout
+    assert json.loads(said) == epoch_order([9] * 9, Geometry(6, 3), Rules(8), epoch=2).ids.tolist()
 
 
 @settings(deadline=None, max_examples=60)
@@ -300,9 +261,9 @@ def test_shards_of_very_different_sizes_work(sizes, batch, seed, window):
 
 
 def test_a_shard_may_be_smaller_than_its_share_of_ranks():
-    """Fewer shards than lanes: every rank still gets its batches."""
+    """With fewer shards than lanes, every rank still gets its batches."""
     order = epoch_order([5000], Geometry(64, max_world_size=64), Rules(last="pad"))
-    assert len(worker_batches(order, 64, 63, 4, 3)) == order.steps // 4
+    assert len(rank_batches(order, 64, 63)) == order.steps
     assert set(order.ids.tolist()) == set(range(5000))
 
 
@@ -317,9 +278,7 @@ WRONG = {
     "one global batch of 8 samples, got 7": lambda: epoch_order([7], Geometry(8)),
     "at most 2 steps of": lambda: epoch_order([8], Geometry(4), history=[(4, 1, 4, 3)]),
     "at most 4 steps of": lambda: epoch_order([8], Geometry(4), history=[(2, 1, 4, 5)]),
-    "world to divide global_batch=4, got 3": lambda: worker_batches(
-        epoch_order([8], Geometry(4)), 3
-    ),
+    "world to divide global_batch=4, got 3": lambda: rank_batches(epoch_order([8], Geometry(4)), 3),
     "as many weights as datasets, got 2 and 1": lambda: mixture([[4]], [1, 2], 3),
     "weights of at least 0": lambda: mixture([[4], [4]], [1, -1], 3),
     "samples in dataset 1, got none": lambda: mixture([[4], [0]], [1, 1], 4),
@@ -328,7 +287,7 @@ WRONG = {
 
 @pytest.mark.parametrize("message", WRONG)
 def test_wrong_arguments_are_named(message):
-    """A wrong argument is an error at once, which says what was expected and what came."""
+    """A wrong argument raises an error at once, with the expected and the actual value."""
     with pytest.raises(ValueError, match=f"expected .*{message}"):
         WRONG[message]()
 
@@ -337,3 +296,114 @@ def test_a_finished_epoch_has_nothing_left():
     """Resuming at the very end gives no steps, in the same and in another geometry."""
     for geometry in (Geometry(4), Geometry(8, 2)):
         assert epoch_order([8], geometry, history=[(4, 1, 4, 2)]).steps == 0
+
+
+# Mixtures
+
+
+def test_a_mixture_has_exact_shares_and_each_pass_has_every_sample_once():
+    """Over any epochs, a dataset's samples come in whole passes, its share of each epoch is exact,
+    and each epoch continues where the one before it stopped.
+    """
+    for number in range(50):
+        rng = np.random.default_rng([SEED, 4, number])
+        sizes = [
+            rng.integers(1, 12, rng.integers(1, 6)).tolist() for _ in range(rng.integers(1, 5))
+        ]
+        weights = rng.random(len(sizes)) + 0.01
+        samples = int(rng.integers(1, 90))
+        bases = np.cumsum([0, *map(sum, sizes)])
+        taken = np.zeros(bases[-1], int)
+        for epoch in range(4):
+            ids = mixture(sizes, weights.tolist(), samples, Rules(number), epoch=epoch)
+            np.add.at(taken, ids, 1)
+            counts = np.histogram(ids, bases)[0]
+            assert counts.sum() == samples
+            assert (np.abs(counts - weights / weights.sum() * samples) < 1).all()
+            for own in np.split(taken, bases[1:-1]):
+                assert np.ptp(own) <= 1
+
+
+def test_a_mixture_of_one_dataset_is_that_dataset():
+    """With one dataset and its size as the epoch, the order is the plain one."""
+    sizes = [9, 4, 0, 12]
+    sequence = mixture([sizes], [1], 25, Rules(3), epoch=2)
+    mixed = epoch_order(sizes, Geometry(5), Rules(3), epoch=2, sequence=sequence)
+    assert np.array_equal(mixed.ids, epoch_order(sizes, Geometry(5), Rules(3), epoch=2).ids)
+
+
+def test_a_mixture_is_laid_out_and_resumed_like_a_dataset():
+    """Ranks share a mixture, with its repeats, evenly over the epoch; another geometry gets exactly
+    the samples that are left.
+    """
+    sizes, rules = [[30] * 6, [8] * 3], Rules(7, last="short")
+    sequence = mixture(sizes, [1, 1], 200, rules, epoch=2)
+    how = {"sizes": sizes[0] + sizes[1], "rules": rules, "epoch": 2, "sequence": sequence}
+    whole = epoch_order(geometry=Geometry(8, 4), **how)
+    assert sorted(whole.ids.tolist()) == sorted(sequence.tolist())
+    rest = epoch_order(geometry=Geometry(9, 3), history=[(8, 4, 4, 11)], **how)
+    assert sorted([*whole.ids[:88].tolist(), *rest.ids.tolist()]) == sorted(sequence.tolist())
+    tenths = (whole.ids.reshape(10, -1) >= 180).mean(1)
+    assert abs(tenths.mean() - 0.5) < 1e-9
+    assert (np.abs(tenths - 0.5) < 0.4).all()
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 50), st.integers(0, 50), st.integers(0, 2**64 - 1))
+def test_a_stretch_of_random_words_is_the_same_wherever_it_begins(start, count, seed):
+    """A resumed pass draws what the uninterrupted one drew: words are found by their position."""
+    whole = random_words(start + count, Rules(seed), ROWS, (2, 7))
+    assert np.array_equal(random_words(count, Rules(seed), ROWS, (2, 7), start), whole[start:])
+
+
+def test_purposes_and_keys_never_share_random_words():
+    """Shards, rows, datasets and epochs are shuffled independently of each other."""
+    uses = itertools.product((0, 1), (SHARDS, ROWS), ((0, 0), (0, 1), (1, 0)))
+    drawn = [random_words(64, Rules(seed), use, key).tolist() for seed, use, key in uses]
+    assert len(set().union(*drawn)) == 64 * len(drawn)
+
+
+# When shards are needed
+
+
+@pytest.mark.parametrize(("workers", "most"), [(1, 1), (2, 3), (4, 7), (3, 80)])
+def test_workers_that_divide_the_lanes_share_only_split_shards(workers, most):
+    """Workers whose number divides the lanes read a shard twice only if it is split; three workers
+    of two ranks over four lanes each read them all.
+    """
+    sizes, readers = [64] * 40, collections.Counter()
+    order = epoch_order(sizes, Geometry(8, max_world_size=2), Rules(1))
+    for rank, worker in itertools.product(range(2), range(workers)):
+        batches = rank_batches(order, 2, rank)[worker::workers]
+        readers.update(set(schedule(batches, sizes).shards.tolist()))
+    assert set(readers) == set(range(40))
+    repeated = readers.total() - 40
+    assert repeated <= most if workers != 3 else repeated >= most
+
+
+def test_split_shards_cost_a_single_worker_nothing():
+    """One worker that has all lanes reads each shard once, and holds no split shard from one end of
+    the epoch to the other.
+    """
+    sizes = [100] * 50
+    order = epoch_order(sizes, Geometry(10, max_world_size=2), Rules(2, shuffle_shards=3))
+    plan = schedule(rank_batches(order), sizes)
+    assert sorted(plan.shards.tolist()) == list(range(50))
+    assert plan.peak() <= 8 * (3 + 1)
+    assert (plan.last - plan.first).max() < order.steps / 2
+
+
+def test_a_schedule_says_when_each_shard_is_first_and_last_needed():
+    """A loader that follows the schedule has every shard of a batch open, and requests them in
+    order of use.
+    """
+    batches = [np.array(ids) for ids in ([0, 4], [5, 1], [9, 8], [2, 9])]
+    plan = schedule(batches, [3, 4, 5])
+    found = [part.tolist() for part in (plan.shards, plan.first, plan.last)]
+    assert found == [[0, 1, 2], [0, 0, 2], [3, 1, 3]]
+    assert (plan.peak(), plan.peak([100, 10, 1])) == (2, 110)
+    again = schedule(batches, [3, 4, 5], keep=0)
+    found = [part.tolist() for part in (again.shards, again.first, again.last)]
+    assert found == [[0, 1, 2, 0], [0, 0, 2, 3], [1, 1, 3, 3]]
+    assert schedule(batches, [3, 4, 5], keep=1).shards.tolist() == [0, 1, 2]
+    assert schedule([], [3]).peak() == 0

@@ -16,7 +16,7 @@ from support import pieces
 from pcrshard import PCRError, ReadOptions, ScanLevel, Shard, ShardWriter
 from pcrshard.errors import CorruptPiece, ScanUnavailable, StorageError
 from pcrshard.testing import CountingFS, make_jpeg
-from pcrshard.training.epoch_order import Geometry, Rules, epoch_order, worker_batches
+from pcrshard.training.epoch_order import Geometry, Rules, epoch_order, rank_batches
 from pcrshard.training.shard_schedule import schedule
 from pcrshard.training.shard_set import ShardSet, read_batches
 
@@ -105,7 +105,7 @@ def plan(size=4, workers=1, worker=0, window=3, lanes_per_rank=1):
         Geometry(size, lanes_per_rank=lanes_per_rank),
         Rules(seed=5, shuffle_shards=window),
     )
-    return worker_batches(order, workers=workers, worker=worker)
+    return rank_batches(order)[worker::workers]
 
 
 def shard_of(shards, number):
