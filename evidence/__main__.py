@@ -15,8 +15,11 @@ import os
 import tempfile
 import warnings
 
-from . import ROOT, pages, plots
-from .lab import Lab
+try:
+    from . import ROOT, pages, plots
+    from .lab import Lab
+except ModuleNotFoundError as error:
+    raise SystemExit(f'needs {error.name}: pip install "pcrshard[evidence]"') from error
 
 SUBJECTS = (
     "pcr",
@@ -40,13 +43,15 @@ def run(lab, parts=(), *, existing=False):
 
 def render(lab):
     """Draw a subject's pictures and write its page."""
-    figures = importlib.import_module(f".{lab.subject}.figures", __package__)
-    values = pages.collect(lab, figures.SECTIONS)
-    folder = os.path.join(ROOT, "evidence", lab.subject)
-    for name, plot in plots.described(folder).items():
-        if plots.sections(plot) <= values.keys():
-            plots.draw(lab.path(f"{name}.png"), plot, values)
-    pages.write(os.path.join(folder, "page.md"), lab.path("README.md"), values)
+    with open(os.path.join(ROOT, "evidence", lab.subject, "page.md")) as file:
+        template = file.read()
+    page = pages.render(
+        template,
+        lab.values(),
+        f"python -m evidence {lab.subject}",
+        lambda name, plot: plots.draw(lab.path(f"{name}.png"), plot),
+    )
+    pages.write_text(lab.path("README.md"), page.strip() + "\n")
     print(lab.path("README.md"))
 
 
@@ -79,4 +84,7 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ModuleNotFoundError as error:
+        raise SystemExit(f'needs {error.name}: pip install "pcrshard[evidence]"') from error

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import datetime
+import importlib.util
 import json
 import os
 import tarfile
@@ -19,24 +20,21 @@ SAMPLES_PER_SHARD = 64
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A classification task; ``coarse`` gives each class the number of its coarse class,
-    ``coarse_name`` says what that is.
-    """
+    """A classification task; ``coarse`` gives each class the number of its coarse class."""
 
     name: str
     epochs: int
     coarse: tuple[int, ...] = ()
-    coarse_name: str = ""
 
 
 # In the order of the classes' names. Daisies, dandelions and sunflowers are Asteraceae; akiec, bcc
 # and mel are malignant or nearly so.
 TASKS = (
-    Task("flowers", 10, (0, 0, 1, 0, 1), "Asteraceae or not, 2 classes"),
-    Task("signs", 12, (0, 0, 0, 0, 0, 0, 1, 1, 1, 1), "0 to 5 or 6 to 9"),
-    Task("ham224", 12, (1, 1, 0, 0, 1, 0, 0), "malignant or benign, 2 classes"),
+    Task("flowers", 10, (0, 0, 1, 0, 1)),
+    Task("signs", 12, (0, 0, 0, 0, 0, 0, 1, 1, 1, 1)),
+    Task("ham224", 12, (1, 1, 0, 0, 1, 0, 0)),
 )
-QUICK_TASKS = (Task("waves", 2, (0, 1), "two"), Task("ripples", 2, (0, 1), "two"))
+QUICK_TASKS = (Task("waves", 2, (0, 1)), Task("ripples", 2, (0, 1)))
 
 
 @dataclasses.dataclass
@@ -153,10 +151,6 @@ class Lab:
         report = self._report(name)
         return report and report["results"]
 
-    def figure(self, name):
-        """The path of a picture."""
-        return self.path(f"{name}.png")
-
     def read(self, name):
         """What was measured of a part; raises NotMeasured without it."""
         found = self.load(name)
@@ -164,10 +158,26 @@ class Lab:
             raise pages.NotMeasured
         return found
 
-    def date(self, name):
-        """The day on which a part was measured."""
-        report = self._report(name)
-        return report and report["date"][:10]
+    def values(self):
+        """What the subject's page is made of: every file's results, their dates, and what
+        ``figures.py`` computes of them.
+        """
+        values = {"dates": {}}
+        for file in os.listdir(self.out):
+            name, ending = os.path.splitext(file)
+            key = name.replace("-", "_")
+            if ending == ".json":
+                report = self._report(name)
+                values[key] = report.get("results", report)
+                values["dates"][key] = report.get("date", "")[:10]
+            elif ending == ".jsonl":
+                values[key] = self.rows(name)
+        figures = f"{__package__}.{self.subject}.figures"
+        if importlib.util.find_spec(figures):
+            for section in importlib.import_module(figures).SECTIONS:
+                with contextlib.suppress(pages.NotMeasured):
+                    values[section.__name__] = section(self)
+        return values
 
     def save(self, name, results):
         """Keep what was measured of a part, whole or not at all, and return it."""

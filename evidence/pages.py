@@ -1,22 +1,29 @@
-"""Pages in Markdown: prose with ``{{ placeholders }}``, and tables whose one row is repeated.
+"""Pages: Jinja templates in Markdown, which hold prose, tables and pictures.
 
-``{{ sizes.images:.1f }}`` is the value of a section's dictionary by ``str.format``. A line that
-begins with ``{{ for sizes.rows }}`` is repeated for each row, whose fields stand in single braces.
-A section (``## ``) that names what was not measured says so instead.
+A template sees the results of each JSON file by its name, the rows of ``runs.jsonl`` as ``runs``,
+and what the subject's ``figures.py`` computes of them. ``{{ value|num(".1f") }}`` formats a number.
+A fenced block ``plot NAME`` describes NAME.png in YAML (see ``plots``) and is not shown. Macros
+above the title serve all sections. A section that uses data not measured yet says so instead.
 """
 
-import contextlib
+import json
 import os
 import re
-import string
+import statistics
 import tempfile
 import textwrap
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
+
+import jinja2
+import numpy as np
+import yaml
 
 from pcrshard.fidelity.tuner import confidence
 
-PLACEHOLDER = re.compile(r"\{\{ *(.+?) *\}\}")
-REPEATED = re.compile(r"\{\{ for ([\w.-]+) \}\} *(.*)")
+from .plots import label
+
+PLOT = re.compile(r"^```plot ([\w-]+)\n(.*?)^```\n+", re.MULTILINE | re.DOTALL)
+SCALES = {"k": 1e-3, "M": 1e-6, "G": 1e-9, "p": 100}
 AS_IT_IS = ("|", "!", "#", "- ", "```", "    ")
 
 
@@ -63,87 +70,65 @@ def paired(first, second, scale=100):
     return estimate(differences, scale) if differences else None
 
 
-def met(reached):
-    """The last cell of a table of targets."""
-    return "met" if reached else "missed"
-
-
 class NotMeasured(Exception):
     """Rows that a section needs are not there yet."""
 
 
-def collect(lab, sections):
-    """The values of each section whose data are there, by the name of its function."""
-    found = {}
-    for section in sections:
-        with contextlib.suppress(NotMeasured):
-            values = section(lab)
-            if values is not None:
-                found[section.__name__] = {"date": lab.date(section.__name__), **values}
-    return found
+def num(value, spec):
+    """Format a number or an estimate.
 
-
-def lookup(value, path):
-    """The value at ``path``: keys, attributes and numbers of list entries, joined by dots."""
-    for part in re.findall(r"[\w-]+", path):
-        if isinstance(value, list | tuple) and part.isdigit():
-            value = value[int(part)]
-        elif value is not None:
-            value = value[part] if isinstance(value, dict) else getattr(value, part)
-    return value
-
-
-class _Formatter(string.Formatter):
-    """Format specs of tables: ``.1fk``, ``.1fM`` and ``.1fG`` are in thousands, millions and
-    billions, ``.1fp`` in percent; what follows ``~`` is a unit. ``None`` is an empty cell, and a
-    list is one cell for each entry.
+    Specs are Python's, and: ``.1fk`` and ``.1fM`` are in thousands and millions, ``.1fp`` is in
+    percent, and what follows ``~`` is a unit. ``None`` is an empty cell, text stays as it is, and
+    a list is one cell per entry.
     """
-
-    scales: ClassVar = {"k": 1e-3, "M": 1e-6, "G": 1e-9, "p": 100}
-
-    def format_field(self, value, spec):
-        if value is None or isinstance(value, str):
-            return value or ""
-        if isinstance(value, list):
-            return " | ".join(self.format_field(each, spec) for each in value)
-        form, _, unit = spec.partition("~")
-        if form[-1:] in self.scales:
-            value, form = value * self.scales[form[-1]], form[:-1]
-        return super().format_field(value, form) + unit
-
-    def get_field(self, name, args, kwargs):
-        return lookup(kwargs, name), name
+    if value is None or isinstance(value, str | jinja2.Undefined):
+        return value or ""  # raises for what was not measured
+    if isinstance(value, list | np.ndarray):
+        return " | ".join(num(each, spec) for each in value)
+    form, _, unit = spec.partition("~")
+    if form[-1:] in SCALES:
+        value, form = value * SCALES[form[-1]], form[:-1]
+    return format(value, form) + unit
 
 
-_format = _Formatter().vformat
-
-
-def render(template, values, command=""):
-    """The page of a template."""
-    return "".join(
-        _section(part, values, command)
-        for part in re.split(r"^(?=## )", template, flags=re.MULTILINE)
+def compiler():
+    """The Jinja environment of all templates."""
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined,
+        finalize=lambda value: "" if value is None else value,
+        trim_blocks=True,
+        keep_trailing_newline=True,
     )
+    environment.filters |= {
+        "num": num,
+        "json": lambda value: json.dumps(value, default=list),
+        "median": statistics.median,
+        "mean": lambda values: statistics.fmean(list(values)),
+        "estimate": estimate,
+        "label": label,
+    }
+    environment.globals |= {"paired": paired, "zip": zip}
+    return environment
 
 
-def _section(part, values, command):
+def render(template, values, command="", draw=None):
+    """The page of a template; ``draw(name, description)`` is called for each picture."""
+    environment = compiler()
+    macros, *parts = re.split(r"^(?=##? )", template, flags=re.MULTILINE)
+    return "".join(_section(environment, macros, part, values, command, draw) for part in parts)
+
+
+def _section(environment, macros, part, values, command, draw):
     try:
-        return _wrapped("\n".join(_lines(part, values)))
-    except KeyError as missing:
+        text = environment.from_string(macros + part).render(values).lstrip()
+    except jinja2.UndefinedError as missing:
         if not part.startswith("## "):
             raise
         title = part.partition("\n")[0]
-        return f"{title}\n\nNot measured yet ({missing.args[0]}): `{command}`.\n\n"
-
-
-def _lines(part, values):
-    for line in part.split("\n"):
-        repeated = REPEATED.match(line)
-        if repeated:
-            for row in lookup(values, repeated[1]):
-                yield _format(repeated[2], (), row).rstrip(" ")
-        else:
-            yield PLACEHOLDER.sub(lambda found: _format(f"{{{found[1]}}}", (), values), line)
+        return f"{title}\n\nNot measured yet ({missing}): `{command}`.\n\n"
+    for name, description in PLOT.findall(text) if draw else ():
+        draw(name, yaml.safe_load(description))
+    return _wrapped(PLOT.sub("", text))
 
 
 def _wrapped(text):
@@ -158,14 +143,6 @@ def _wrapped(text):
         for block in blocks
     ]
     return "\n\n".join(filled) + ("\n" if not text.endswith("\n\n") else "\n\n")
-
-
-def write(template, target, values):
-    """Render a template to a file that appears whole or not at all."""
-    with open(template) as file:
-        text = file.read()
-    subject = os.path.basename(os.path.dirname(template))
-    write_text(target, render(text, values, f"python -m evidence {subject}").strip() + "\n")
 
 
 def write_text(path, text):

@@ -27,7 +27,6 @@ import io
 import json
 import os
 import pathlib
-import random
 import re
 import select
 import shutil
@@ -196,7 +195,7 @@ class Link:
             return thread.submit(enter_and_listen).result()
 
 
-def _listen(link: Link | None) -> socket.socket:
+def _listen(link: Link | None = None) -> socket.socket:
     """A socket that already listens and is handed to the server: no other process can take the port
     in between.
     """
@@ -420,18 +419,17 @@ class S3(Server):
 
 
 @contextlib.contextmanager
-def s3(folder: str | os.PathLike[str] | None = None, *, link: Link | None = None) -> Iterator[S3]:
+def s3(folder: str | os.PathLike[str] | None = None) -> Iterator[S3]:
     """Run moto's S3 server in a process of its own, with the files of a folder in a bucket.
 
     Args:
         folder: All files under it become ``url("their/path")``.
-        link: Listen at the far end of this link.
     """
     if not all(importlib.util.find_spec(name) for name in ("moto", "flask", "flask_cors")):
         raise Unavailable(
             "MOTO'S SERVER IS NOT INSTALLED: pip install -c constraints.txt 'moto[server]' s3fs"
         )
-    with tempfile.TemporaryDirectory(prefix="pcrshard-s3-") as own, _listen(link) as listening:
+    with tempfile.TemporaryDirectory(prefix="pcrshard-s3-") as own, _listen() as listening:
         host, port = listening.getsockname()
         log = pathlib.Path(own, "access.log")
         log.touch()
@@ -559,8 +557,7 @@ class Fault:
         stall: Wait this number of seconds, or until the client disconnects...
         stall_after: ...after this number of body bytes; ``None``: before the status line.
         cut_after: End the connection after this number of body bytes.
-        status: From 300 on, the whole answer, with ``body``, and for 3xx with a Location that is
-        the request's own URL; below, another status for the file.
+        status: From 300 on, the whole answer, with ``body``; below, another status for the file.
         body: The body of that answer.
         headers: Headers to set, or with ``None`` to leave out. ``{start}``, ``{last}`` and
         ``{total}`` stand for what was asked.
@@ -605,20 +602,6 @@ class Ask:
 Faults = Sequence[Fault | None] | Callable[[Ask], Fault | None]
 
 
-def seeded(
-    seed: int, faults: Sequence[Fault], probability: float = 0.3
-) -> Callable[[Ask], Fault | None]:
-    """A random fault for some GETs; the same for the same bytes and attempt, in whatever order
-    requests arrive.
-    """
-
-    def policy(ask: Ask) -> Fault | None:
-        dice = random.Random(f"{seed} {ask.path} {ask.range} {ask.attempt}")
-        return dice.choice(faults) if ask.method == "GET" and dice.random() < probability else None
-
-    return policy
-
-
 def _listed(faults: Sequence[Fault | None]) -> Callable[[Ask], Fault | None]:
     left = iter(faults)
     return lambda ask: next(left, None) if ask.method == "GET" else None
@@ -652,22 +635,13 @@ def _folder_origin(folder: str | os.PathLike[str]) -> _Origin:
 
 def _answer_file(file: io.BufferedReader, method: str, headers: Fields) -> _Answer:
     stat = os.fstat(file.fileno())
-    etag = f'"{stat.st_ino:x}-{stat.st_mtime_ns:x}-{stat.st_size:x}"'
     common: dict[str, str | None] = {
-        "ETag": etag,
+        "ETag": f'"{stat.st_ino:x}-{stat.st_mtime_ns:x}-{stat.st_size:x}"',
         "Last-Modified": email.utils.formatdate(stat.st_mtime, usegmt=True),
         "Accept-Ranges": "bytes",
         "Content-Type": "application/octet-stream",
     }
-    if headers.get("If-Match", etag) not in {etag, "*"}:
-        return _Answer(412, common)
-    if headers.get("If-None-Match") in {etag, "*"}:
-        return _Answer(304, common)
-    asked = (
-        parse_range(headers.get("Range"))
-        if method == "GET" and headers.get("If-Range", etag) == etag
-        else None
-    )
+    asked = parse_range(headers.get("Range")) if method == "GET" else None
     if asked is None:
         return _Answer(
             200,
@@ -736,7 +710,7 @@ def _faulty_answer(
     if fault.status is not None and fault.status >= 300:
         answer = _Answer(
             fault.status,
-            {"Location": f"http://{headers.get('Host')}{target}"} if fault.status < 400 else {},
+            {},
             fault.body,
         )
     elif fault.ignore_range:
@@ -805,49 +779,36 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         owner = self.server.owner
         before, self.status, self.body_start = self.wfile.count, 0, -1
         ask = owner._begin(self.command, self.path, self.headers.get("Range"))
-        unacknowledged = 0
         try:
             if "Transfer-Encoding" in self.headers:
                 raise ValueError("the fault server takes no chunked uploads")
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            unacknowledged = self._play(owner._policy(ask) or Fault(), ask, body)
-        except ConnectionError:
-            unacknowledged = _unacknowledged(self.connection)
-            raise
+            self._play(owner._policy(ask) or Fault(), ask, body)
         finally:
-            sent = self.wfile.count - before
-            in_body = 0 if self.body_start < 0 else self.wfile.count - self.body_start
+            sent = self.wfile.count
+            in_body = 0 if self.body_start < 0 else sent - self.body_start
             owner._end(
                 Request(
-                    ask.method,
-                    ask.path,
-                    ask.range,
-                    self.status,
-                    max(in_body - unacknowledged, 0),
-                    sent - unacknowledged,
-                    ask.query,
+                    ask.method, ask.path, ask.range, self.status, in_body, sent - before, ask.query
                 )
             )
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_OPTIONS = _respond
 
-    def _play(self, fault: Fault, ask: Ask, body: bytes) -> int:
-        """Answer; returns how many bytes of it the client's machine never acknowledged."""
+    def _play(self, fault: Fault, ask: Ask, body: bytes) -> None:
         if fault.stall and fault.stall_after is None:
             self._stall(fault.stall)
-        if fault.drop:
-            return self._leave(fault.reset)
-        answer = _faulty_answer(
-            self.server.owner._origin, fault, ask, self.path, self.headers, body
-        )
-        self._send_head(answer, fault, ask)
-        if ask.method != "HEAD":
-            self._send_body(answer.body, fault)
-        if fault.cut_after is not None:
-            return self._leave(fault.reset)
-        if fault.ignore_range:
-            return _drain(self.connection)
-        return 0
+        if not fault.drop:
+            origin = self.server.owner._origin
+            answer = _faulty_answer(origin, fault, ask, self.path, self.headers, body)
+            self._send_head(answer, fault, ask)
+            if ask.method != "HEAD":
+                self._send_body(answer.body, fault)
+        if fault.drop or fault.cut_after is not None:
+            self.close_connection = True
+            if fault.reset:
+                _drain(self.connection)
+                self.server.reset_at_close(self.connection)
 
     def _send_head(self, answer: _Answer, fault: Fault, ask: Ask) -> None:
         if ask.method != "HEAD" and answer.status not in {204, 304}:
@@ -882,14 +843,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if _hung_up(self.connection, seconds):
             raise ConnectionAbortedError("the client left")
 
-    def _leave(self, reset: bool) -> int:
-        self.close_connection = True
-        if not reset:
-            return 0
-        unacknowledged = _drain(self.connection)
-        self.server.reset_at_close(self.connection)
-        return unacknowledged
-
 
 def _hung_up(connection: socket.socket, seconds: float) -> bool:
     """Wait so long for the other side to close."""
@@ -898,56 +851,38 @@ def _hung_up(connection: socket.socket, seconds: float) -> bool:
     return bool(poll.poll(seconds * 1000))
 
 
-def _unacknowledged(connection: socket.socket) -> int:
-    """Bytes that the socket took and the other machine has not acknowledged (SIOCOUTQ)."""
-    return int.from_bytes(fcntl.ioctl(connection, termios.TIOCOUTQ, b"\0\0\0\0"), sys.byteorder)
-
-
-def _drain(connection: socket.socket) -> int:
-    """Wait until all is acknowledged or the client leaves; returns what never was."""
+def _drain(connection: socket.socket) -> None:
+    """Wait until all is acknowledged (SIOCOUTQ), or the client leaves."""
     deadline = time.monotonic() + SECONDS
     while (
-        _unacknowledged(connection)
+        fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)) != bytes(4)
         and time.monotonic() < deadline
         and not _hung_up(connection, 0.001)
     ):
         pass
-    return _unacknowledged(connection)
-
-
-def _abort_at_close(connection: socket.socket) -> None:
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 class FaultServer(Server):
-    """A running server with faults.
-
-    Attributes:
-        connections: Number of accepted connections, including those reset immediately.
-    """
+    """A running server with faults."""
 
     class _Sockets(socketserver.ThreadingTCPServer):
         daemon_threads = False  # so that server_close() waits for all of them
 
-        def __init__(self, listening: socket.socket, owner: "FaultServer", resets: int) -> None:
+        def __init__(self, listening: socket.socket, owner: "FaultServer") -> None:
             super().__init__(listening.getsockname(), _Handler, bind_and_activate=False)
             self.socket.close()
-            self.socket, self.owner, self._resets = listening, owner, resets
+            self.socket, self.owner = listening, owner
             self._open: set[socket.socket] = set()
             self._aborted: set[socket.socket] = set()
 
         def get_request(self) -> tuple[socket.socket, Any]:
             connection, address = self.socket.accept()
-            self.owner.connections += 1
-            if self.owner.connections <= self._resets:
-                _abort_at_close(connection)
-                connection.close()
-                raise ConnectionAbortedError("reset on purpose")  # which socketserver ignores here
             self._open.add(connection)
             return connection, address
 
         def reset_at_close(self, connection: socket.socket) -> None:
-            _abort_at_close(connection)
+            linger = struct.pack("ii", 1, 0)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             self._aborted.add(connection)
 
         def shutdown_request(self, request: Any) -> None:
@@ -972,11 +907,9 @@ class FaultServer(Server):
                     connection.shutdown(socket.SHUT_RDWR)
             self.server_close()
 
-    def __init__(
-        self, listening: socket.socket, origin: _Origin, faults: Faults, reset_connections: int
-    ) -> None:
+    def __init__(self, origin: _Origin, faults: Faults) -> None:
+        listening = _listen()
         super().__init__(*listening.getsockname())
-        self.connections = 0
         self.errors: list[Exception] = []
         self._origin = origin
         self._policy = faults if callable(faults) else _listed(faults)
@@ -984,7 +917,7 @@ class FaultServer(Server):
         self._log: list[Request] = []
         self._number = self._busy = 0
         self._attempts: Counter[tuple[str, ...]] = Counter()
-        self._sockets = self._Sockets(listening, self, reset_connections)
+        self._sockets = self._Sockets(listening, self)
         self._thread = threading.Thread(target=self._sockets.serve_forever, args=(0.02,))
         self._thread.start()
 
@@ -1029,46 +962,24 @@ class FaultServer(Server):
 
 
 @contextlib.contextmanager
-def _fault_server(
-    origin: _Origin, faults: Faults, reset_connections: int, link: Link | None
-) -> Iterator[FaultServer]:
-    server = FaultServer(_listen(link), origin, faults, reset_connections)
-    try:
-        yield server
-    finally:
-        server.close()
-
-
-@contextlib.contextmanager
-def faulty(
-    folder: str | os.PathLike[str],
-    faults: Faults = (),
-    *,
-    reset_connections: int = 0,
-    link: Link | None = None,
-) -> Iterator[FaultServer]:
-    """Serve a folder correctly (HTTP/1.1, Range, ETag, If-Match, If-Range), except for these
-    faults.
+def faulty(folder: str | os.PathLike[str], faults: Faults = ()) -> Iterator[FaultServer]:
+    """Serve a folder correctly (HTTP/1.1, Range, ETag), except for these faults.
 
     Args:
         folder: What to serve.
         faults: A list, one for each GET in the order of arrival, correct afterwards; or a function
-        that is asked at every request.
-        reset_connections: Number of initial connections to reset as soon as they are accepted.
-        link: Listen at the far end of this link.
+            that is asked at every request.
     """
-    with _fault_server(_folder_origin(folder), faults, reset_connections, link) as server:
+    with contextlib.closing(FaultServer(_folder_origin(folder), faults)) as server:
         yield server
 
 
 @contextlib.contextmanager
-def faulty_proxy(
-    upstream: str, faults: Faults = (), *, reset_connections: int = 0, link: Link | None = None
-) -> Iterator[FaultServer]:
+def faulty_proxy(upstream: str, faults: Faults = ()) -> Iterator[FaultServer]:
     """Stand before another HTTP server (``S3.endpoint``, ``Nginx.url()``) and add faults; answers
     pass through memory.
     """
-    with _fault_server(_proxy_origin(upstream), faults, reset_connections, link) as server:
+    with contextlib.closing(FaultServer(_proxy_origin(upstream), faults)) as server:
         yield server
 
 

@@ -67,7 +67,6 @@ IMPORTERS = {
     "pyarrow": {"integrations.huggingface"},
     "ray": {"integrations.ray"},
     "safetensors": {"checkpoint.safetensors_file"},
-    "shtab": {"cli.main"},
     "simpy": {"simulation.epoch"},
     "submitit": {"encoding.clusters"},
     "tqdm": {"cli.progress"},

@@ -1,4 +1,4 @@
-"""The values of the page, a function for each section; numbers come from the rows."""
+"""What the page computes of the training runs; its other numbers come from the rows."""
 
 import itertools
 import statistics
@@ -17,23 +17,6 @@ from .runs import known, replay_key, replayed
 
 SHORT = 8  # epochs, where only runs of one length are compared with each other
 TOLERANCE = 0.01  # of accuracy, below full fidelity's
-THRESHOLD = 0.8
-# Table 1: factors at scans 1, 2 and 5, and the mean image in bytes.
-TABLE1 = {
-    "imagenet": (16, 7, 2, 110e3),
-    "ham10000": (30, 15, 3, 250e3),
-    "cars": (14, 6, 2, 110e3),
-    "faces_1024": (7, 4, 3, 80e3),
-}
-# Table 2: images/s on one core at scans 1, 2, 5, 10 and of the baseline source.
-TABLE2 = {
-    "imagenet": (433, 412, 340, 146, 419),
-    "ham10000": (465, 438, 275, 96, 240),
-    "cars": (266, 240, 225, 127, 268),
-    "faces_1024": (239, 213, 195, 129, 286),
-}
-NAMES = {"imagenet": "ImageNet", "ham10000": "HAM10000", "cars": "Cars", "faces_1024": "CelebAHQ"}
-SWEEP = (0.25, 0.5, 1, 2, 4, 8, 16)
 
 
 def short(lab, task):
@@ -123,6 +106,17 @@ class Group:
         """Of some epochs, or of all, at a bandwidth."""
         return (epochs or len(self.numbers)) * self.images / self.rate(bandwidth)
 
+    @property
+    def limit(self):
+        """MB/s: a power of two below the bandwidth at which reading takes three times as long as
+        computing.
+        """
+        return 2.0 ** int(np.floor(np.log2(self.bytes / self.cpu_ms / 3e3)))
+
+    def times(self, bandwidth):
+        """Seconds to the end of each epoch at a bandwidth."""
+        return [number * self.seconds(bandwidth, 1) for number in self.numbers]
+
     def reaches(self, target):
         """Epochs until the mean curve reaches an accuracy in percent; ``None`` if it does not."""
         before = 0.0
@@ -161,7 +155,7 @@ def _scans(lab, task, epochs, **how):
     return {scan: group for scan, group in groups.items() if group} | {"full": full}
 
 
-def _static(lab):
+def static(lab):
     """{task: {scan: runs}} of what there is."""
     found = {task.name: _scans(lab, task, task.epochs) for task in lab.tasks}
     found = {task: groups for task, groups in found.items() if groups}
@@ -170,118 +164,17 @@ def _static(lab):
     return found
 
 
-def sizes(lab):
-    rows, points = [], []
-    for name, row in lab.read("sizes").items():
-        means = row["means"]
-        if name in TABLE1:
-            times = [f"{times}x" for times in TABLE1[name][:3]]
-            rows.append((NAMES[name], "paper", times, TABLE1[name][3]))
-        times = [f"{means[-2] / means[scan - 1]:.1f}x" for scan in (1, 2, 5)]
-        rows.append((NAMES.get(name, name), "ours", times, means[-1]))
-        for scan, (low, median, high) in enumerate(row["quartiles"][:-1], 1):
-            size = Estimate(median / 1e3, low / 1e3, high / 1e3)
-            title = f"{NAMES.get(name, name)} ({row['images']})"
-            points.append({"set": title, "scan": scan, "kb": size})
-    return {"rows": rows, "points": points}
-
-
-def decode(lab):
-    rows = []
-    for name, ours in lab.read("decode").items():
-        paper = {"paper": list(TABLE2[name])} if name in TABLE2 else {}
-        rows += [
-            {"name": NAMES.get(name, name), "who": who, "rates": rates,
-             "scans": ["1", "2", "5", "10", "B"], "ratio": rates[3] / rates[4]}
-            for who, rates in (paper | ours).items()
-        ]  # fmt: skip
-    return {"rows": rows}
-
-
-def bandwidth(lab):
-    results = lab.read("bandwidth")
-    rows = []
-    for scan, row in results["scans"].items():
-        limits, measured = map(list, zip(*row["points"], strict=True))
-        predicted = [min(1e6 * limit / row["bytes"], row["unlimited"]) for limit in limits]
-        knee = row["bytes"] * row["unlimited"] / 1e6
-        line = [(0, 0), (8, 8e6 / row["bytes"])]
-        if knee < 8:
-            line[1:] = [(knee, row["unlimited"]), (8, row["unlimited"])]
-        x, y = map(list, zip(*line, strict=True))
-        cells = [f"{a:.0f} / {b:.0f}" for a, b in zip(measured, predicted, strict=True)]
-        rows.append(
-            {**row, "scan": scan, "name": label(scan), "limits": limits, "measured": measured,
-             "cells": cells, "x": x, "y": y}
-        )  # fmt: skip
-    return {"rows": rows, "task": results["task"]}
-
-
-def gradients(lab):
-    results = lab.read("gradients")
-    rows, curves = [], []
-    for task, found in results["tasks"].items():
-        for epoch, scans in found["epochs"]:
-            mean = [0, *(scan[1] for scan in scans)]
-            rows.append({"task": task, "epoch": epoch, "mean": mean})
-            for (scan, *interval), saving in zip(scans, found["savings"], strict=False):
-                value = Estimate(*interval[:3]) if scan in SCANS else interval[0]
-                name = f"{scan} ({saving:.1f}x)"
-                curves.append({"task": task, "scan": scan, "name": name, "x": epoch, "y": value})
-    return {"rows": rows, "curves": curves, "images": results["images"]}
-
-
-def time(lab):
-    rows = []
-    for task, groups in _static(lab).items():
-        full = groups["full"]
-        # A power of two below the bandwidth at which full fidelity reads three times as long
-        # as it computes.
-        limit = 2.0 ** np.floor(np.log2(full.bytes / full.cpu_ms / 3e3))
-        target = full.accuracy.mean
-        base = full.seconds(limit, full.reaches(target))
-        for group in groups.values():
-            epochs = group.reaches(target)
-            seconds = epochs and group.seconds(limit, epochs)
-            gain = f"{seconds:.0f} s, {base / seconds:.1f}x" if seconds else "not reached"
-            x = [number * group.seconds(limit, 1) for number in group.numbers]
-            title = f"{task} at {limit:g} MB/s"
-            rows.append({"group": group, "title": title, "x": x, "gain": gain})
-    return {"rows": rows}
-
-
 def coarse(lab):
-    rows = []
+    """{labels: {task: {scan: runs}}} of short runs."""
+    found = {}
     for kind in ("fine", "coarse"):
         for task in short_tasks(lab):
             labels = list(task.coarse) if kind == "coarse" else []
             groups = _scans(lab, task, short(lab, task), coarse=labels)
             if len(groups) < len(SCANS):
                 raise NotMeasured
-            title = f"{task.name}\ncoarse: {task.coarse_name}"
-            finals = [group.accuracy for group in groups.values()]
-            rows.append(
-                {"task": task.name, "kind": f"{kind} labels", "groups": groups, "title": title,
-                 "labels": kind, "x": list(groups), "y": finals}
-            )  # fmt: skip
-    return {"rows": rows}
-
-
-def epochs(lab):
-    static = _static(lab)
-    curves = [group for groups in static.values() for group in groups.values()]
-    rows = [{"task": task, "groups": groups} for task, groups in static.items()]
-    return {"rows": rows, "curves": curves}
-
-
-def msssim(lab):
-    results = lab.read("msssim")
-    rows = [
-        {"name": NAMES.get(name, name), "images": row["images"], "y": row["msssim"],
-         "at": [0, *row["msssim"]], "x": list(range(1, len(row["msssim"]) + 1))}
-        for name, row in results.items()
-    ]  # fmt: skip
-    return {"rows": rows}
+            found.setdefault(kind, {})[task.name] = groups
+    return found
 
 
 def _networks(lab):
@@ -289,13 +182,13 @@ def _networks(lab):
     scratch, the fine-tuned tails of Lite0, and ImageNet's networks, never trained again.
     """
     likeness = {task: row["msssim"] for task, row in lab.read("msssim").items()}
-    q95, scripts_ = lab.load("msssim-q95") or {}, _script_groups(lab)
+    q95, scripts_ = lab.load("msssim-q95") or {}, _scripts_of(lab)
 
     def at(task, scan):
         return 1.0 if scan == "full" else likeness[task][int(scan) - 1]
 
     found = {}
-    for task, groups in _static(lab).items():
+    for task, groups in static(lab).items():
         found[f"small_cnn, {task}"] = points = [
             ("standard", scan, at(task, scan), group.accuracy) for scan, group in groups.items()
         ]
@@ -320,36 +213,30 @@ def _networks(lab):
     return {name: points for name, points in found.items() if len(points) > 2}
 
 
-def _fit(points):
-    """(r, rank r, slope, intercept) of MS-SSIM and accuracy; nothing of two points, or of equal
-    ones. Equal values share their rank.
-    """
-    x, y = ([point[2] for point in points], [point[3].mean for point in points])
-    if len(points) < 3 or statistics.pstdev(y) == 0:
-        return None, None, None, None
-    rank = float(stats.spearmanr(x, y).statistic)
-    return statistics.correlation(x, y), rank, *statistics.linear_regression(x, y)
+class Fit:
+    """The line of MS-SSIM and accuracy; empty for two points, or for equal ones."""
+
+    def __init__(self, points):
+        x, y = ([point[2] for point in points], [point[3].mean for point in points])
+        self.r = self.rank = self.slope = None
+        if len(points) > 2 and statistics.pstdev(y) > 0:
+            self.r = statistics.correlation(x, y)
+            self.rank = float(stats.spearmanr(x, y).statistic)  # equal values share their rank
+            self.line = statistics.linear_regression(x, y)
+            self.slope = self.line.slope / 100
+
+    def at(self, x):
+        """The line's accuracy at an MS-SSIM."""
+        return self.line.intercept + self.line.slope * x
 
 
 def correlation(lab):
-    rows, points, lines = [], {"standard": [], "q95": []}, []
-    for name, found in _networks(lab).items():
-        r, rank, slope, intercept = _fit(found)
-        above = [point for point in found if point[2] >= 0.9]
-        above_r, _, above_slope, _ = _fit(above)
-        rows.append(
-            {"name": name, "points": len(found), "r": r, "rank": rank,
-             "slope": slope and slope / 100, "above": len(above), "above_r": above_r,
-             "above_slope": above_slope and above_slope / 100}
-        )  # fmt: skip
-        title = name if r is None else f"{name}\nr = {r:.2f}"
-        for script, scan, x, y in found:
-            points[script].append({"title": title, "scan": scan, "x": x, "y": y})
-        if slope:
-            x = [min(point[2] for point in found), 1.0]
-            y = [intercept + slope * each for each in x]
-            lines.append({"title": title, "x": x, "y": y})
-    return {"rows": rows, "lines": lines, **points}
+    """(name, points, those from 0.9 on, the lines of both) of each network and task."""
+    rows = []
+    for name, points in _networks(lab).items():
+        above = [point for point in points if point[2] >= 0.9]
+        rows.append((name, points, above, Fit(points), Fit(above)))
+    return rows
 
 
 def picks(lab, task):
@@ -389,6 +276,10 @@ class _Limited:
         # What full's accuracy is taken to be: the lower end of its interval.
         self.interval = self.picked["full"].accuracy if self.picked["full"] else None
 
+    def total(self, name):
+        """Seconds of all epochs."""
+        return estimate(self.seconds[name][:, -1], 1)
+
     def whole(self, name):
         """Times shorter for all epochs."""
         return self.seconds["full"][:, -1].mean() / self.seconds[name][:, -1].mean()
@@ -403,15 +294,6 @@ class _Limited:
         epochs = self.runs[name].reaches(self.interval.low)
         return epochs and float(np.interp(epochs, np.arange(len(times)), times))
 
-    def inside(self, name):
-        """Whether the mean final accuracy is in full's interval or above it."""
-        return "yes" if self.runs[name].accuracy.mean >= self.interval.low else "no"
-
-    def real_seconds(self, name):
-        """Seconds of the real runs, by seed."""
-        group = self.real[name]
-        return {s: run["rows"][-1]["seconds"] for s, run in group.runs.items()} if group else {}
-
     def real_cell(self, name):
         """Seconds of the real runs, and whether their accuracies are those without a limit."""
         group = self.real[name]
@@ -422,7 +304,8 @@ class _Limited:
             [row["accuracy"] for row in run["rows"]] == [r["accuracy"] for r in free[s]["rows"]]
             for s, run in group.runs.items()
         )
-        seconds = ", ".join(f"{each:.0f}" for each in self.real_seconds(name).values())
+        seconds = [run["rows"][-1]["seconds"] for run in group.runs.values()]
+        seconds = ", ".join(f"{each:.0f}" for each in seconds)
         return f"{seconds} s; equal at every epoch in {equal} of {group.seeds}"
 
 
@@ -432,69 +315,27 @@ def _limited_tasks(lab):
 
 
 def autotune(lab):
-    rows, picked = [], []
-    tasks = _limited_tasks(lab)
+    """The limited runs, and what the tuner picked: rows of cells."""
+    tasks, picked = _limited_tasks(lab), []
     if not tasks:
         raise NotMeasured
     for limited in tasks:
-        for name, group in limited.runs.items():
-            seconds, gain = limited.seconds[name], limited.gain(name)
-            sure = name in ("full", "tuner")
-            rows.append(
-                {
-                    "group": group,
-                    "inside": limited.inside(name),
-                    "seconds": estimate(seconds[:, -1], 1),
-                    "whole": limited.whole(name),
-                    "gain": gain or "not reached",
-                    "real": limited.real_cell(name),
-                    "x": seconds.mean(0),
-                    "y": [point if sure else point.mean for point in group.curve],
-                }
-            )
         for seed, reports in limited.reports:
             seen = [Similarity(*each) for each in reports[-1][2]]
             others = [choose(seen, threshold) for threshold in (0.9, 0.95, 0.98)]
             cosines = {s.scan: f"{s.mean:.2f} (> {s.lower:.2f})" for s in seen}
             cells = [cosines.get(scan, "") for scan in (1, 2, 4, 5, 6)]
-            picked.append({"cells": [limited.task.name, seed, reports[-1][1], *others, *cells]})
-    return {"rows": rows, "picks": picked, "limit": limit_of(lab), "threshold": THRESHOLD}
-
-
-def rates(lab):
-    results = lab.read("rates")
-    rows = [
-        {"model": model, "free": row["unlimited"], "scans": list(map(label, row["limited"])),
-         "limited": list(row["limited"].values()),
-         "cells": [f"{v:.0f} ({v / row['limited']['full']:.1f}x)" for v in row["limited"].values()]}
-        for model, row in results["models"].items()
-    ]  # fmt: skip
-    return {"rows": rows, "task": results["task"], "limit": results["bandwidth"]}
+            picked.append([limited.task.name, seed, reports[-1][1], *others, *cells])
+    return {"tasks": tasks, "picks": picked, "limit": limit_of(lab)}
 
 
 def sweep(lab):
-    replayed_ = {
-        (limited.task.name, scan): seconds[:, -1].mean()
+    """{(task, scan): seconds} of the limited runs."""
+    return {
+        (limited.task.name, scan): float(seconds[:, -1].mean())
         for limited in _limited_tasks(lab)
         for scan, seconds in limited.seconds.items()
     }
-    rows, points = [], []
-    for task, groups in _static(lab).items():
-        for group in groups.values():
-            seen, line = replayed_.get((task, group.scan)), group.seconds(limit_of(lab))
-            if seen:
-                points.append({"group": group, "x": 1.0, "y": seen})
-            x = np.geomspace(SWEEP[0], SWEEP[-1], 25)
-            rows.append(
-                {
-                    "group": group,
-                    "gains": [group.rate(w) / groups["full"].rate(w) for w in SWEEP],
-                    "seen": seen and f"{seen:.0f} s / {line:.0f} s",
-                    "x": x,
-                    "y": [group.seconds(w) for w in x],
-                }
-            )
-    return {"rows": rows, "points": points}
 
 
 def _at_equal_time(on, off):
@@ -515,37 +356,34 @@ def _own(group):
 
 
 def smoothing(lab):
-    rows, points = [], []
-    for task in short_tasks(lab):
-        for place, scan in enumerate((1, 2, 5)):
-            seeds = (*lab.seeds, 3, 4) if scan == 1 else lab.seeds
-            off, on = (
-                select(lab, task.name, scan, short(lab, task), seeds=seeds, smoothing=smooth)
-                for smooth in (False, True)
-            )
-            if on is None or off is None:
-                raise NotMeasured
-            row = {
+    """Short runs with smoothing minus those without, in pairs."""
+    rows = []
+    for task, scan in itertools.product(short_tasks(lab), (1, 2, 5)):
+        seeds = (*lab.seeds, 3, 4) if scan == 1 else lab.seeds
+        off, on = (
+            select(lab, task.name, scan, short(lab, task), seeds=seeds, smoothing=smooth)
+            for smooth in (False, True)
+        )
+        if on is None or off is None:
+            raise NotMeasured
+        rows.append(
+            {
                 "task": task.name,
-                "scan": label(scan),
+                "scan": scan,
                 "pairs": ", ".join(f"{100 * (on.final[s] - off.final[s]):+.1f}" for s in on.runs),
                 "equal": paired(on.final, off.final),
                 "timed": paired(*_at_equal_time(on, off)),
                 "own": paired(_own(on), _own(off)),
                 "ratio": on.cpu_ms / off.cpu_ms,
             }
-            rows.append(row)
-            points += [
-                {"task": task.name, "what": "equal epochs", "x": place - 0.1, "y": row["equal"]},
-                {"task": task.name, "what": "equal CPU time", "x": place + 0.1, "y": row["timed"]},
-            ]
-    return {"rows": rows, "points": points}
+        )
+    return rows
 
 
-def _script_groups(lab):
+def _scripts_of(lab):
     """{task: (full, {script: {scan: runs}})} up to the first prefix that loses nothing."""
     found = {}
-    for task, groups in _static(lab).items():
+    for task, groups in static(lab).items():
         full = groups["full"]
         scripts = {"standard": {}, "q95": {}}
         for script, prefixes in scripts.items():
@@ -562,21 +400,14 @@ def _script_groups(lab):
 
 
 def scripts(lab):
-    rows, levels = [], []
-    for task, (full, found) in _script_groups(lab).items():
-        groups = [group for prefixes in found.values() for group in prefixes.values()]
-        rows += [{"group": full, "script": None}]
-        rows += [{"group": group, "script": group.script} for group in groups]
-        x = [0, max(group.bytes for group in groups)]
-        levels.append({"task": task, "x": [each / 1e3 for each in x], "y": [full.spread] * 2})
-    points = [
-        {**row, "kb": row["group"].bytes / 1e3, "scan": row["group"].scan}
-        for row in rows
-        if row["script"]
+    """(task, runs at full fidelity, (script, runs) of the prefixes) of each task."""
+    rows = [
+        (task, full, [(name, group) for name in found for group in found[name].values()])
+        for task, (full, found) in _scripts_of(lab).items()
     ]
     if not rows:
         raise NotMeasured
-    return {"rows": rows, "points": points, "levels": levels, "tolerance": 100 * TOLERANCE}
+    return rows
 
 
 def _share(rows):
@@ -585,42 +416,31 @@ def _share(rows):
     return 100 * sum(row[1] for row in rows) / total if total else 0.0
 
 
-def wait(lab):
+def drop(lab):
+    """How the tuner of bandwidth takes the drop to a quarter, and the return."""
     results = lab.read("wait")
-    rows, sizes_, per_shard = results["rows"], results["sizes"], results["per_shard"]
-    drop = results["phases"][0][0]
-    back = drop + results["phases"][1][0]
-    low = [row for row in rows if drop <= row[0] < back]
+    rows, sizes, per_shard = results["rows"], results["sizes"], results["per_shard"]
+    begin = results["phases"][0][0]
+    end = begin + results["phases"][1][0]
+    low = [row for row in rows if begin <= row[0] < end]
     first = next((i for i, row in enumerate(low) if row[1] > 0.05 * row[2]), 0)
     decided = next((i for i in range(first, len(low)) if low[i][3] != low[first - 1][3]), None)
     # Scan 10 and full differ by metadata; where that is little, scan 10 counts.
-    near = {"full", *(n for n, size in enumerate(sizes_[:-1], 1) if size > 0.98 * sizes_[-1])}
-    back_at = next((row[0] for row in rows if row[0] > back and row[3] in near), None)
-    shares = [
-        {"n": n, "share": _share(low[first + n * per_shard // results["batch"] :])}
-        for n in (0, 3, 4, 5, 6)
-    ]
+    near = {"full", *(n for n, size in enumerate(sizes[:-1], 1) if size > 0.98 * sizes[-1])}
+    back = next((row[0] for row in rows if row[0] > end and row[3] in near), None)
     shards = decided and (decided - first) * results["batch"] / per_shard
-    signals = {
-        "bandwidth (MB/s)": [results["top"] * row[4] / 1e6 for row in rows],
-        "kB per image read": [sizes_[-1 if row[3] == "full" else row[3] - 1] / 1e3 for row in rows],
-        "waiting (% of 10 steps)": [_share(rows[max(0, i - 9) : i + 1]) for i in range(len(rows))],
-    }
-    times = [row[0] for row in rows]
     return {
-        "before": _share([row for row in rows if row[0] < drop]),
+        "before": _share([row for row in rows if row[0] < begin]),
         "decided": "never" if decided is None else f"{shards:.1f} shards",
         "changes": sum(a[3] != b[3] for a, b in itertools.pairwise(low)),
-        "returned": "not within the run" if back_at is None else f"{back_at - back:.1f} s",
-        "after": _share([row for row in rows if back_at and row[0] > back_at]),
-        "shards": shares,
-        "per_shard": per_shard,
-        "batch": results["batch"],
-        "signals": [{"what": what, "x": times, "y": values} for what, values in signals.items()],
+        "returned": "not within the run" if back is None else f"{back - end:.1f} s",
+        "after": _share([row for row in rows if back and row[0] > back]),
+        "shards": [
+            {"n": n, "share": _share(low[first + n * per_shard // results["batch"] :])}
+            for n in (0, 3, 4, 5, 6)
+        ],
+        "waiting": [_share(rows[max(0, i - 9) : i + 1]) for i in range(len(rows))],
     }
 
 
-SECTIONS = (
-    sizes, decode, bandwidth, gradients, time, coarse, epochs, msssim, correlation,
-    autotune, rates, sweep, smoothing, scripts, wait,
-)  # fmt: skip
+SECTIONS = (static, coarse, correlation, autotune, sweep, smoothing, scripts, drop)

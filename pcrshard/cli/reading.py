@@ -17,13 +17,13 @@ from ..reading.cache_folder import MARKER, is_marked
 from ..reading.dataset_folder import find_datasets, open_dataset
 from ..reading.prefix_cache import PrefixCache
 from ..reading.shard import Shard
-from ..upkeep.dataset_card import About, dataset_card
+from ..upkeep.dataset_card import dataset_card
 from ..upkeep.export import FORMATS, export_shard
 from ..upkeep.stage import Staged
 from ..upkeep.stage import stage as stage_dataset
 from ..upkeep.verify import verify as verify_dataset
 from .inspect import is_shard, open_source, sizes
-from .parser import Kind, Parallel, Report, ScanOrFraction, StorageOptions
+from .parser import Keywords, Parallel, Report, ScanOrFraction, StorageOptions
 from .progress import ProgressBar
 
 
@@ -79,7 +79,7 @@ def export(
     dst: str,
     *,
     scan: ScanOrFraction = FULL,
-    format: Annotated[str, Kind(str, choices=FORMATS)] = FORMATS[0],
+    format: Annotated[str, Keywords(choices=FORMATS)] = FORMATS[0],
     baseline: bool = False,
     on_error: Literal["raise", "skip"] = "raise",
     overwrite: bool = False,
@@ -228,10 +228,10 @@ def cache(action: Literal["ls", "clear"], folder: str) -> Report:
         freed = prefixes.clear()
         return Report({"freed_bytes": freed}, f"{human_bytes(freed)} freed")
     entries = prefixes.entries()
-    figures = [{"scan": entry.scan} | entry._asdict() for entry in entries]
+    figures = [{"scan": entry.scan, "name": entry.name, **entry._asdict()} for entry in entries]
     now = time.time()
     rows = [row | {"last_use": f"{now - row['last_use']:.0f} s ago"} for row in figures]
-    listed = record_table(rows, omit=("stops",))
+    listed = record_table(rows, omit=("path",))
     total = human_bytes(sum(entry.num_bytes for entry in entries))
     return Report(figures, f"{listed}\n{counted(len(entries), 'shard')}, {total}")
 
@@ -266,8 +266,13 @@ def card(
     index, urls = next(iter(opened.values()))
     schema = Shard(urls[0], entry=index.shards[0]).index.schema
     name = name or os.path.basename(os.path.realpath(path))
-    about = About(name, url or f"hf://datasets/USER/{name}", license)
-    text = dataset_card({split: index for split, (index, _) in opened.items()}, schema, about)
+    text = dataset_card(
+        {split: index for split, (index, _) in opened.items()},
+        schema,
+        name=name,
+        url=url or f"hf://datasets/USER/{name}",
+        license=license,
+    )
     with storage.atomic_write(target) as file:
         file.write(text.encode(errors="backslashreplace"))
     return Report({"files": [target]}, f"wrote {target}; edit it to say where the images come from")

@@ -32,16 +32,15 @@ def prepare(folder: str) -> bool:
     Returns:
         Whether its content can be trusted; if not, a warning is logged once.
     """
-    problem = _problem(folder)
-    if problem:
-        warn_once(folder, f"{problem}; reading without the cache {folder}")
-        return False
     # A full or read-only disk may still hold cached prefixes.
     with suppress(OSError):
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        with open(os.path.join(folder, MARKER), "xb") as file:
-            file.write(_SIGNATURE + _TEXT)
-    return _problem(folder) is None
+    if problem := _problem(folder):
+        warn_once(folder, f"{problem}; reading without the cache {folder}")
+        return False
+    with suppress(OSError), open(os.path.join(folder, MARKER), "xb") as file:
+        file.write(_SIGNATURE + _TEXT)
+    return True
 
 
 def check_marked(folder: str) -> None:

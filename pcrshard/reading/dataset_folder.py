@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import collections
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from .. import storage
 from ..errors import StorageError
@@ -92,23 +93,15 @@ def find_datasets(
 
 
 def _list_datasets(folder: str, storage_options: storage.Options) -> list[str]:
-    """The subfolders of a folder that are datasets."""
-    if storage.is_local(folder):
-        path = storage.plain_path(folder) or "."
-        try:
-            names = sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
-        except OSError:
-            return []  # opening the folder as a dataset says why
-        return [name for name in names if os.path.exists(index_url(os.path.join(path, name)))]
-    files = (name for name, _ in storage.list_files(folder, options=storage_options))
-    split = [name.split("/") for name in files]
-    return [names[0] for names in split if len(names) == 2 and names[1] == DATASET_INDEX]
+    """Return the subfolders that are datasets."""
+    pattern = storage.join(folder, f"*/{DATASET_INDEX}")
+    found = storage.list_matching(pattern, options=storage_options)
+    return sorted(storage.split_query(url)[0].split("/")[-2] for url in found)
 
 
 def _instead(folder: str) -> str:
     """What else to do about a folder that is no dataset."""
-    is_local = storage.is_local(folder) and os.path.isdir(storage.plain_path(folder))
-    if is_local and (inside := _list_datasets(folder, None)):
+    if storage.is_local(folder) and (inside := _list_datasets(folder, None)):
         return f"name one of its folders that are datasets: {', '.join(inside[:5])}"
     return "make a dataset with `pcrshard encode`, or name the folder of one"
 
@@ -147,25 +140,15 @@ def count_classes(
 
     One request per shard, for its index; images are not read.
     """
-    labels: collections.Counter[bytes | None] = collections.Counter()
+    labels: collections.Counter[Any] = collections.Counter()
     for url, entry in zip(urls, index.shards, strict=True):
         with Shard(url, entry=entry, storage_options=storage_options).load(0) as prefix:
             labels.update(prefix.fields.get("cls", [None] * entry.num_samples))
     names = {str(label).encode(): name for label, name in enumerate(index.classes)}
-    ordered = sorted(labels.items(), key=lambda item: _label_order(item[0]))
-    return {_label_name(label, names): count for label, count in ordered}
-
-
-def _label_order(label: bytes | None) -> tuple[int, int, bytes]:
-    """Sort numbers first, in numeric order, then words, then samples without a label."""
-    if label is None:
-        return 2, 0, b""
-    if label.isdigit() and len(label) < 10:
-        return 0, int(label), b""
-    return 1, 0, label
-
-
-def _label_name(label: bytes | None, names: Mapping[bytes, str]) -> str:
-    if label is None:
-        return "(no label)"
-    return names.get(label) or label.decode(errors="replace")
+    numbers = {label for label in labels if label is not None and label.isdigit()}
+    words = sorted(labels.keys() - numbers - {None})
+    ordered = [*sorted(numbers, key=int), *words]
+    counts = {
+        names.get(label) or label.decode(errors="replace"): labels[label] for label in ordered
+    }
+    return counts | ({"(no label)": labels[None]} if None in labels else {})

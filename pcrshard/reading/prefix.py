@@ -30,8 +30,6 @@ Jpeg = TypeVar("Jpeg", bytes, memoryview)
 
 def number_lists(sample: Sample) -> Sample:
     """Return a sample with each image of a list as its own field: ``images.0.jpg``, ..."""
-    if not any(isinstance(value, list) for value in sample.values()):
-        return sample
     flat: Sample = {}
     for field, value in sample.items():
         if isinstance(value, list):
@@ -203,6 +201,8 @@ class Prefix:
 
     def units_of(self, row: int, field: str) -> Sequence[int]:
         """Return the units of a sample's image field, none if the sample lacks the field."""
+        if field in self.streams and self.has_one_image:
+            return (row,) if self.index.dims[row, 0] else ()
         return dict(self.units(row)).get(field, ())
 
     def units(self, row: int) -> Iterator[tuple[str, Sequence[int]]]:
@@ -272,62 +272,47 @@ class Prefix:
         table["size"][:, rows] = len(EOI)
         return table
 
-    def _pieces(self, unit: int) -> list[memoryview]:
-        """Return the bytes of each scan group of an image."""
-        groups = self.contents.groups
-        assert groups is not None  # asked for at scan 1 or higher
-        pieces = groups.of_unit(unit)[: self._num_scans]
-        if unit in self.contents.damaged:
-            crc = 0
-            for row, piece in enumerate(pieces):
-                crc = crc32c(piece, crc)
-                self._compare(groups, unit, row, crc)
-        return pieces
-
     def _image(self, unit: int, decode: Decode | None) -> Any:
-        if decode is None:
-            return self._jpeg(unit)
-        # Outside the try: errors of these already name their location.
-        pieces = self._pieces(unit)
-        pieces[0] = memoryview(self._oriented(unit, pieces[0]))
-        try:
-            return decode(pieces)
-        except PCRError as error:
-            raise type(error)(str(error), url=self.shard.url, key=self._key(unit)) from error
-
-    def _jpeg(self, unit: int) -> bytes:
         contents = self.contents  # held until its bytes are copied: another thread may close
-        tail = contents.tail if self.scan == FULL else None
-        if unit not in contents.damaged and (tail is None or not tail.table.sizes[0, unit]):
+        groups = contents.groups
+        assert groups is not None  # asked for at scan 1 or higher
+        tail = contents.tail if self.scan == FULL and decode is None else None
+        if unit in contents.damaged:
+            self._find_damage(unit, groups, range(self._num_scans))
+            if tail is not None:
+                self._find_damage(unit, tail, range(1))
+        if decode is None and (tail is None or not tail.table.sizes[0, unit]):
             jpeg = join(self._sound_table[unit]).tobytes()
             return jpeg if self.scan == FULL else bytes(self._oriented(unit, jpeg))
-        pieces = self._pieces(unit)
-        if tail is None:
-            return join_pieces([self._oriented(unit, pieces[0]), *pieces[1:]])
-        metadata = tail.of_unit(unit)[0]
-        if unit in contents.damaged:
-            self._compare(tail, unit, 0, crc32c(metadata))
+        pieces = groups.of_unit(unit)[: self._num_scans]
         try:
-            return join_pieces(pieces, bytes(metadata))
-        except CorruptJpeg as error:
-            message = f"the tail: {error}"
-            key = self._key(unit)
-            raise CorruptJpeg(message, url=self.shard.url, key=key, scan="tail") from error
+            if decode is not None:
+                pieces[0] = memoryview(self._oriented(unit, pieces[0]))
+                return decode(pieces)
+            assert tail is not None
+            return join_pieces(pieces, bytes(tail.of_unit(unit)[0]))
+        except PCRError as error:
+            url, key = self.shard.url, self._key(unit)
+            if decode is None:
+                raise CorruptJpeg(f"the tail: {error}", url=url, key=key, scan="tail") from error
+            raise type(error)(str(error), url=url, key=key) from error
 
-    def _compare(self, pieces: Pieces, unit: int, row: int, crc: int) -> None:
-        """Raise an error that names the first damaged scan."""
+    def _find_damage(self, unit: int, pieces: Pieces, rows: range) -> None:
+        """Raise an error that names the first damaged scan of an image, if one of ``rows`` is."""
         table = pieces.table
-        expected = int(table.crcs[row, unit])
-        if crc != expected:
-            scan = table.rows[row] + 1
-            size = table.sizes[row, unit]
-            raise CorruptPiece(
-                f"expected CRC-32C {expected:08x}, got {crc:08x} for {size} bytes",
-                url=self.shard.url,
-                key=self._key(unit),
-                scan="tail" if scan > self.index.num_groups else scan,
-                offset=pieces.start(row, unit),
-            )
+        crc = 0
+        for row, piece in zip(rows, pieces.of_unit(unit), strict=False):
+            crc = crc32c(piece, crc)
+            expected = int(table.crcs[row, unit])
+            if crc != expected:
+                scan = table.rows[row] + 1
+                raise CorruptPiece(
+                    f"expected CRC-32C {expected:08x}, got {crc:08x} for {len(piece)} bytes",
+                    url=self.shard.url,
+                    key=self._key(unit),
+                    scan="tail" if scan > self.index.num_groups else scan,
+                    offset=pieces.start(row, unit),
+                )
 
     def _key(self, unit: int) -> str:
         row = bisect.bisect_right(self.index.first_units, unit) - 1

@@ -19,12 +19,13 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
@@ -59,21 +60,24 @@ class Cached(NamedTuple):
     """A cached prefix of a shard.
 
     Attributes:
-        name: The shard's file name.
+        path: Path of the file.
         num_bytes: Bytes cached.
-        stops: The prefix stops of scans 0..N and ``"full"``; empty if the file is damaged.
         last_use: Time of the last read or growth, in seconds since 1970.
     """
 
-    name: str
+    path: str
     num_bytes: int
-    stops: tuple[int, ...]
     last_use: float
 
     @property
+    def name(self) -> str:
+        """The shard's file name."""
+        return os.path.basename(self.path)[50:]
+
+    @property
     def scan(self) -> int:
-        """The highest complete scan, 0 for none."""
-        return sum(stop <= self.num_bytes for stop in self.stops[1:-1])
+        """The highest complete scan, 0 for none; reads the head."""
+        return sum(stop <= self.num_bytes for stop in _stops(self.path)[1:-1])
 
 
 class CacheStats(NamedTuple):
@@ -81,12 +85,6 @@ class CacheStats(NamedTuple):
 
     hit_bytes: int
     fetched_bytes: int
-
-
-class _File(NamedTuple):
-    path: str
-    num_bytes: int
-    last_use: float
 
 
 class PrefixCache:
@@ -186,10 +184,14 @@ class PrefixCache:
 
     def entries(self) -> list[Cached]:
         """Return all cached prefixes, least recently used first."""
-        return [
-            Cached(os.path.basename(file.path)[50:], file.num_bytes, _stops(file.path), file[2])
-            for file in self._files()
-        ]
+        found = []
+        with suppress(OSError), os.scandir(self.folder) as entries:
+            for entry in entries:
+                with suppress(OSError):
+                    status = entry.stat(follow_symlinks=False)
+                    if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                        found.append(Cached(entry.path, status.st_size, status.st_mtime))
+        return sorted(found, key=lambda file: file.last_use)
 
     def clear(self) -> int:
         """Drop everything that is not being read; return the bytes freed.
@@ -200,23 +202,12 @@ class PrefixCache:
         cache_folder.check_marked(self.folder)
         for name in ("entries", "locks"):  # of versions before 0.2
             shutil.rmtree(os.path.join(self.folder, name), ignore_errors=True)
-        return sum(self._cut(file.path, 0) for file in self._files())
+        return sum(self._cut(file.path, 0) for file in self.entries())
 
     def _path(self, url: str, identity: str) -> str:
         digests = [hashlib.sha256(text.encode()).hexdigest() for text in (url, identity)]
         name = _UNSAFE.sub("_", storage.file_name(bare_url(url)))[-100:]
         return os.path.join(self.folder, f"{digests[0][:32]}-{digests[1][:16]}-{name}")
-
-    def _files(self) -> list[_File]:
-        """Return the files of shards, least recently used first."""
-        found = []
-        with suppress(OSError), os.scandir(self.folder) as entries:
-            for entry in entries:
-                with suppress(OSError):
-                    status = entry.stat(follow_symlinks=False)
-                    if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                        found.append(_File(entry.path, status.st_size, status.st_mtime))
-        return sorted(found, key=lambda file: file.last_use)
 
     def _enter_lock(self, stack: ExitStack, path: str, cancel: Cancel) -> int | None:
         """Lock a file for a fetch; return ``None`` if it cannot be created (a read-only cache)."""
@@ -248,7 +239,8 @@ class PrefixCache:
             with hold_lock(os.path.join(self.folder, "room"), cancel=cancel) as room:
                 assert room is not None  # created and waited for
                 if self._take_room(room, held, len(view)):
-                    storage.write_at(handle, held, view[held:], url=path)
+                    while held < len(view):
+                        held += os.pwrite(handle, view[held:], held)
         except Cancelled:
             raise
         except OSError as error:
@@ -281,7 +273,7 @@ class PrefixCache:
 
     def _evict(self, size: int, limit: float) -> int:
         """Make room for ``size`` bytes; return the bytes of all remaining files."""
-        files = self._files()
+        files = self.entries()
         total = sum(file.num_bytes for file in files)
         if total + size <= limit:
             return total
@@ -289,20 +281,13 @@ class PrefixCache:
         now = time.time()
         oldest = max(self.since, now - _FORGOTTEN_SECONDS)
         idle = [file.path for file in files if not oldest <= file.last_use <= now]
-        for path, stop in self._cuts(idle):
+        # High scans first, then whole files.
+        parts = ((path, stop) for path in idle for stop in reversed(_stops(path)[1:]))
+        for path, stop in itertools.chain(parts, zip(idle, itertools.repeat(0))):
             if total <= wanted:
                 break
             total -= self._cut(path, stop)
         return total
-
-    @staticmethod
-    def _cuts(paths: list[str]) -> Iterator[tuple[str, int]]:
-        """Yield where to truncate which file: high scans first, then whole files."""
-        for path in paths:
-            for stop in reversed(_stops(path)[1:]):
-                yield path, stop
-        for path in paths:
-            yield path, 0
 
     @staticmethod
     def _cut(path: str, stop: int) -> int:

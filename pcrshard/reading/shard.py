@@ -70,11 +70,10 @@ class Shard:
 
     @property
     def index(self) -> ShardIndex:
-        """The index; costs one request at first use, and one for the head."""
+        """The index; at first use, it costs as many requests as :meth:`load`."""
         if self._index is None:
-            stop = self.head.body_stop
-            body = storage.read(self.url, HEAD_STOP, stop, **self._how)
-            self._index = decode_index(self.head, body.data, url=self.url)
+            self.load(0).close()
+        assert self._index is not None
         return self._index
 
     @property

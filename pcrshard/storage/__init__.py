@@ -18,7 +18,6 @@ from .files import (
     remove,
     remove_temporary_files,
     unchanged,
-    write_at,
 )
 from .ranges import (
     read,
@@ -72,5 +71,4 @@ __all__ = [
     "remove_temporary_files",
     "split_query",
     "unchanged",
-    "write_at",
 ]

@@ -120,10 +120,7 @@ def list_files(
     fs, path = resolve(folder, options)
     fs.invalidate_cache()  # another process may have written since the last listing
     if not ask(folder, "list", "isdir", options, retry):
-        there = ask(folder, "list", "exists", options, retry)
-        raise StorageError(
-            f"expected a folder, {'this is a file' if there else 'there is none'}", url=folder
-        )
+        raise StorageError("expected a folder, there is none", url=folder)
     if is_local(folder):
         with mapped_errors(folder, "list"):
             return sorted(_walk(path))
@@ -379,25 +376,6 @@ def abandon_writes() -> None:
         if process == os.getpid():
             with suppress(OSError):
                 os.unlink(temporary)
-
-
-def write_at(
-    handle: int,
-    position: int,
-    data: memoryview,
-    *,
-    url: str,
-) -> None:
-    """Write all of ``data`` at an offset of an open local file.
-
-    Raises:
-        StorageError: The disk is full or refuses.
-    """
-    with _full_disk_is_ours(url):
-        while data:
-            count = os.pwrite(handle, data, position)
-            position += count
-            data = data[count:]
 
 
 @contextmanager

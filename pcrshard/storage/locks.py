@@ -37,7 +37,7 @@ def hold_lock(
     Args:
         path: A folder, or a file in an existing folder.
         shared: Whether other shared holders are allowed at the same time.
-        create: Whether to create a missing file; if not, a read-only file suffices.
+        create: Whether to create a missing file.
         wait: Whether to wait for the lock. The wait polls, so that it can be canceled.
         cancel: Set by another thread to end the wait.
 
@@ -51,7 +51,7 @@ def hold_lock(
     """
     handle = None
     try:
-        while (handle := _open(path, create)) is not None:
+        while (handle := _open(path, shared, create)) is not None:
             held = _lock(handle, shared)
             if held and _has_its_name(handle, path):
                 break
@@ -72,20 +72,17 @@ def hold_lock(
             os.close(handle)
 
 
-def _open(path: str, create: bool) -> int | None:
+def _open(path: str, shared: bool, create: bool) -> int | None:
     if os.path.isdir(path):
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    # A shared lock can be had on a read-only disk; NFS grants an exclusive one to writers only.
+    access = os.O_RDONLY if shared else os.O_RDWR
     try:
-        return os.open(path, _FLAGS | os.O_RDWR | os.O_CREAT * create, 0o666)
+        return os.open(path, _FLAGS | access | os.O_CREAT * create, 0o666)
     except FileNotFoundError:
         if create:
             raise
         return None
-    except OSError as error:
-        # A read-only disk allows opening for reading; NFS then grants no exclusive lock.
-        if create or error.errno not in (errno.EROFS, errno.EACCES):
-            raise
-        return os.open(path, _FLAGS | os.O_RDONLY)
 
 
 def _lock(handle: int, shared: bool) -> bool:

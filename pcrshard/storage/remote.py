@@ -15,6 +15,7 @@ import re
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..errors import StorageError, TruncatedShard, redacted_cause
@@ -41,7 +42,6 @@ _MAX_EXPANDED = 1 << 24
 _STREAM_BYTES = 1 << 18
 _POLL_SECONDS = 0.2
 _LOUD_FAILURES = 3
-_HTTP = {"http", "https"}
 _OUT_OF_RANGE = re.compile(r"invalidrange|range (is )?not satisfiable", re.IGNORECASE)
 
 
@@ -63,18 +63,13 @@ class _Process:
     """
 
     def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Start over in a forked child, where the parent's requests never complete."""
         self.slots = threading.BoundedSemaphore(MAX_REQUESTS)
         self.part_seconds: dict[str, float] = {}
 
 
 _process = _Process()
-
-
-os.register_at_fork(after_in_child=_process.reset)
+# In a forked child, the parent's requests never complete.
+os.register_at_fork(after_in_child=_process.__init__)  # type: ignore[misc]
 
 
 def read_range(
@@ -108,54 +103,51 @@ def read_range(
             request.cancel()
 
 
+@dataclass(eq=False)
 class _Read:
-    """The state of one read.
+    """One read, with the arguments of :func:`read_range`; times are monotonic.
 
     Attributes:
-        todo: Parts to request.
-        asked: Parts in flight, by request.
         came: Bytes received.
         requests: Requests sent.
         failures: Consecutive failures.
+        not_before: Earliest time of the next request.
+        failed: When the last failure was detected.
+        todo: Parts to request.
+        asked: Parts in flight, by request.
         most: Upper bound of ``in_flight``.
         in_flight: Parts that may be in flight now: one after a failure, then one more per part.
-        not_before: Earliest time of the next request. Times are monotonic.
         progress: When the last part arrived.
-        failed: When the last failure was detected.
     """
 
-    def __init__(
-        self,
-        fs: Any,
-        path: str,
-        start: int,
-        view: memoryview,
-        retry: Retry,
-        cancel: Cancel,
-    ) -> None:
-        self.fs = fs
-        self.path = path
-        self.start = start
-        self.view = view
-        self.retry = retry
-        self.cancel = cancel
-        self.store = f"{type(fs).__name__} {split_url(path).host or path.partition('/')[0]}"
-        part_bytes = HTTP_PART_BYTES if _protocols(fs) & _HTTP else PART_BYTES
-        self.most = BYTES_IN_FLIGHT // part_bytes
-        self.todo = collections.deque(_split(_Part(start, start + len(view)), part_bytes))
+    fs: Any
+    path: str
+    start: int
+    view: memoryview
+    retry: Retry
+    cancel: Cancel
+    came: int = 0
+    requests: int = 0
+    failures: int = 0
+    not_before: float = 0.0
+    failed: float = 0.0
+
+    def __post_init__(self) -> None:
+        host = split_url(self.path).host or self.path.partition("/")[0]
+        self.store = f"{type(self.fs).__name__} {host}"
+        part_bytes = HTTP_PART_BYTES if _is_http(self.fs) else PART_BYTES
+        self.most = self.in_flight = BYTES_IN_FLIGHT // part_bytes
+        whole = _Part(self.start, self.start + len(self.view))
+        self.todo = collections.deque(_split(whole, part_bytes))
         self.asked: dict[Request, _Part] = {}
-        self.came = 0
-        self.requests = 0
-        self.failures = 0
-        self.in_flight = self.most
-        self.not_before = 0.0
         self.progress = time.monotonic()
-        self.failed = 0.0
 
     def run(self) -> None:
         while self.todo or self.asked:
             self._ask()
             self._wait()
+            if self.cancel is not None and self.cancel.is_set():
+                raise Cancelled("the read was cancelled")
             now = time.monotonic()
             for request, part in list(self.asked.items()):
                 late = now >= part.asked + self.retry.timeout
@@ -195,15 +187,6 @@ class _Read:
             time.sleep(min(max(pause, 0.001), _POLL_SECONDS))
             if time.monotonic() > self.progress + self.retry.deadline:
                 raise self._gave_up(TimeoutError("the deadline has passed"))
-        self._check_cancel()
-
-    @property
-    def _is_canceled(self) -> bool:
-        return self.cancel is not None and self.cancel.is_set()
-
-    def _check_cancel(self) -> None:
-        if self._is_canceled:
-            raise Cancelled("the read was cancelled")
 
     def _end(self, request: Request, part: _Part) -> None:
         """Store a part that arrived, or schedule a retry."""
@@ -281,20 +264,15 @@ class _Read:
 
     def _size(self) -> int | None:
         """Return the file's size, or ``None`` if the store does not report it."""
-        size = None
         with suppress(Exception):
             self.fs.invalidate_cache()
-            request = begin(self.fs, "size", self.path)
-            end = time.monotonic() + self.retry.timeout
-            while not request.done() and time.monotonic() < end and not self._is_canceled:
-                concurrent.futures.wait([request], timeout=_POLL_SECONDS)
-            size = result(request, 0)
-        self._check_cancel()
-        return size
+            size: int | None = result(begin(self.fs, "size", self.path), self.retry.timeout)
+            return size
+        return None
 
 
-def _protocols(fs: Any) -> set[str]:
-    return {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
+def _is_http(fs: Any) -> bool:
+    return "http" in fs.protocol or "https" in fs.protocol
 
 
 def _split(part: _Part, step: int) -> list[_Part]:
@@ -317,7 +295,7 @@ def read_file(fs: Any, path: str, max_bytes: int, retry: Retry) -> bytes:
     Raises:
         StorageError: The file cannot be read or is larger.
     """
-    streams = fs.async_impl and _protocols(fs) & _HTTP
+    streams = fs.async_impl and _is_http(fs)
     # A buffered file allocates everything that is requested from it.
     bounds = {} if max_bytes >= 1 << 40 else {"start": 0, "end": max_bytes + 1}
 

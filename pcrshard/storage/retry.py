@@ -72,12 +72,10 @@ def asked_pause(error: BaseException) -> float:
     """Return the seconds of an answer's ``Retry-After`` (RFC 9110, 10.2.3); 0 without it."""
     headers = getattr(error, "headers", None) or {}
     value = str(headers.get("Retry-After", "")).strip()
-    return float(value) if value.isdecimal() else _seconds_until(value)
-
-
-def _seconds_until(date: str) -> float:
     try:
-        return max(0.0, email.utils.parsedate_to_datetime(date).timestamp() - time.time())
+        if value.isdecimal():
+            return float(value)
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
     except (ValueError, TypeError, OverflowError):
         return 0.0
 

@@ -129,14 +129,10 @@ def result(request: Request, seconds: float) -> Any:
     Raises:
         TimeoutError: No answer in time.
     """
-    try:
-        return request.result(seconds)
-    except concurrent.futures.TimeoutError:
-        if request.done():  # the store's own timeout
-            raise
-        raise TimeoutError(f"no answer within {seconds:g} s") from None
-    finally:
+    if not concurrent.futures.wait([request], seconds).done:
         request.cancel()
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return request.result()
 
 
 def collect(items: Iterator[T], url: str, retry: Retry = DEFAULT_RETRY) -> list[T]:

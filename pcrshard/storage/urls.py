@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 
 import braceexpand
@@ -15,8 +14,6 @@ Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _FILE = ("file://", "local://")
 _HTTP = ("http://", "https://")
-# A user name and the start of a password, not a port.
-_OPEN_USER = re.compile(r"\w[\w+.-]*://[^/@]*:[^/@]*[^/@\d:][^/@]*")
 
 
 def is_local(url: str) -> bool:
@@ -40,7 +37,7 @@ def expand(urls: Urls) -> list[str]:
     ['a-000.tar', 'a-001.tar', 'a-002.tar', 'b.tar']
     """
     each = [urls] if isinstance(urls, os.PathLike) else urls
-    patterns = _split(each) if isinstance(each, str) else [os.fspath(url) for url in each]
+    patterns = each.split("::") if isinstance(each, str) else [os.fspath(url) for url in each]
     try:
         return [url for pattern in patterns for url in braceexpand.braceexpand(pattern)]
     except ValueError as error:
@@ -48,17 +45,6 @@ def expand(urls: Urls) -> list[str]:
         raise StorageError(f"not a brace pattern: {'::'.join(shown)}") from redacted_cause(
             error, *patterns
         )
-
-
-def _split(urls: str) -> list[str]:
-    """Split at ``::``, except within a password."""
-    found: list[str] = []
-    for part in urls.split("::"):
-        if found and _OPEN_USER.fullmatch(found[-1]):
-            found[-1] += f"::{part}"
-        else:
-            found.append(part)
-    return found
 
 
 def split_query(url: str) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import replace
@@ -23,7 +23,7 @@ from .. import storage
 from ..checksum import crc32c
 from ..errors import CorruptIndex, EncodeError, FormatError, NotAShard, PCRError
 from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry, resolve_scan
-from ..format.scan import FULL, Scan, check_scan
+from ..format.scan import Scan, check_scan
 from ..format.shard_head import BLOCK, HEAD_STOP, decode_head, is_tar
 from ..reading.dataset_folder import open_dataset
 from ..reading.shard import Shard
@@ -55,11 +55,10 @@ def stage(
 ) -> DatasetIndex:
     """Copy the prefixes of a scan to a local folder.
 
-    Intact bytes of an earlier or interrupted run are kept, and only the rest is fetched: after
-    ``scan=2``, ``scan=5`` copies the difference. Every piece of a prefix is verified against its
-    checksum, a whole shard against the file's; damaged bytes are fetched once more. Processes with
-    the same ``dst`` copy one at a time. The dataset index is written last, so readers of an earlier
-    stage are not disturbed.
+    Intact bytes of an earlier or interrupted run are kept, and only the rest is fetched. Every
+    piece of a prefix is verified against its checksum, a whole shard against the file's; damaged
+    bytes are fetched once more. Processes with the same ``dst`` copy one at a time. The dataset
+    index is written last, so readers of an earlier stage are not disturbed.
 
     Args:
         src: Dataset folder or its ``pcr.json``, local or any fsspec URL.
@@ -90,7 +89,7 @@ def stage(
     read = partial(storage.read, options=storage_options, retry=retry, cancel=cancel)
     storage.make_folder(dst)
     with hold_lock(dst), ThreadPoolExecutor(workers, "pcrshard-stage") as pool:
-        _check_destination(dst, source)
+        earlier = _check_destination(dst, source)
         storage.remove_temporary_files(dst)
         copies = []
         for url, entry in zip(urls, source.shards, strict=True):
@@ -112,7 +111,10 @@ def stage(
             done = [f.result().entry for f in futures if not (f.cancelled() or f.exception())]
             # A full disk must not mask the error that ended the copy.
             with suppress(PCRError):
-                _note_grown(dst, {entry.name: entry for entry in done})
+                if earlier is not None:
+                    grown = {entry.name: entry for entry in done}
+                    entries = tuple(grown.get(entry.name, entry) for entry in earlier.shards)
+                    _write_index(dst, replace(earlier, shards=entries))
             raise
         index = replace(source, shards=tuple(future.result().entry for future in futures))
         _write_index(dst, index)
@@ -124,24 +126,17 @@ def _write_index(dst: str, index: DatasetIndex) -> None:
         file.write(index.encode())
 
 
-def _note_grown(dst: str, grown: Mapping[str, ShardEntry]) -> None:
-    """Record how far shards have grown in the index of an earlier stage, if there is one."""
-    if os.path.exists(os.path.join(dst, DATASET_INDEX)):
-        there, _ = open_dataset(dst)
-        entries = tuple(grown.get(entry.name, entry) for entry in there.shards)
-        _write_index(dst, replace(there, shards=entries))
-
-
-def _check_destination(dst: str, source: DatasetIndex) -> None:
+def _check_destination(dst: str, source: DatasetIndex) -> DatasetIndex | None:
+    """Return the index of an earlier stage; raise an error if the folder has other data."""
     known = {(entry.name, entry.head_crc32c) for entry in source.shards}
     if os.path.exists(os.path.join(dst, DATASET_INDEX)):
-        there, _ = open_dataset(dst)
-        if not known.issuperset((entry.name, entry.head_crc32c) for entry in there.shards):
-            raise EncodeError(
-                f"{dst} holds another dataset, or an older version of this one: "
-                "remove it, or stage to another folder"
-            )
-        return
+        earlier, _ = open_dataset(dst)
+        if known.issuperset((entry.name, entry.head_crc32c) for entry in earlier.shards):
+            return earlier
+        raise EncodeError(
+            f"{dst} holds another dataset, or an older version of this one: "
+            "remove it, or stage to another folder"
+        )
     heads = {head for _, head in known}
     for entry in source.shards:
         path = os.path.join(dst, entry.name)
@@ -149,6 +144,7 @@ def _check_destination(dst: str, source: DatasetIndex) -> None:
             raise EncodeError(
                 f"{path} is not of this dataset: remove it, or stage to another folder"
             )
+    return None
 
 
 def _is_foreign(path: str, heads: Container[int]) -> bool:
@@ -222,16 +218,12 @@ class _Copy(NamedTuple):
                 raise type(error)(str(error).replace(new.name, self.path)) from error
 
     def _check(self, path: str, position: int) -> None:
-        """Raise an error with the key of damaged data; an intact whole file is read once."""
-        entry = self.entry
-        is_whole = position > entry.num_groups
-        if is_whole and crc32c(storage.read(path, 0, entry.shard_bytes)) == entry.shard_crc32c:
-            return
-        shard = Shard(path, entry=entry._replace(scan=None))
-        with shard.load(FULL if is_whole else position) as found:
-            for _ in found.samples():
-                pass
-        if is_whole:
+        """Raise an error if a prefix, or the whole file, does not match its checksums."""
+        if position <= self.entry.num_groups:
+            with Shard(path, entry=self.entry._replace(scan=None)).load(position) as found:
+                for _ in found.samples():
+                    pass
+        elif crc32c(storage.read(path, 0, self.entry.shard_bytes)) != self.entry.shard_crc32c:
             raise CorruptIndex(
                 "the checksum of the file is not that of the dataset index", url=path
             )

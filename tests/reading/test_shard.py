@@ -18,7 +18,6 @@ from pcrshard.errors import (
     CorruptPiece,
     NotAShard,
     PCRError,
-    ScanUnavailable,
     TruncatedShard,
 )
 from pcrshard.format.scan import FULL
@@ -51,7 +50,7 @@ def small(request, tmp_path_factory):
 EXIF = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
 
 
-@pytest.mark.parametrize("scan", SCANS)
+@pytest.mark.parametrize("scan", [1, 5, FULL])
 def test_reads_exactly_the_prefix(dataset, scan):
     """A job at scan k moves prefix_stop(k) bytes a shard: one request with a dataset index, two
     without.
@@ -85,24 +84,17 @@ def reads_of(work):
 
 
 def test_reads_local_files_with_no_byte_more(dataset):
-    """The system is asked for no byte behind the prefix on local disk, without read-ahead of our
-    own, and for nothing twice.
+    """A local prefix takes two reads at most, of its first page and of the rest, and no byte after
+    it.
     """
     index, urls = open_dataset(str(dataset))
-    for scan in (1, 5, FULL):
+    for scan in (0, 1, 5, FULL):
         shard = Shard(urls[0], entry=index.shards[0])
-        size, _ = reads_of(lambda shard=shard, scan=scan: list(shard.samples(scan)))
+        size, calls = reads_of(lambda shard=shard, scan=scan: list(shard.samples(scan)))
+        assert calls <= 2
         stop = index.shards[0].prefix_stop(scan)
         members = 12 if scan == FULL else scan + 1
         assert stop - 1023 * members <= size <= stop
-
-
-def test_labels_of_a_local_file_are_one_read(dataset):
-    """Scan 0 asks the system once, for what fits a page; with pixels twice at most."""
-    index, urls = open_dataset(str(dataset))
-    shard = Shard(urls[0], entry=index.shards[0])
-    assert reads_of(lambda: list(shard.samples(0)))[1] == 1
-    assert reads_of(lambda: list(shard.samples(1)))[1] <= 2
 
 
 def test_a_prefix_that_is_not_in_memory_is_one_read(dataset):
@@ -121,20 +113,6 @@ def test_a_prefix_that_is_not_in_memory_is_one_read(dataset):
     assert size <= stop < 1 << 20
     if calls > 2:  # a look, and one read
         pytest.skip("NO DISK HERE: THE FILE IS STILL IN MEMORY")
-
-
-def test_a_long_prefix_of_a_local_file_is_read_in_one_pass(tmp_path):
-    """A look at the first page, and one read of the rest."""
-    image = encode_sample({"__key__": "a", "jpg": make_jpeg(1, 1200, 1200, quality=95)})
-    path = str(tmp_path / "a-000000.tar")
-    entry = write_shard(path, [image], ShardFormat())
-    for scan in (1, 2, 5, 10):
-        stop = entry.prefix_stop(scan)
-        shard = Shard(path, entry=entry)
-        size, calls = reads_of(lambda shard=shard, scan=scan: list(shard.samples(scan)))
-        assert size <= stop
-        assert calls <= 2
-    assert stop > 256 << 10
 
 
 @pytest.mark.parametrize("scan", SCANS)
@@ -156,14 +134,11 @@ def test_full_restores_metadata(small):
     scan.
     """
     shard = Shard(str(small))
-    assert all(EXIF in sample["jpg"] for sample in shard.samples(FULL))
+    samples = list(shard.samples(FULL))
+    assert all(EXIF in sample["jpg"] for sample in samples)
+    assert [sample["cls"] for sample in samples] == [b"0", b"1", b"2"]
     assert not any(EXIF in sample["jpg"] for sample in shard.samples(10))
     assert shard.index.orientation.ravel().tolist() == [6, 6, 6]
-
-
-def test_other_fields_come_back(small):
-    """Labels are as they were given."""
-    assert [sample["cls"] for sample in Shard(str(small)).samples(1)] == [b"0", b"1", b"2"]
 
 
 def test_iterating_a_shard_reads_once(small):
@@ -171,12 +146,6 @@ def test_iterating_a_shard_reads_once(small):
     CountingFS.requests.clear()
     assert [sample["cls"] for sample in Shard(f"counting://{small}")] == [b"0", b"1", b"2"]
     assert [start for _, start, _ in CountingFS.requests] == [0, 1024]
-
-
-def test_select_leaves_fields_out(small):
-    """A job can leave out fields that it does not need."""
-    samples = list(Shard(str(small)).samples(3, select=lambda key, field: field == "cls"))
-    assert [sorted(sample) for sample in samples] == [["__key__", "cls"]] * 3
 
 
 @pytest.mark.parametrize("step", [41, pytest.param(1, marks=pytest.mark.long)])
@@ -228,7 +197,7 @@ def test_flipped_bits_are_found(small, tmp_path):
     """A flipped bit is detected, or changes nothing that a reader uses; verify finds every one."""
     data = small.read_bytes()
     expected = list(Shard(str(small)).samples(FULL))
-    for bit in random.Random(1).sample(range(len(data) * 8), 250):
+    for bit in random.Random(1).sample(range(len(data) * 8), 100):
         _check_flip(tmp_path / small.name, data, bit, expected)
 
 
@@ -258,7 +227,7 @@ def test_a_damaged_piece_costs_one_sample(small, tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["compact", "preview"])
-@pytest.mark.parametrize("scan", [1, 2, 4, 10, FULL])
+@pytest.mark.parametrize("scan", [1, 4, FULL])
 def test_samples_together_are_those_one_by_one(layout, scan):
     """It does not matter whether samples are asked for at once, some of them in another order, or
     singly; nor where streams are missing.
@@ -318,12 +287,6 @@ def test_a_plain_tar_says_what_to_do(tmp_path):
     subprocess.run(["tar", "cf", path, "-C", ROOT, "README.md", "SPEC.md"], check=True)
     with pytest.raises(NotAShard, match="pcrshard encode"):
         list(Shard(str(path)).samples(1))
-
-
-def test_scan_out_of_range(shard_urls):
-    """Asking for scan 11 of 10 names both, and the shard."""
-    with pytest.raises(ScanUnavailable, match=r"0 to 10 or 'full', got 11 \(shard="):
-        list(Shard(shard_urls[0]).samples(11))
 
 
 def test_claimed_sizes_take_no_memory(small, tmp_path):

@@ -3,7 +3,6 @@
 import errno
 import multiprocessing
 import os
-import signal
 import threading
 import time
 
@@ -21,19 +20,6 @@ def _count(path, log, times):
             time.sleep(0.001)
             with open(log, "a") as file:
                 file.write("out\n")
-
-
-def test_one_process_at_a_time(tmp_path):
-    """Two processes never hold the same exclusive lock at once."""
-    log = tmp_path / "log"
-    context = multiprocessing.get_context("fork")
-    arguments = (str(tmp_path / "lock"), str(log), 20)
-    processes = [context.Process(target=_count, args=arguments) for _ in range(3)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert log.read_text().split() == ["in", "out"] * 60
 
 
 def _remove(path, ended):
@@ -94,25 +80,6 @@ def test_a_wait_can_be_cancelled(tmp_path):
         pass
 
 
-def _hold(path, ready):
-    with hold_lock(path):
-        ready.set()
-        time.sleep(60)
-
-
-def test_a_killed_holder_leaves_nothing(tmp_path):
-    """The lock of a killed process is released at once."""
-    context = multiprocessing.get_context("fork")
-    ready = context.Event()
-    process = context.Process(target=_hold, args=(str(tmp_path / "lock"), ready))
-    process.start()
-    assert ready.wait(20)
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    with hold_lock(str(tmp_path / "lock"), wait=False) as held:
-        assert held
-
-
 def test_a_lock_that_cannot_be_made_is_an_error(tmp_path):
     """Locking in a missing folder raises ``FileNotFoundError``."""
     with pytest.raises(FileNotFoundError), hold_lock(str(tmp_path / "no" / "lock")):
@@ -125,20 +92,6 @@ def test_a_link_is_no_lock(tmp_path):
     with pytest.raises(OSError, match="symbolic links"), hold_lock(str(tmp_path / "lock")):
         pass
     assert not (tmp_path / "elsewhere").exists()
-
-
-def test_a_store_that_fails_keeps_no_descriptor(tmp_path, monkeypatch):
-    """Each try of a lock gives its file back, whatever a network file system answers."""
-
-    def refuse(*_args, **_options):
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "stat", refuse)
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(5):
-        with pytest.raises(OSError, match="Input/output"), hold_lock(str(tmp_path / "lock")):
-            pass
-    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_stale_handle_is_a_lock_that_was_removed(tmp_path, monkeypatch):

@@ -3,17 +3,14 @@ behind.
 """
 
 import contextlib
-import dataclasses
 import errno
 import gzip
 import http.server
 import logging
 import multiprocessing
 import os
-import pathlib
 import random
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -31,10 +28,9 @@ from servers import AS_ASKED, Fault
 from support import pieces
 
 import pcrshard
-from pcrshard import encode, memory, storage
+from pcrshard import encode, storage
 from pcrshard.cli.main import main
 from pcrshard.errors import (
-    CorruptIndex,
     CorruptPiece,
     EncodeError,
     PCRError,
@@ -44,7 +40,6 @@ from pcrshard.errors import (
 from pcrshard.reading.prefix_cache import PrefixCache
 from pcrshard.reading.shard import Shard
 from pcrshard.storage.retry import Cancelled, Retry
-from pcrshard.testing import make_jpeg
 
 # A fork server that has the imports makes a process in milliseconds.
 multiprocessing.set_forkserver_preload(
@@ -77,35 +72,20 @@ def truth(index, dataset):
 
 
 @pytest.fixture(scope="module")
-def other_version(tmp_path_factory):
-    """Other photographs in shards of the same names and number."""
-    folder = tmp_path_factory.mktemp("other")
-    for i in range(24):
-        path = folder / "in" / ("cat" if i % 2 else "dog") / f"{i:03d}.jpg"
-        path.parent.mkdir(exist_ok=True, parents=True)
-        path.write_bytes(make_jpeg(100 + i, 40 + i, 64 - i, quality=90))
-    pcrshard.encode(
-        str(folder / "in"), str(folder / "out"), pcrshard.EncodeOptions(num_shards=4), workers=1
-    )
-    return folder / "out"
-
-
-@pytest.fixture(scope="module")
 def bucket(dataset):
     pytest.importorskip("s3fs", reason="S3FS IS NOT INSTALLED: pip install -c constraints.txt s3fs")
     with servers.s3(dataset) as server:
         yield server
 
 
-@pytest.mark.parametrize("name", ["", "pcr.json"])
-def test_a_signature_for_a_folder(dataset, tmp_path, capsys, name):
+def test_a_signature_for_a_folder(dataset, tmp_path, capsys):
     """A query behind a dataset's URL, such as a token for its folder, goes with each request for a
     file of it.
     """
     with servers.faulty(
         dataset, lambda ask: None if ask.query == "sig=a/b" else Fault(status=403)
     ) as server:
-        url = f"{server.url(name)}?sig=a/b"
+        url = f"{server.url()}?sig=a/b"
         index, urls = pcrshard.open_dataset(url)
         ds = wds.WebDataset(urls, shardshuffle=False).pcr_scan(2, index=url, retry=HASTY)
         assert samples_of(ds) == samples_of(
@@ -119,27 +99,7 @@ def test_a_signature_for_a_folder(dataset, tmp_path, capsys, name):
         assert main(["export", urls[0], str(tmp_path / "tars"), "--format", "wds"]) == 0
         assert [path.name for path in (tmp_path / "tars").iterdir()] == [index.shards[0].name]
         with pytest.raises(StorageError, match="403"):
-            pcrshard.open_dataset(server.url(name))
-
-
-@pytest.mark.parametrize(
-    "faults",
-    [
-        [Fault(headers={"Content-Range": "Bytes {start}-{last}/{total}"})],
-        [Fault(cut_after=1000, headers={"ETag": 'W/"x"'}), Fault(headers={"ETag": '"x"'})],
-    ],
-    ids=["unit in capitals", "weak tag"],
-)
-def test_what_http_leaves_open(dataset, faults):
-    """Units of ranges have no case, and a weak tag of the same content is no other version (RFC
-    9110 sections 14.1, 8.8.3.2).
-    """
-    with servers.faulty(dataset, faults) as server:
-        assert (
-            read(server.url("data-000000.tar"), 0, 5000)
-            == (dataset / "data-000000.tar").read_bytes()[:5000]
-        )
-        assert len(server.requests()) == len(faults)
+            pcrshard.open_dataset(server.url())
 
 
 def test_a_compressed_answer_has_another_length(tmp_path):
@@ -181,29 +141,19 @@ def test_a_server_that_asks_for_a_pause_gets_it(dataset, name):
         assert len(server.requests()) == 2
 
 
-@pytest.mark.parametrize("part", [None, (1, 2)])
-def test_encode_to_a_place_that_is_not_there(bucket, synthetic_folder, dataset, part):
-    """Object stores have no folders to make: the first run, each part and a resumed run write to a
-    fresh prefix.
-    """
-    dst, options = (
-        f"s3://{bucket.bucket}/fresh-{part is None}/deep",
-        pcrshard.EncodeOptions(num_shards=4),
-    )
+def test_encode_to_a_place_that_is_not_there(bucket, synthetic_folder, dataset):
+    """Object stores have no folders to make: a part and a resumed run write to a fresh prefix."""
+    dst, options = f"s3://{bucket.bucket}/fresh/deep", pcrshard.EncodeOptions(num_shards=4)
     how = {"workers": 1, "dst_options": bucket.storage_options}
-    if part is None:
-        pcrshard.encode(str(synthetic_folder), dst, options, **how)
-    else:
-        assert encode(synthetic_folder, dst, options, part=part, **how) is None
-    index = pcrshard.encode(str(synthetic_folder), dst, options, resume=True, **how)
+    assert encode(synthetic_folder, dst, options, part=(1, 2), **how) is None
+    index = encode(str(synthetic_folder), dst, options, resume=True, **how)
     assert index == pcrshard.open_dataset(str(dataset))[0]
     with pytest.raises(EncodeError, match="already holds a dataset"):
-        pcrshard.encode(str(synthetic_folder), dst, options, **how)
+        encode(str(synthetic_folder), dst, options, **how)
     for entry in index.shards:
-        shard = pcrshard.Shard(
-            f"{dst}/{entry.name}", entry=entry, storage_options=bucket.storage_options
-        )
-        assert list(shard.samples()) == list(pcrshard.Shard(f"{dataset}/{entry.name}").samples())
+        url, local = f"{dst}/{entry.name}", f"{dataset}/{entry.name}"
+        shard = Shard(url, entry=entry, storage_options=bucket.storage_options)
+        assert list(shard.samples()) == list(Shard(local).samples())
 
 
 def pipeline(urls, scan, **reading):
@@ -288,8 +238,7 @@ def prefetchers():
 # What goes over the wire
 
 
-@pytest.mark.parametrize("scan", [1, 5, "full"])
-@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize(("scan", "prefetch"), [(1, 0), (5, 2), ("full", 2)])
 def test_http_one_request_of_exactly_the_prefix(dataset, index, truth, scan, prefetch):
     """With the dataset index a shard costs one GET for its prefix, to the byte, by nginx's own
     log.
@@ -305,22 +254,6 @@ def test_http_one_request_of_exactly_the_prefix(dataset, index, truth, scan, pre
         assert sum(r.body_bytes for r in server.requests()) == index.prefix_bytes(scan)
 
 
-@pytest.mark.parametrize("scan", [2, "full"])
-def test_http_two_requests_without_the_index(dataset, index, truth, scan):
-    """Without the dataset index a shard costs one small request more, and no byte twice."""
-    with servers.nginx(dataset) as server:
-        assert (
-            samples_of(pipeline([server.url(e.name) for e in index.shards], scan, prefetch=0))
-            == truth[scan]
-        )
-        expected = [("GET", e.name, (0, 1024), 206, 1024) for e in index.shards]
-        expected += [
-            ("GET", e.name, (1024, e.prefix_stop(scan)), 206, e.prefix_stop(scan) - 1024)
-            for e in index.shards
-        ]
-        assert sorted(bodies(server)) == sorted(expected)
-
-
 def test_s3_one_request_of_exactly_the_prefix(bucket, index, truth):
     """The same from an object store, by the store's own log."""
     for scan in (1, 5, "full"):
@@ -333,63 +266,6 @@ def test_s3_one_request_of_exactly_the_prefix(bucket, index, truth):
             for e in index.shards
         ]
         assert sorted(bodies(bucket)) == sorted(expected)
-
-
-def test_s3_two_requests_without_the_index(bucket, index, truth):
-    """Without the dataset index an object costs one small request more."""
-    bucket.reset()
-    shard = Shard(bucket.url(index.shards[0].name), storage_options=bucket.storage_options)
-    assert {s["__key__"]: s["jpg"] for s in shard.samples(2)}.items() <= {
-        k: v["jpg"] for k, v in truth[2].items()
-    }.items()
-    assert [line[2] for line in bodies(bucket)] == [(0, 1024), (1024, shard.prefix_stop(2))]
-
-
-def test_s3_index_by_its_url(bucket, truth):
-    """The index of an S3 dataset can be given by its URL, as that of a folder can."""
-    index, urls = pcrshard.open_dataset(bucket.url(), storage_options=bucket.storage_options)
-    reading = {"index": bucket.url(), "storage_options": bucket.storage_options}
-    assert samples_of(pipeline(urls, 2, **reading)) == truth[2]
-    assert len(index.shards) == len(urls)
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_raising_the_scan_through_the_cache_moves_the_difference(
-    dataset, index, truth, tmp_path, known
-):
-    """From scan 2 to scan 5 only groups 3 to 5 come; a second epoch moves nothing."""
-    with servers.nginx(dataset) as server:
-        urls = [server.url(entry.name) for entry in index.shards]
-        reading = {"cache_dir": str(tmp_path)} | ({"index": index} if known else {})
-        assert samples_of(pipeline(urls, 2, **reading)) == truth[2]
-        for scan, previous in [(5, 2), (5, 5), (2, 5), ("full", 5)]:
-            server.reset()
-            assert samples_of(pipeline(urls, scan, **reading)) == truth[scan]
-            moved = [line for line in bodies(server) if line[0] == "GET"]
-            wanted = {e.name: (e.prefix_stop(previous), e.prefix_stop(scan)) for e in index.shards}
-            expected = [
-                ("GET", name, (a, b), 206, b - a) for name, (a, b) in wanted.items() if a < b
-            ]
-            assert sorted(moved) == sorted(expected), (scan, previous)
-
-
-def test_changing_the_scan_of_a_loaded_prefix_moves_the_difference(dataset, index):
-    """A prefix that was read ahead grows by what is missing when the level rises, and costs nothing
-    when it falls.
-    """
-    entry = index.shards[0]
-    with servers.nginx(dataset) as server:
-        shard = Shard(server.url(entry.name), entry=entry, retry=HASTY)
-        prefix = shard.change_scan(shard.load(2), 5)
-        assert [s["jpg"] for s in prefix.samples()] == [
-            s["jpg"] for s in Shard(f"{dataset}/{entry.name}").samples(5)
-        ]
-        with shard.change_scan(prefix, 1) as prefix:
-            assert [s["jpg"] for s in prefix.samples()] == [
-                s["jpg"] for s in Shard(f"{dataset}/{entry.name}").samples(1)
-            ]
-        stops = entry.prefix_stops
-        assert [line[2] for line in bodies(server)] == [(0, stops[1]), (stops[1], stops[4])]
 
 
 # One range against every fault
@@ -424,6 +300,7 @@ ONCE = {
     "Content-Range of another unit": Fault(
         headers={"Content-Range": "lines {start}-{last}/{total}"}
     ),
+    "unit in capitals": Fault(headers={"Content-Range": "Bytes {start}-{last}/{total}"}),
     "unknown total": Fault(headers={"Content-Range": "bytes {start}-{last}/*"}),
     "no Range": Fault(ignore_range=True),
     "no Range, cut": Fault(ignore_range=True, cut_after=150_000),
@@ -556,7 +433,7 @@ def test_reads_share_the_requests_of_a_process(raw):
     assert 8 < most <= 32
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 410])
+@pytest.mark.parametrize("status", [403, 404])
 def test_hopeless_answers_are_asked_for_once(raw, status):
     """A missing file or a wrong password is reported at once."""
     with servers.faulty(raw, lambda ask: Fault(status=status)) as server:
@@ -583,13 +460,6 @@ def test_many_cuts_are_survived_as_long_as_there_is_progress(raw):
         assert read(server.url("a.bin"), 0, len(DATA), retry) == DATA
 
 
-def test_little_bites_are_given_up(raw):
-    """Retries end if a server cuts every response after a few bytes."""
-    with servers.faulty(raw, lambda ask: Fault(cut_after=3)) as server, within(10):
-        with pytest.raises(StorageError, match="0 of 100000 came in 4 requests"):
-            read(server.url("a.bin"), 0, 100_000)
-
-
 def test_a_server_without_range_sends_the_file_once(tmp_path):
     """From a server that ignores Range every byte comes right, by one download of the file."""
     (tmp_path / "big.bin").write_bytes(DATA * 3)
@@ -608,7 +478,7 @@ def test_a_drip_is_given_up_at_the_deadline(raw):
     with servers.nginx(raw, limit_rate=2000) as server, within(60):
         begin = time.monotonic()
         with pytest.raises(StorageError, match="slow"):
-            read(server.url("a.bin"), 0, 200_000, Retry(timeout=5, deadline=2.5))
+            read(server.url("a.bin"), 0, 200_000, Retry(timeout=2, deadline=1))
         assert time.monotonic() - begin < 30  # of 100
 
 
@@ -673,91 +543,10 @@ def test_passwords_and_signatures_stay_out_of_messages_and_tracebacks(raw, caplo
     assert "trying again" in caplog.text
 
 
-# Whole shards and epochs against every fault
-
-
-def outcome(make, truth):
-    """``ok`` for exactly the right samples; ``error`` for an error of ours; anything else fails."""
-    try:
-        found = samples_of(make())
-    except PCRError as error:
-        assert "http://" in str(error), error
-        return "error"
-    assert found == truth
-    return "ok"
-
-
-# Excludes faults covered by their own range tests and faults too large for small shards.
-_RANGES_ONLY = (
-    "an earlier range",
-    "stall before the answer",
-    "408",
-    "425",
-    "500",
-    "502",
-    "504",
-    "no ETag",
-    "unknown total",
-)
-EPOCH_FAULTS = {name: fault for name, fault in ONCE.items() if name not in _RANGES_ONLY} | {
-    "cut in the body": Fault(cut_after=3000),
-    "cut in the body by RST": Fault(cut_after=3001, reset=True),
-    "stall in the body": Fault(stall=30, stall_after=5000),
-    "no Range, cut": Fault(ignore_range=True, cut_after=3000),
-    "no Content-Length, cut": Fault(headers={"Content-Length": None}, cut_after=3000),
-    "another range, says as asked": Fault(shift=512, headers=AS_ASKED),
-    "flipped in the head": Fault(flip=700),
-    "flipped in the pieces": Fault(flip=-600),
-    "less than asked": Fault(more=-600),
-    "more than asked": Fault(more=600),
-    "less than asked, says as asked": Fault(more=-600, headers=AS_ASKED),
-    "more than asked, says as asked": Fault(more=600, headers=AS_ASKED),
-}
-
-
 def pieces_end(entry, scan):
     """The byte before the last piece's end, away from padding."""
     found = pieces(Shard(entry))
     return int((found.starts + found.sizes)[:scan].max()) - 1
-
-
-@pytest.mark.parametrize("name", EPOCH_FAULTS)
-def test_an_epoch_survives_a_fault_at_each_shard(dataset, index, truth, name):
-    """Every shard's first request fails in this way: the epoch delivers all samples, once, with the
-    right bytes.
-    """
-    fault = EPOCH_FAULTS[name]
-    flips = {e.name: pieces_end(f"{dataset}/{e.name}", 5) for e in index.shards}
-
-    def chosen(ask):
-        return (
-            dataclasses.replace(fault, flip=flips[ask.path[1:]])
-            if name == "flipped in the pieces"
-            else fault
-        )
-
-    with servers.faulty(dataset, First(chosen)) as server, within(20):
-        urls = [server.url(entry.name) for entry in index.shards]
-        assert outcome(lambda: pipeline(urls, 5, index=index, prefetch=2), truth[5]) == "ok"
-        assert len(server.requests()) <= 3 * len(urls)
-    assert prefetchers() == []
-
-
-@pytest.mark.parametrize("name", EPOCH_FAULTS)
-def test_an_epoch_against_a_fault_that_stays_is_whole_or_an_error(dataset, index, truth, name):
-    """The third shard always fails in this way: no short epoch, no hang, with and without index,
-    cache and prefetch.
-    """
-    fault = EPOCH_FAULTS[name]
-    bad = index.shards[2].name
-    seen = set()
-    with servers.faulty(dataset, Always(fault, bad)) as server, within(25):
-        urls = [server.url(entry.name) for entry in index.shards]
-        quick = Retry(attempts=2, first_delay=0.01, timeout=0.3)
-        for known in (index, None):
-            seen.add(outcome(lambda: pipeline(urls, 5, index=known, retry=quick), truth[5]))
-    assert seen
-    assert prefetchers() == []
 
 
 def test_flipped_bytes_are_fetched_once_more_and_then_an_error(dataset, index):
@@ -772,61 +561,14 @@ def test_flipped_bytes_are_fetched_once_more_and_then_an_error(dataset, index):
         assert len(server.requests()) == 2
 
 
-@pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("cached", [True, False])
-def test_a_shard_that_is_replaced_between_epochs(
-    dataset, other_version, index, truth, tmp_path, known, cached
-):
-    """With the old index a replaced shard is an error; without one the new samples come; never a
-    mixture.
-    """
-    served = tmp_path / "served"
-    shutil.copytree(dataset, served)
-    reading = ({"index": index} if known else {}) | (
-        {"cache_dir": str(tmp_path / "cache")} if cached else {}
-    )
-    with servers.faulty(served) as server:
-        urls = [server.url(entry.name) for entry in index.shards]
-        assert samples_of(pipeline(urls, 2, **reading)) == truth[2]
-        for name in (entry.name for entry in index.shards):
-            shutil.copy(other_version / name, served / name)
-        new = samples_of(pipeline([str(other_version / entry.name) for entry in index.shards], 5))
-        if known:
-            with pytest.raises(PCRError, match=r"replaced|expected bytes") as caught:
-                list(pipeline(urls, 5, **reading))
-            assert urls[0].rpartition("-")[0] in str(caught.value)
-        else:
-            assert samples_of(pipeline(urls, 5, **reading)) == new
-
-
-def test_a_shard_object_finds_a_replaced_shard(dataset, other_version, index, tmp_path):
-    """A ``Shard`` that was read before its file was replaced gives the new samples or an error, not
-    a mixture.
-    """
-    name = index.shards[0].name
-    shutil.copy(dataset / name, tmp_path / name)
-    with servers.faulty(tmp_path) as server:
-        shard = Shard(server.url(name), retry=HASTY)
-        list(shard.samples(2))
-        shutil.copy(other_version / name, tmp_path / name)
-        new = list(Shard(str(other_version / name)).samples(5))
-        try:
-            assert list(shard.samples(5)) == new
-        except TruncatedShard:
-            assert os.path.getsize(other_version / name) < os.path.getsize(dataset / name)
-
-
 def test_s3_with_faults_before_it(bucket, index, truth):
     """Cuts, errors and damage between the job and an object store are survived as over HTTP."""
     faults = [
         Fault(cut_after=3000),
         Fault(status=503, body=b"<Error><Code>SlowDown</Code></Error>"),
-        Fault(drop=True),
         Fault(flip=700),
         Fault(stall=30, stall_after=2000),
-        Fault(length_error=500),
         Fault(ignore_range=True),
-        Fault(headers={"ETag": '"x"'}, cut_after=4000),
     ]
     for fault in faults:
         with servers.faulty_proxy(bucket.endpoint, First(fault)) as server, within(20):
@@ -840,20 +582,6 @@ def test_s3_with_faults_before_it(bucket, index, truth):
             found = samples_of(dict(sample) for sample in shard.samples(5))
             assert found.items() <= truth[5].items(), fault
             assert len(found) == index.shards[0].num_samples
-
-
-def test_s3_that_stays_broken_is_an_error(bucket, index):
-    """An object store that is down is given up, in bounded time and with the object's name."""
-    with servers.faulty_proxy(bucket.endpoint, lambda ask: Fault(status=503)) as server, within(30):
-        options = bucket.storage_options_at(server.endpoint)
-        shard = Shard(
-            bucket.url(index.shards[0].name),
-            entry=index.shards[0],
-            storage_options=options,
-            retry=HASTY,
-        )
-        with pytest.raises(StorageError, match=index.shards[0].name):
-            list(shard.samples(5))
 
 
 def test_s3_object_that_is_too_short_is_truncated(bucket, index):
@@ -873,7 +601,7 @@ def test_s3_object_that_is_too_short_is_truncated(bucket, index):
 # Processes
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_workers_read_after_the_parent_did(dataset, index, truth, method):
     """DataLoader workers of any start method read over HTTP although their parent did before, and
     does again.
@@ -882,9 +610,8 @@ def test_workers_read_after_the_parent_did(dataset, index, truth, method):
         urls = [server.url(entry.name) for entry in index.shards]
         assert samples_of(pipeline(urls, 2, index=index)) == truth[2]
         ds = pipeline(urls, 5, index=index)
-        workers = 1 if method == "spawn" else 2
         loader = torch.utils.data.DataLoader(
-            ds, batch_size=None, num_workers=workers, multiprocessing_context=method
+            ds, batch_size=None, num_workers=2, multiprocessing_context=method
         )
         assert samples_of(loader) == truth[5]
         begin = time.monotonic()
@@ -930,23 +657,6 @@ def test_a_lock_does_not_outlive_its_holder_in_a_fork(tmp_path):
         child.join()
 
 
-def test_an_early_break_leaves_nothing(dataset, index, tmp_path):
-    """Leaving an epoch in the middle, with a server that stalls, takes no time, and no thread or
-    buffer stays.
-    """
-    bad = index.shards[1].name
-    with servers.faulty(
-        dataset, lambda ask: Fault(stall=60, stall_after=100) if bad in ask.path else None
-    ) as server:
-        urls = [server.url(entry.name) for entry in index.shards]
-        begin = time.monotonic()
-        for _ in pipeline(urls, 5, index=index, retry=Retry(timeout=60), cache_dir=str(tmp_path)):
-            break
-        assert time.monotonic() - begin < 20  # the server stalls for 60
-        assert prefetchers() == []
-        server.settle()
-
-
 PROGRAM = """
     import sys, threading
     import pcrshard
@@ -956,16 +666,13 @@ PROGRAM = """
     pipeline = wds.WebDataset(urls, shardshuffle=False)
     samples = iter(pipeline.pcr_scan(5, index=index, cache_dir=sys.argv[4]))
     print(next(samples)["__key__"], flush=True)
-    if sys.argv[3] == "exception": raise ValueError("own error")
     if sys.argv[3] == "waits": list(samples)
 """
 
 
-@pytest.mark.parametrize(
-    "how", ["ends", pytest.param("exception", marks=pytest.mark.long), "waits"]
-)
+@pytest.mark.parametrize("how", ["ends", "waits"])
 def test_interpreter_ends_promptly_while_a_server_stalls(dataset, index, tmp_path, how):
-    """A program that ends, fails, or is interrupted with Ctrl-C in a read that stalls ends within
+    """A program that ends, or is interrupted with Ctrl-C in a read that stalls, ends within
     seconds.
     """
     stalls = {entry.name for entry in index.shards[1:]}
@@ -991,80 +698,5 @@ def test_interpreter_ends_promptly_while_a_server_stalls(dataset, index, tmp_pat
             process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
         assert time.monotonic() - begin < 30  # of 60
-        assert ("own error" in errors) == (how == "exception")
         assert "Fatal" not in errors
-        assert process.returncode == {"ends": 0, "exception": 1, "waits": -signal.SIGINT}[how]
-
-
-def test_a_killed_worker_is_an_error_and_not_a_short_epoch(dataset, index):
-    """kill -9 of a DataLoader worker in the middle of an epoch ends the epoch with torch's error,
-    soon.
-    """
-    last = index.shards[3].name
-    with (
-        servers.faulty(
-            dataset, lambda ask: Fault(stall=60) if last in ask.path else None
-        ) as server,
-        within(40),
-    ):
-        urls = [server.url(entry.name) for entry in index.shards]
-        ds = pipeline(urls, 5, index=index, retry=Retry(timeout=60))
-        loader = iter(torch.utils.data.DataLoader(ds, batch_size=None, num_workers=1))
-        next(loader)
-        (worker,) = loader._workers
-        os.kill(worker.pid, signal.SIGKILL)
-        with pytest.raises(RuntimeError, match=r"exited unexpectedly|killed by signal"):
-            list(loader)
-
-
-def test_an_error_in_a_worker_arrives_as_itself(dataset, index):
-    """A store that fails in a DataLoader worker is a StorageError in the job, with the shard's name
-    and without the password.
-    """
-    with servers.faulty(dataset, lambda ask: Fault(status=403)) as server, within(30):
-        urls = [server.url(entry.name) + "?sig=SECRET" for entry in index.shards]
-        loader = torch.utils.data.DataLoader(pipeline(urls, 5), batch_size=None, num_workers=1)
-        with pytest.raises(StorageError, match=index.shards[0].name) as caught:
-            list(loader)
-        assert "SECRET" not in str(caught.value)
-
-
-def test_buffers_come_back(dataset, index):
-    """Epochs over HTTP reuse the same buffers, even after an early exit."""
-    with servers.nginx(dataset) as server:
-        urls = [server.url(entry.name) for entry in index.shards]
-        for _ in range(20):
-            list(pipeline(urls, 5, index=index))
-            next(iter(pipeline(urls, 5, index=index)))
-        assert 1 <= memory.pool.num_idle <= memory.pool.max_idle
-
-
-def test_corrupt_index_of_a_remote_dataset_is_named(tmp_path):
-    """A damaged ``pcr.json`` behind HTTP is an error with its URL."""
-    pathlib.Path(tmp_path, "pcr.json").write_text("{")
-    with servers.faulty(tmp_path) as server:
-        with pytest.raises(CorruptIndex, match=r"pcr\.json"):
-            pcrshard.open_dataset(server.url())
-
-
-class SilentSize(fsspec.AbstractFileSystem):
-    """A store that refuses a range, and never says how long the file is."""
-
-    protocol = "silent"
-
-    def cat_file(self, path, start=None, end=None, **_):
-        raise OSError("416 Requested Range Not Satisfiable")
-
-    def size(self, path):
-        time.sleep(20)
-
-
-def test_a_read_can_be_cancelled_while_it_asks_for_the_size():
-    """A loop that ends does not wait for a store that says nothing."""
-    fsspec.register_implementation("silent", SilentSize, clobber=True)
-    cancel = threading.Event()
-    threading.Timer(0.2, cancel.set).start()
-    begun = time.monotonic()
-    with pytest.raises(PCRError, match="cancelled"):
-        storage.read_into("silent://a.bin", 0, memoryview(bytearray(10)), cancel=cancel)
-    assert time.monotonic() - begun < 10
+        assert process.returncode == {"ends": 0, "waits": -signal.SIGINT}[how]

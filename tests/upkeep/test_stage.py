@@ -22,9 +22,8 @@ from servers import Fault
 import pcrshard
 from pcrshard import open_dataset
 from pcrshard.cli.main import main
-from pcrshard.errors import CorruptIndex, EncodeError, PCRError, ScanUnavailable, StorageError
+from pcrshard.errors import EncodeError, PCRError, ScanUnavailable, StorageError
 from pcrshard.format.scan import check_scan
-from pcrshard.reading.prefix_cache import PrefixCache
 from pcrshard.reading.shard import Shard
 from pcrshard.storage.retry import Retry
 from pcrshard.upkeep.stage import stage
@@ -68,22 +67,6 @@ def moved(server):
     )
 
 
-@pytest.mark.parametrize("scan", [1, 5, "full"])
-def test_copies_exactly_the_prefixes(dataset, index, tmp_path, scan, capsys):
-    """The bytes of a scan's prefixes move once, and the copy verifies."""
-    with servers.nginx(dataset) as server:
-        stage(server.url(), str(tmp_path), scan, retry=HASTY)
-        assert moved(server) == sum(size_at(entry, scan) for entry in index.shards)
-    assert_staged(tmp_path, dataset, index, scan)
-    copy, urls = open_dataset(str(tmp_path))
-    assert [
-        verify_shard(VerifyTask(url, entry)).problems
-        for url, entry in zip(urls, copy.shards, strict=True)
-    ] == [()] * 4
-    assert scan != 5 or main(["verify", str(tmp_path)]) == 0
-    capsys.readouterr()
-
-
 def test_grows_by_the_difference(dataset, index, tmp_path):
     """From scan 2 to 5 to full only what is missing moves; going down moves and removes nothing."""
     with servers.nginx(dataset) as server:
@@ -96,6 +79,7 @@ def test_grows_by_the_difference(dataset, index, tmp_path):
             assert moved(server) == total - previous == sum(staged.copied_bytes for staged in seen)
             assert sum(staged.kept_bytes for staged in seen) == previous
             assert_staged(tmp_path, dataset, index, scan)
+            assert main(["verify", str(tmp_path), "--workers", "1"]) == 0
             previous = total
         server.reset()
         assert stage(server.url(), str(tmp_path), 1).scan is None
@@ -114,15 +98,6 @@ def test_more_than_is_there_names_both_numbers(dataset, index, tmp_path):
     ):
         with pytest.raises(ScanUnavailable, match=r"scan 5.*scans 1 to 2 of 10"):
             read()
-
-
-def test_more_than_is_there_with_a_cache(dataset, tmp_path):
-    """The same through a cache."""
-    stage(str(dataset), str(tmp_path / "dst"), 2)
-    copy, urls = open_dataset(str(tmp_path / "dst"))
-    shard = Shard(urls[0], entry=copy.shards[0], cache=PrefixCache(str(tmp_path / "cache")))
-    with pytest.raises(ScanUnavailable, match=r"scan 5, the staged copy holds scans 1 to 2"):
-        list(shard.samples(5))
 
 
 def test_stock_webdataset_reads_a_staged_copy(dataset, index, tmp_path):
@@ -146,7 +121,7 @@ def test_a_staged_copy_can_be_staged_on(dataset, index, tmp_path):
     assert_staged(tmp_path / "c", dataset, index, "full")
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(5))
 def test_whatever_is_in_the_destination_is_made_right(dataset, index, tmp_path, seed):
     """Damaged, cut, foreign and unfinished files are replaced; sound bytes are kept."""
     rng = random.Random(seed)
@@ -239,22 +214,10 @@ def test_replaced_source_is_noticed(dataset, index, tmp_path):
         list(Shard(url, entry=entry).samples(2))
 
 
-def test_garbage_index_in_the_destination_is_named(dataset, tmp_path):
-    """A damaged ``pcr.json`` in the destination raises an error that names it."""
-    (tmp_path / "pcr.json").write_text("{}")
-    with pytest.raises(CorruptIndex, match=r"pcr\.json"):
-        stage(str(dataset), str(tmp_path), 2)
-
-
 @pytest.mark.parametrize(
     "fault",
     [
-        Fault(drop=True),
         Fault(cut_after=3000),
-        Fault(status=503),
-        Fault(stall=30, stall_after=100),
-        Fault(length_error=100),
-        Fault(ignore_range=True),
         Fault(flip=3000),
         Fault(flip=-700),
         Fault(shift=512, headers=servers.AS_ASKED),
@@ -271,7 +234,7 @@ def test_a_fault_of_the_network_costs_a_request(dataset, index, tmp_path, fault,
         return fault if first else None
 
     with servers.faulty(dataset, policy) as server:
-        stage(server.url(), str(tmp_path), "full", retry=HASTY)
+        stage(server.url(), f"file://{tmp_path}", "full", retry=HASTY)
     assert_staged(tmp_path, dataset, index, "full")
 
 
@@ -398,45 +361,6 @@ def spawn(*args):
     return process
 
 
-def test_resumes_after_kill_at_random_moments(dataset, index, tmp_path):
-    """kill -9 at any moment leaves a folder that the next run completes, by what is missing."""
-    seed = 3
-    rng = random.Random(seed)
-
-    def slow(ask):
-        return (
-            Fault(stall=0.05, stall_after=rng.randrange(1, 2000))
-            if ask.path.endswith(".tar")
-            else None
-        )
-
-    killed = 0
-    with servers.faulty(dataset, slow) as server:
-        for scan in (2, 5, "full"):
-            for _ in range(3):
-                process = spawn(server.url(), str(tmp_path), scan)
-                process.join(rng.uniform(0.03, 0.25))
-                killed += process.is_alive()
-                process.kill()
-                process.join()
-                if (tmp_path / "pcr.json").exists():
-                    copy, urls = open_dataset(str(tmp_path))
-                    for url, entry in zip(urls, copy.shards, strict=True):
-                        list(
-                            Shard(url, entry=entry).samples(
-                                "full" if copy.scan is None else copy.scan
-                            )
-                        )
-            there = sum(path.stat().st_size for path in tmp_path.glob("*.tar"))
-            server.reset()
-            stage(server.url(), str(tmp_path), scan, retry=HASTY)
-            assert moved(server) <= sum(size_at(entry, scan) for entry in index.shards)
-            if there == sum(size_at(entry, scan) for entry in index.shards):
-                assert moved(server) == 0
-            assert_staged(tmp_path, dataset, index, scan)
-    assert killed, seed
-
-
 def test_processes_of_a_node_stage_to_one_folder(dataset, index, tmp_path):
     """Every rank may call it: one copies, the others wait and find all there."""
     with servers.nginx(dataset) as server:
@@ -460,12 +384,6 @@ def test_interrupt_ends_it_soon(dataset, index, tmp_path):
         with pytest.raises(KeyboardInterrupt):
             stage(server.url(), str(tmp_path), 5, retry=Retry(timeout=60, deadline=60))
         assert time.monotonic() - begin < 30  # of 60
-
-
-def test_a_destination_by_its_url(dataset, index, tmp_path):
-    """``file:///scratch`` is the folder that it names."""
-    stage(str(dataset), f"file://{tmp_path}/dst", 2)
-    assert_staged(tmp_path / "dst", dataset, index, 2)
 
 
 def test_command(dataset, index, tmp_path, capsys):
