@@ -15,7 +15,7 @@ from typing import Any
 import fsspec
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
-from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+from fsspec.spec import AbstractFileSystem
 
 from .errors import MissingDependency
 from .jpeg.pixels import Pixels
@@ -195,9 +195,3 @@ class ThrottledFS(AbstractFileSystem):  # type: ignore[misc]  # fsspec is untype
     def ls(self, path: str, detail: bool = True, **kwargs: Any) -> Any:
         """List a folder; not limited."""
         return self.fs.ls(self._strip_protocol(path), detail=detail, **kwargs)
-
-    def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
-        if mode != "rb":
-            raise NotImplementedError("throttled:// is for reading")
-        size = self.fs.size(path)
-        return AbstractBufferedFile(self, path, mode, cache_type="readahead", size=size)

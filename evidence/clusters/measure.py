@@ -9,7 +9,7 @@ import os
 import time
 
 import pcrshard
-from pcrshard.simulation.cluster import Cluster, Job, Node, Storage, Work
+from pcrshard.simulation.cluster import Cluster, Job
 from pcrshard.simulation.epoch import Simulation
 from pcrshard.simulation.outcome import outcome
 
@@ -49,12 +49,7 @@ OUR_DECODE = {1: 6525, 2: 4268, 5: 1814, "full": 796}
 H100_RATE = 2800
 # Of a core, as the validation has measured it.
 BYTE_SECONDS = 2.2e-9
-S3 = {
-    "stream_bandwidth": 90e6,
-    "latency": 0.03,
-    "latency_p99": 0.3,
-    "request_price": 0.4e-6,
-}
+S3 = {"stream": 90e6, "latency": (0.03, 0.3), "prices": (0.4e-6, 0.0)}
 
 
 def simulated(setup, found, costs, sizes, prefixes):
@@ -62,10 +57,14 @@ def simulated(setup, found, costs, sizes, prefixes):
     of its links, which a plain download has measured.
     """
     share = found["goodput"] / (min(setup.storage, setup.link) * 1e6)
-    median, p99 = setup.latency or (costs["latency"], None)
-    storage = Storage(setup.storage * 1e6 * share, latency=median, latency_p99=p99)
     cores = max(1, len(os.sched_getaffinity(0)) // setup.nodes)
-    node = Node(setup.per_node, cores, setup.link * 1e6 * share)
+    cluster = Cluster(
+        setup.storage * 1e6 * share,
+        setup.per_node,
+        cores,
+        setup.link * 1e6 * share,
+        latency=setup.latency or (costs["latency"],) * 2,
+    )
     some = min(setup.workers, 1)
     job = Job(
         setup.processes,
@@ -75,11 +74,10 @@ def simulated(setup, found, costs, sizes, prefixes):
         setup.threads,
         sync_seconds=costs["batch_seconds"][some],
         start_seconds=costs["start_seconds"][some],
+        image_seconds=costs["image_seconds"][f"{setup.scan}, {setup.threads}"],
+        byte_seconds=costs["byte_seconds"],
     )
-    work = Work(costs["image_seconds"][f"{setup.scan}, {setup.threads}"], costs["byte_seconds"])
-    simulation = Simulation(
-        Cluster(storage, node), job, work, sizes, prefixes, lanes_per_rank=real.phases(setup)
-    )
+    simulation = Simulation(cluster, job, sizes, prefixes, lanes_per_rank=real.phases(setup))
     traces = [simulation.run(epoch) for epoch in range(setup.epochs)]
     seconds = sum(trace.step_ends[-1] for trace in traces)
     waited = sum(trace.waited for trace in traces) / setup.processes
@@ -123,19 +121,18 @@ def imagenet(scan, per_record=PER_RECORD, mean=PAPER_MEAN, times=PAPER_TIMES):
     return sizes, [round(size * mean / times[scan]) for size in sizes]
 
 
-def run(cluster, job, work, scan, steps=None, **dataset):
+def run(cluster, job, scan, steps=None, **dataset):
     """The outcome of an epoch of ImageNet."""
     sizes, prefixes = imagenet(scan, **dataset)
     phases = max(job.workers, 1)
-    simulation = Simulation(cluster, job, work, sizes, prefixes, lanes_per_rank=phases)
+    simulation = Simulation(cluster, job, sizes, prefixes, lanes_per_rank=phases)
     return outcome(simulation, simulation.run(steps=steps))._asdict()
 
 
 def paper_cluster(bandwidth, nodes_rate, nodes, scan):
     """The paper's: one TitanX and 32 cores a node."""
-    cluster = Cluster(Storage(bandwidth), Node(1, 32))
-    job = Job(nodes, nodes_rate, 128, workers=4)
-    return run(cluster, job, Work(1 / PAPER_DECODE[scan]), scan)
+    job = Job(nodes, nodes_rate, 128, workers=4, image_seconds=1 / PAPER_DECODE[scan])
+    return run(Cluster(bandwidth, 1, 32), job, scan)
 
 
 def figure5(lab):
@@ -177,10 +174,10 @@ def dgx(lab):
     for scan in PAPER_TIMES:
         rows = []
         for gigabytes in shares:
-            cluster = Cluster(Storage(gigabytes * 1e9, **S3), Node(8, 192, 12.5e9))
-            job = Job(64, H100_RATE, 256, workers=8)
-            work = Work(1 / OUR_DECODE[scan], BYTE_SECONDS)
-            rows.append([min(gigabytes, 1e6), run(cluster, job, work, scan)])
+            cluster = Cluster(gigabytes * 1e9, 8, 192, 12.5e9, **S3)
+            seconds = {"image_seconds": 1 / OUR_DECODE[scan], "byte_seconds": BYTE_SECONDS}
+            job = Job(64, H100_RATE, 256, workers=8, **seconds)
+            rows.append([min(gigabytes, 1e6), run(cluster, job, scan)])
         found[str(scan)] = rows
     return found
 
@@ -189,11 +186,12 @@ def scale(lab):
     """CPU seconds to simulate an epoch of ImageNet on 1 to 1,024 accelerators."""
     rows = []
     for accelerators in (1, 8) if lab.quick else (1, 8, 64, 256, 1024):
-        cluster = Cluster(Storage(10e9, **S3), Node(8, 192, 12.5e9))
-        job = Job(accelerators, H100_RATE, 64 if accelerators > 64 else 256, workers=4)
-        work = Work(1 / OUR_DECODE[5], BYTE_SECONDS)
+        cluster = Cluster(10e9, 8, 192, 12.5e9, **S3)
+        batch = 64 if accelerators > 64 else 256
+        seconds = {"image_seconds": 1 / OUR_DECODE[5], "byte_seconds": BYTE_SECONDS}
+        job = Job(accelerators, H100_RATE, batch, workers=4, **seconds)
         begun = time.process_time()
-        found = run(cluster, job, work, 5, steps=20 if lab.quick else None)
+        found = run(cluster, job, 5, steps=20 if lab.quick else None)
         rows.append([accelerators, time.process_time() - begun, found])
     return rows
 

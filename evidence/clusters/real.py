@@ -17,7 +17,7 @@ import servers
 import torch
 
 import pcrshard
-from pcrshard.simulation.cluster import Storage
+from pcrshard.simulation.cluster import draw_latency
 
 from .links import apart, enter, network
 
@@ -202,17 +202,17 @@ def _latency(setup, server, nodes):
 
 def _serve_late(send, namespace, target, latency):
     enter(namespace)
-    asyncio.run(_proxy(send, target, Storage(latency=latency[0], latency_p99=latency[1])))
+    asyncio.run(_proxy(send, target, latency))
 
 
-async def _proxy(send, target, storage):
+async def _proxy(send, target, latency):
     rng = random.Random(0)
 
     async def copy(reader, writer, late):
         with contextlib.closing(writer):
             while data := await reader.read(1 << 16):
                 if late:
-                    await asyncio.sleep(storage.draw_latency(rng))
+                    await asyncio.sleep(draw_latency(latency, rng))
                 writer.write(data)
                 await writer.drain()
 

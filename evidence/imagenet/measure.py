@@ -15,6 +15,7 @@ from pcrshard.fidelity.msssim import Reference
 from pcrshard.jpeg.pixels import decode_image
 
 from .. import lites
+from . import resized
 from .photographs import photographs, points, shard_bytes, stored, unfinished
 
 # Four blocks are the photographs of shared/data.
@@ -175,7 +176,13 @@ def _bytes(lab):
     return {"images": len(photographs(lab)), "bytes": shard_bytes(lab, photographs(lab))}
 
 
-PARTS = {"cpu": _decode_cost, "agreement": _agreement, "guesses": _guesses, "bytes": _bytes}
+PARTS = {
+    "cpu": _decode_cost,
+    "agreement": _agreement,
+    "guesses": _guesses,
+    "bytes": _bytes,
+    "resized": resized.measure,
+}
 
 
 def measure(lab, parts=()):

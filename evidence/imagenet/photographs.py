@@ -117,7 +117,7 @@ def shard_bytes(lab, chosen):
     """Mean bytes of a photograph at each point; scans as parts of whole shards, index included."""
     found = {}
     for script in SCRIPTS:
-        index = _encoded(lab, chosen, script)
+        index, _ = encoded(lab, chosen, script)
         for scan in range(1, index.num_groups + 1):
             found[Point(script, scan).name] = index.prefix_bytes(scan) / index.num_samples
     sources = [photograph.path.read_bytes() for photograph in chosen]
@@ -126,13 +126,16 @@ def shard_bytes(lab, chosen):
     return found
 
 
-def _encoded(lab, chosen, script):
-    """The index of a dataset of these photographs, made once."""
-    target = os.path.join(lab.cache, "imagenet-shards", f"{script}-{len(chosen)}")
+def encoded(lab, chosen, script, resize_short=None):
+    """The index and the paths of a dataset of these photographs, made once."""
+    name = f"{script}-{len(chosen)}" + (f"-{resize_short}" if resize_short else "")
+    target = os.path.join(lab.cache, "imagenet-shards", name)
     if not os.path.exists(os.path.join(target, "pcr.json")):
         with tempfile.TemporaryDirectory() as folder:
             for photograph in chosen:
                 os.symlink(photograph.path.resolve(), os.path.join(folder, photograph.path.name))
-            options = pcrshard.EncodeOptions(fmt=pcrshard.ShardFormat(script))
+            options = pcrshard.EncodeOptions(
+                fmt=pcrshard.ShardFormat(script), resize_short=resize_short
+            )
             pcrshard.encode(folder, target, options, workers=1)
-    return pcrshard.open_dataset(target)[0]
+    return pcrshard.open_dataset(target)

@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,14 +14,15 @@ from torch import nn
 from ..encoding.encode_dataset import EncodeOptions, encode
 from ..encoding.sources import list_source
 from ..errors import EncodeError, MissingDependency
-from ..fidelity import plots
+from ..fidelity.contact_sheet import contact_sheet
 from ..fidelity.costs import record_table, scan_costs
-from ..format.scan import FULL, Scan
+from ..fidelity.msssim import require_opencv
+from ..fidelity.plots import pyplot_module
+from ..format.scan import FULL
 from ..jpeg.image_decoder import ImageDecoder
 from ..jpeg.other_formats import compress
-from ..jpeg.pixels import Pixels, decode_image
+from ..jpeg.pixels import Pixels
 from ..reading.dataset_folder import open_dataset
-from ..reading.shard import Shard
 from ..training.dataset import PCRDataset
 from ..training.loader import PCRLoader
 from .parser import Report
@@ -31,14 +31,6 @@ _CROP = 256
 _INPUT = 64
 _BATCH = 32
 _MARKER = ".pcrshard-demo"
-
-
-class Training(NamedTuple):
-    """Bytes read by a training run, and its validation accuracy."""
-
-    scan: Scan
-    bytes_read: int
-    accuracy: float
 
 
 def run_demo(photos: str | None, out: str, *, epochs: int) -> Report:
@@ -53,55 +45,13 @@ def run_demo(photos: str | None, out: str, *, epochs: int) -> Report:
 
     Raises:
         EncodeError: The target folder contains other files.
-        MissingDependency: matplotlib or scikit-learn is not installed.
+        MissingDependency: matplotlib, OpenCV or scikit-learn is not installed.
     """
     folder = Path(out)
-    picture = str(folder / "scans.png")
     # Detect missing dependencies before writing anything.
-    plots.pyplot_module()
-    images = _sample_photographs() if photos is None else None
-    _claim(folder)
-    if images is not None:
-        _say("Cropping scikit-learn's two sample photographs into a two-class set ...")
-        photos = str(folder / "photos")
-        _write_crops(images, Path(photos))
-    assert photos is not None
-    train, val = _encode_sets(photos, folder)
-    index, urls = open_dataset(folder / "train")
-    costs = scan_costs(index)
-    _say(f"Training a small network for {epochs} epochs at scan 2, then at full fidelity ...")
-    trainings = [
-        Training(scan, epochs * index.prefix_bytes(scan), _train(train.at(scan), val, epochs))
-        for scan in (2, FULL)
-    ]
-    low, full = trainings
-
-    jpegs = {
-        scan: next(Shard(urls[0]).samples(scan))["jpg"]
-        for scan in (1, 2, 3, 5, 6, index.num_groups)
-    }
-    ladder = [(f"scan {scan}", len(jpeg), decode_image(jpeg)) for scan, jpeg in jpegs.items()]
-    title = "One image at each scan, and what a scan costs"
-    plots.plot_ladder(ladder, costs, picture, title=title)
-
-    lines = [
-        f"A job that reads {index.num_samples} images ({', '.join(index.classes)}):",
-        record_table(costs),
-        f"\nA small network after {epochs} epochs, validated at full fidelity:",
-        record_table(trainings),
-        f"\nScan 2 read {full.bytes_read / low.bytes_read:.1f}x fewer bytes.",
-        f"One image at each scan: {picture}",
-    ]
-    figures = {"trainings": trainings, "scans": costs, "picture": picture}
-    return Report(figures, "\n".join(lines))
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
-
-
-def _claim(folder: Path) -> None:
-    """Mark a new folder as ours; raise if it contains the user's files."""
+    pyplot_module()
+    require_opencv()
+    images = _sample_photographs() if photos is None else {}
     folder.mkdir(parents=True, exist_ok=True)
     marker = folder / _MARKER
     if any(folder.iterdir()) and not marker.exists():
@@ -110,6 +60,39 @@ def _claim(folder: Path) -> None:
             f"got {folder}, which contains other files; use another --out"
         )
     marker.write_text("pcrshard demo replaces what is in this folder.\n")
+    if photos is None:
+        _say("Cropping scikit-learn's two sample photographs into a two-class set ...")
+        photos = str(folder / "photos")
+        _write_crops(images, Path(photos))
+    train, val = _encode_sets(photos, folder)
+    index, _ = open_dataset(folder / "train")
+    costs = scan_costs(index)
+    _say(f"Training a small network for {epochs} epochs at scan 2, then at full fidelity ...")
+    trainings = [
+        {
+            "scan": scan,
+            "bytes_read": epochs * index.prefix_bytes(scan),
+            "accuracy": _train(train.at(scan), val, epochs),
+        }
+        for scan in (2, FULL)
+    ]
+    saving = index.prefix_bytes(FULL) / index.prefix_bytes(2)
+    picture = str(folder / "scans.png")
+    contact_sheet(str(folder / "train"), picture, [1, 2, 3, 5, 6], num_images=1)
+    lines = [
+        f"A job that reads {index.num_samples} images ({', '.join(index.classes)}):",
+        record_table(costs),
+        f"\nA small network after {epochs} epochs, validated at full fidelity:",
+        record_table(trainings),
+        f"\nScan 2 read {saving:.1f}x fewer bytes.",
+        f"One image at each scan: {picture}",
+    ]
+    figures = {"trainings": trainings, "scans": costs, "picture": picture}
+    return Report(figures, "\n".join(lines))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def _sample_photographs() -> dict[str, Pixels]:
@@ -152,30 +135,22 @@ def _encode_sets(photos: str, out: Path) -> list[PCRDataset]:
     In a folder without splits, one image in five per class is used for validation.
     """
     source = list_source(os.path.abspath(photos))
-    names = ("train", "val") if source.splits else ("train",)
-    if source.splits and not {*source.splits} >= {*names}:
-        found = ", ".join(source.splits)
-        raise EncodeError(f"expected folders train and val, got {found}", url=photos)
+    splits = ("train", "val") if source.splits else (None,)
     if len(source.classes) < 2:
         raise EncodeError(
             f"expected at least two classes, one subfolder per class, got {len(source.classes)}",
             url=photos,
         )
     datasets = []
-    for name in names:
+    for split in splits:
+        name = split or "train"
         target = out / name
         shutil.rmtree(target, ignore_errors=True)
-        split = name if source.splits else None
         index = encode(photos, target, EncodeOptions(name=name, split=split, on_error="skip"))
         _say(f"Encoded {index.num_samples} images into {target}.")
         decoder = ImageDecoder(_INPUT)
         datasets.append(PCRDataset(str(target), decoder=decoder, fields=("jpg", "cls")))
     return datasets if source.splits else datasets[0].split([0.8, 0.2], stratify=True)
-
-
-def _loader(dataset: PCRDataset, *, shuffle: bool = True) -> PCRLoader:
-    # A single lane in this process reads each shard exactly once per epoch.
-    return PCRLoader(dataset, _BATCH, shuffle=shuffle, drop_last=False, lanes_per_rank=1)
 
 
 def _train(train: PCRDataset, val: PCRDataset, epochs: int) -> float:
@@ -192,7 +167,8 @@ def _train(train: PCRDataset, val: PCRDataset, epochs: int) -> float:
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, train.num_classes)]
     model = nn.Sequential(*layers)
     optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
-    loader = _loader(train)
+    # A single lane in this process reads each shard exactly once per epoch.
+    loader = PCRLoader(train, _BATCH, drop_last=False, lanes_per_rank=1)
     for _ in range(epochs):
         for images, labels in loader:
             loss = nn.functional.cross_entropy(model(images / 127.5 - 1), labels)
@@ -203,6 +179,6 @@ def _train(train: PCRDataset, val: PCRDataset, epochs: int) -> float:
     with torch.no_grad():
         right = [
             (model(images / 127.5 - 1).argmax(1) == labels).float()
-            for images, labels in _loader(val, shuffle=False)
+            for images, labels in PCRLoader(val, _BATCH, shuffle=False, drop_last=False)
         ]
     return float(torch.cat(right).mean())

@@ -17,7 +17,7 @@ from ..encoding.clusters import ENGINES, dask_executor, encode_on_slurm
 from ..encoding.encode_dataset import EncodeOptions
 from ..encoding.labels import read_classes
 from ..encoding.resume_journal import REPORTS, read_report
-from ..encoding.shard_plan import ON_ERROR, advise
+from ..encoding.shard_plan import ON_ERROR
 from ..encoding.sources import list_source
 from ..errors import EncodeError
 from ..fidelity.costs import record_table, scan_costs
@@ -28,7 +28,16 @@ from ..format.shard_format import AUTO, SCRIPTS, ShardFormat
 from ..redaction import redact_url
 from ..upkeep.script_advice import advise_script
 from .inspect import sizes
-from .parser import Kind, Report, StorageOptions, UsageError, from_file, key_value, parse_scan
+from .parser import (
+    Keywords,
+    Report,
+    StorageOptions,
+    UsageError,
+    from_file,
+    key_value,
+    pairs,
+    parse_scan,
+)
 from .progress import ProgressBar
 
 ALL_SPLITS = "all"
@@ -66,17 +75,26 @@ def _part(text: str) -> tuple[int, int]:
     return int(number), int(count)
 
 
-_NAMES = Kind(_names, "A,B")
+_NAMES = {"type": _names, "metavar": "A,B"}
 Options = Annotated[
     EncodeOptions,
     {
-        "on_error": Kind(str, choices=ON_ERROR),
-        "layout": Kind(str, choices=("compact", "preview")),
+        "on_error": {"choices": ON_ERROR},
+        "layout": {"choices": ("compact", "preview")},
         "classes": from_file(read_classes),
         "script": from_file(_script, "SCRIPT"),
         "lists": _NAMES,
         "preview_fields": _NAMES,
-        "deferred": Kind(_deferred, "FIELD=SCAN", is_pair=True),
+        "deferred": pairs(_deferred, "FIELD=SCAN")
+        | {
+            "help": "First scan at which a field (or extension) is present, such as npy=5; "
+            "repeatable (default: every scan)"
+        },
+        "seed": {
+            "type": int,
+            "metavar": "N",
+            "help": "Seed of the global shuffle before sharding (default: 0)",
+        },
     },
 ]
 
@@ -88,12 +106,10 @@ def encode(
     options: Options,
     keep_order: bool = False,
     workers: int | None = None,
-    engine: Annotated[str, Kind(str, choices=ENGINES)] = "local",
+    engine: Annotated[str, Keywords(choices=ENGINES)] = "local",
     scheduler: str | None = None,
-    slurm_option: Annotated[
-        dict[str, str] | None, Kind(_slurm_option, "KEY=VALUE", is_pair=True)
-    ] = None,
-    part: Annotated[tuple[int, int] | None, Kind(_part, "I/N")] = None,
+    slurm_option: Annotated[dict[str, str] | None, pairs(_slurm_option)] = None,
+    part: Annotated[tuple[int, int] | None, Keywords(type=_part, metavar="I/N")] = None,
     resume: bool = False,
     storage_option: StorageOptions = None,
 ) -> Report:
@@ -226,7 +242,6 @@ def _report(
         record_table(costs),
         f"{sizes(index)} in {dst}{classes}",
         "" if script != AUTO else f"scan script: {index.script}, by the quality of the sources",
-        advise(num_shards),
         advise_script(index, urls, storage_options=storage_options),
     ]
     figures: dict[str, Any] = {

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import os
+import math
 import sys
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Annotated, Any
 
 from .. import __version__, storage
 from ..errors import PCRError
-from ..fidelity import measure, plots
+from ..fidelity import advice, measure, plots
+from ..fidelity.contact_sheet import contact_sheet as draw_contact_sheet
 from ..fidelity.costs import counted, plan_costs, record_table, scan_costs
 from ..format.dataset_index import DatasetIndex, ShardEntry
-from ..format.scan import FULL, Scan
+from ..format.scan import FULL
 from ..format.tar_members import TRAILER
 from ..jpeg import libjpeg_turbo
 from ..reading.dataset_folder import (
@@ -25,17 +27,21 @@ from ..reading.dataset_folder import (
 )
 from ..reading.shard import Shard
 from ..redaction import redact_url
+from ..simulation.cluster import Cluster, Job
 from ..training.epoch_order import Geometry, Rules
 from .parser import (
     Bandwidth,
     Count,
+    Keywords,
     Parallel,
     ParallelOrZero,
+    Picture,
     Positive,
     Report,
     ScanNumber,
     StorageOptions,
     UsageError,
+    between,
 )
 from .progress import ProgressBar
 from .simulate import ClusterOptions, simulate_scans
@@ -83,7 +89,6 @@ def sizes(index: DatasetIndex) -> str:
 def info(
     src: str = "",
     *,
-    plot: str | None = None,
     classes: bool = False,
     system: bool = False,
     storage_option: StorageOptions = None,
@@ -91,11 +96,10 @@ def info(
     """Show how many bytes each scan of a dataset takes.
 
     Example:
-        pcrshard info /data/train-pcr --plot sizes.png
+        pcrshard info /data/train-pcr --classes
 
     Args:
         src: Dataset folder, its pcr.json, a folder of splits, or one shard.
-        plot: PNG file for a plot of the table.
         classes: Also count samples per class (field cls); no images are read.
         system: Show this machine's libraries and decoders instead.
         storage_option: fsspec option of the dataset; repeatable.
@@ -106,18 +110,11 @@ def info(
         return Report(system_figures, "\n".join(lines))
     if not src:
         raise UsageError("expected a dataset or a shard")
-    if plot:
-        plots.check_target(plot)
     datasets = {"": src} if is_shard(src) else find_datasets(src, storage_options=storage_option)
-    reports = {}
-    for split, url in datasets.items():
-        index, urls = open_source(url, storage_option)
-        if plot:
-            title = f"{index.num_samples} samples, script {index.script}"
-            stem, extension = os.path.splitext(plot)
-            target = f"{stem}-{split}{extension}" if split else plot
-            plots.plot_scan_costs(scan_costs(index), target, title=title)
-        reports[split] = _describe(index, urls, classes, storage_option)
+    reports = {
+        split: _describe(*open_source(url, storage_option), classes, storage_option)
+        for split, url in datasets.items()
+    }
     if "" in reports:
         return reports[""]
     text = "\n\n".join(f"{split}:\n{report.text}" for split, report in reports.items())
@@ -176,9 +173,12 @@ def plan(
     batch: Count = 256,
     lanes_per_rank: Parallel = 4,
     shuffle_shards: ParallelOrZero = 4,
-    bandwidth: Bandwidth | None = None,
     simulate: Positive | None = None,
-    cluster: ClusterOptions = ClusterOptions(),
+    threads: ParallelOrZero = 0,
+    decode: Positive | None = None,
+    # Planning takes 57 bytes per sample.
+    samples: Annotated[int, between(1, 1 << 26)] | None = None,
+    cluster: ClusterOptions = Cluster(),
     storage_option: StorageOptions = None,
 ) -> Report:
     """Estimate what an epoch of PCRDataset reads and, with --simulate, how long it takes.
@@ -194,15 +194,21 @@ def plan(
         batch: Batch size per rank.
         lanes_per_rank: Lanes per rank; ideally a multiple of the number of workers.
         shuffle_shards: Number of shards mixed together within a lane.
-        bandwidth: Storage bandwidth shared by all ranks.
         simulate: Simulate an epoch in which each accelerator trains on this many images per
             second.
-        cluster: Simulated cluster.
+        threads: Decoding threads per rank, instead of workers, with --simulate.
+        decode: Images per second that one core decodes, with --simulate (default: measured on this
+            machine at each scan).
+        samples: Number of samples, if the dataset is part of a larger one, with --simulate.
+        cluster: The cluster; all but its bandwidth is for --simulate.
         storage_option: fsspec option of the dataset; repeatable.
     """
     index, urls = open_dataset(src, storage_options=storage_option)
     check_claims(index, urls, storage_options=storage_option)
-    samples = index.num_samples if simulate is None else cluster.samples or index.num_samples
+    simulated = (threads, decode, samples, replace(cluster, bandwidth=math.inf))
+    if simulate is None and simulated != (0, None, None, Cluster()):
+        raise UsageError("only --simulate uses threads, decode, samples, and a cluster's options")
+    samples = samples or index.num_samples
     if ranks > samples:
         raise PCRError(f"expected at most {samples} ranks, one per sample, got {ranks}")
     if batch > (most := samples // ranks):
@@ -214,25 +220,18 @@ def plan(
         batch = most
     geometry = Geometry(batch * ranks, ranks, lanes_per_rank)
     rules = Rules(shuffle_shards=shuffle_shards)
-    scans = None if scan is None else [scan]
+    scans = [cost.scan for cost in scan_costs(index)] if scan is None else [scan]
     rows: Any
-    if simulate is not None:
-        rows = simulate_scans(
-            index,
-            Shard(urls[0], storage_options=storage_option),
-            scans,
-            geometry,
-            rules,
-            rate=simulate,
-            workers=workers,
-            bandwidth=bandwidth,
-            options=cluster,
-        )
-    elif cluster != ClusterOptions():
-        raise UsageError(f"{', '.join(cluster.given())} needs --simulate")
-    else:
+    if simulate is None:
+        bandwidth = cluster.bandwidth if math.isfinite(cluster.bandwidth) else None
         rows = plan_costs(
             index, scans, geometry, rules, workers=max(workers, 1), bandwidth=bandwidth
+        )
+    else:
+        shard = Shard(urls[0], storage_options=storage_option)
+        job = Job(ranks, simulate, batch, 0 if threads else workers, threads)
+        rows = simulate_scans(
+            index, shard, scans, geometry, rules, cluster, job, decode=decode, samples=samples
         )
     steps = counted(samples // geometry.global_batch, "step")
     units = "" if simulate is None else "; times in seconds"
@@ -253,11 +252,10 @@ def fidelity(
     cores: Positive = 1,
     num_images: Count = 32,
     seed: int = 0,
-    plot: str | None = None,
-    contact_sheet: str | None = None,
-    model: str | None = None,
+    plot: Picture | None = None,
+    contact_sheet: Picture | None = None,
+    model: Annotated[str | None, Keywords(metavar="MODULE:FUNCTION")] = None,
     model_size: Count = 224,
-    reference: str | None = None,
     smoothing: bool = False,
     storage_option: StorageOptions = None,
 ) -> Report:
@@ -279,13 +277,11 @@ def fidelity(
         plot: PNG file for a plot of MS-SSIM against bytes.
         contact_sheet: PNG file showing some images at scans 1, 2, 5 and full, with their
             differences from full.
-        model: PACKAGE.MODULE:FUNCTION that returns your network; adds its top-1 accuracy at each
-            scan, using the labels in field cls.
+        model: Function of a Python module that returns your network; adds its top-1 accuracy at
+            each scan, using the labels in field cls.
         model_size: Side of the network's input images, in pixels.
-        reference: Original dataset if SRC is a staged copy; scans are compared with its full
-            fidelity.
         smoothing: Decode with interblock smoothing, like ImageDecoder(smoothing=True).
-        storage_option: fsspec option of the dataset and the reference; repeatable.
+        storage_option: fsspec option of the dataset; repeatable.
     """
     for path in filter(None, (plot, contact_sheet)):
         plots.check_target(path)
@@ -301,49 +297,31 @@ def fidelity(
             num_images=num_images,
             seed=seed,
             on_image=progress,
-            reference=reference,
             model=network,
             smoothing=smoothing,
             storage_options=storage_option,
         )
     if plot:
-        plots.plot_fidelity(
-            [row.scan for row in rows],
-            [row.bytes_per_image / 1000 for row in rows],
-            [row.msssim for row in rows],
-            plot,
-            title=f"{rows[0].num_images} images of {redact_url(src)}",
-        )
+        title = f"{rows[0].num_images} images of {redact_url(src)}"
+        plots.plot_fidelity(rows, plot, title=title)
     if contact_sheet:
-        measure.contact_sheet(
-            src,
-            contact_sheet,
-            seed=seed,
-            reference=reference,
-            smoothing=smoothing,
-            storage_options=storage_option,
+        draw_contact_sheet(
+            src, contact_sheet, seed=seed, smoothing=smoothing, storage_options=storage_option
         )
     scans = [row._asdict() for row in rows]
     if bandwidth is not None:
         for scan, row in zip(scans, rows, strict=True):
-            rate = measure.throughput(row, bandwidth, cores)
-            scan["images_per_second"] = rate.images_per_second
-    advice = measure.recommend(rows, min_msssim)
+            scan["images_per_second"], _ = advice.throughput(row, bandwidth, cores)
+    found = advice.recommend(rows, min_msssim)
     first = rows[0]
     small = f"; {first.num_small} of them small, at fewer scales" if first.num_small else ""
+    reference = "full fidelity"
+    if first.reference != FULL:
+        reference = f"scan {first.reference}, the highest in this staged copy"
     lines = [
-        f"{first.num_images} images, against {_described(first.reference)}{small}",
-        measure.fidelity_table(rows, bandwidth, cores),
-        f"recommended: scan {advice.scan}: {advice.reason}",
+        f"{first.num_images} images, against {reference}{small}",
+        advice.fidelity_table(rows, bandwidth, cores),
+        f"recommended: scan {found.scan}: {found.reason}",
     ]
-    figures = {"recommended": advice.scan, "reason": advice.reason, "scans": scans}
+    figures = {"recommended": found.scan, "reason": found.reason, "scans": scans}
     return Report(figures, "\n".join(lines))
-
-
-def _described(reference: Scan) -> str:
-    if reference == FULL:
-        return "full fidelity"
-    return (
-        f"scan {reference}, the highest in this staged copy (use --reference URL to compare with "
-        "the original dataset)"
-    )

@@ -8,10 +8,10 @@ import logging
 import math
 import os
 import sys
-from argparse import Action, ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from typing import Any, Literal, TextIO
+from typing import Any, TextIO
 
 from .. import __version__
 from ..errors import PCRError
@@ -141,12 +141,12 @@ def build_parser() -> ArgumentParser:
     parser.add_argument("--version", action="version", version=f"pcrshard {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in COMMANDS:
-        add_command(commands, command.__name__, command)
+        add_command(commands, command)
     text = "List, check, export, copy and delete the checkpoints of a store."
     stores = commands.add_parser("checkpoint", help=text, description=text)
     actions = stores.add_subparsers(required=True, metavar="ACTION")
     for action in checkpoint.COMMANDS:
-        add_command(actions, action.__name__, action)
+        add_command(actions, action)
     return parser
 
 
@@ -168,32 +168,4 @@ def demo(photos: str | None = None, *, out: str = "demo-output", epochs: Count =
     return run_demo(photos, out, epochs=epochs)
 
 
-def completion(shell: Literal["bash", "zsh", "tcsh"]) -> Report:
-    """Print a shell completion script for commands, options and files.
-
-    Example:
-        pcrshard completion bash
-
-    Args:
-        shell: Shell to generate the script for.
-    """
-    import shtab
-
-    parser = build_parser()
-    for action in _all_arguments(parser):
-        # An argument without choices is a dataset, source or target, so complete file names.
-        if not action.option_strings and action.choices is None:
-            vars(action)["complete"] = shtab.FILE
-    script = shtab.complete(parser, shell)
-    return Report({"script": script}, script)
-
-
-def _all_arguments(parser: ArgumentParser) -> Iterator[Action]:
-    """Yield the arguments of a parser and its subcommands."""
-    for action in parser._actions:
-        yield action
-        for command in action.choices.values() if isinstance(action.choices, dict) else ():
-            yield from _all_arguments(command)
-
-
-COMMANDS = (encode, info, verify, export, stage, plan, cache, fidelity, card, demo, completion)
+COMMANDS = (encode, info, verify, export, stage, plan, cache, fidelity, card, demo)

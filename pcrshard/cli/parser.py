@@ -2,8 +2,9 @@
 
 A command is a function. Its positional parameters are arguments, its keyword-only parameters are
 options, and a parameter whose type is a dataclass expands to one option per field. Types validate
-the values; defaults come from the signature and help texts from the docstring. A command returns a
-:class:`Report`.
+the values: ``Annotated[type, keywords]`` passes keywords to ``add_argument``, and those of a
+dataclass are a dict by field. Defaults come from the signature and help texts from the docstring.
+A command returns a :class:`Report`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from argparse import (
     RawDescriptionHelpFormatter,
     _ActionsContainer,
 )
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import is_dataclass
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -48,39 +49,31 @@ class Report(NamedTuple):
     has_failed: bool = False
 
 
+class Keywords(dict[str, Any]):
+    """Keywords of ``ArgumentParser.add_argument``, hashable as ``typing`` requires in a union."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
 class UsageError(Exception):
     """Options that are valid individually but not together."""
 
 
-class Kind(NamedTuple):
-    """A converter from a command-line word to a value.
-
-    Attributes:
-        parse: Function that returns the value or raises ``ArgumentTypeError``.
-        metavar: Placeholder in the help text; ``None`` uses the option's name.
-        choices: All valid words.
-        is_pair: Whether the option is repeatable; its (key, value) pairs are collected in a dict.
-    """
-
-    parse: Callable[[str], Any]
-    metavar: str | None = None
-    choices: Sequence[str] | None = None
-    is_pair: bool = False
-
-
 class _AddPair(Action):
+    """Collect (key, value) pairs of a repeated option in a dict."""
+
     def __call__(
         self, _: ArgumentParser, namespace: Namespace, pair: Any, option: str | None = None
     ) -> None:
         setattr(namespace, self.dest, {**getattr(namespace, self.dest, {}), **dict([pair])})
 
 
-def add_command(commands: Any, name: str, function: Callable[..., Report]) -> None:
+def add_command(commands: Any, function: Callable[..., Report]) -> None:
     """Add a function as a subcommand of a parser."""
     doc = inspect.getdoc(function) or ""
     summary = _summary(function)
     parser = commands.add_parser(
-        name,
+        function.__name__,
         help=summary,
         # The raw formatter keeps the example on one line.
         description=textwrap.fill(summary, shutil.get_terminal_size().columns - 2),
@@ -88,89 +81,88 @@ def add_command(commands: Any, name: str, function: Callable[..., Report]) -> No
         formatter_class=RawDescriptionHelpFormatter,
     )
     parser.set_defaults(function=function, parser=parser)
-    _add_parameters(parser, parser, function, {})
+    added = _add_parameters(parser, parser, function, {})
+    # Docstrings name parameters as Python does; help texts name options.
+    options = {action.dest: action.option_strings[0] for action in added if action.option_strings}
+    for action in added:
+        action.help = re.sub(
+            r"\b[a-z]+(_[a-z]+)+\b", lambda word: options.get(word[0], word[0]), action.help or ""
+        )
     parser.add_argument(
         "--json", action="store_true", default=SUPPRESS, help="Print the result as JSON"
     )
 
 
-def run_command(function: Callable[..., Any], values: dict[str, Any]) -> Any:
+def run_command(source: Callable[..., Any], values: dict[str, Any]) -> Any:
     """Call a function, or construct a dataclass, with its parsed values."""
+    hints = get_type_hints(source)
     taken = {}
-    for name, hint, _ in _parameters(function, {}):
-        if is_dataclass(hint):
-            taken[name] = run_command(hint, values)  # type: ignore[arg-type]  # it is a class
+    for name in inspect.signature(source).parameters:
+        if is_dataclass(hints[name]):
+            taken[name] = run_command(hints[name], values)
         elif name in values:
             taken[name] = values[name]
-    return function(**taken)
-
-
-def _parameters(
-    source: Callable[..., Any], kinds: Mapping[str, Kind]
-) -> list[tuple[str, Any, Any]]:
-    """Yield (name, type, parameter) per parameter; an option's type may be its ``Kind``."""
-    hints = get_type_hints(source, include_extras=True)
-    return [
-        (name, kinds.get(name) or _bare(hints[name]), parameter)
-        for name, parameter in inspect.signature(source).parameters.items()
-    ]
-
-
-def _bare(hint: Any) -> Any:
-    """Strip ``None`` from a type; return the ``Kind`` of an annotated type if it has one."""
-    options = [option for option in get_args(hint) if option is not type(None)]
-    if get_origin(hint) is Annotated:
-        return options[1] if isinstance(options[1], Kind) else options[0]
-    is_optional = type(None) in get_args(hint)
-    return _bare(options[0]) if is_optional else hint
+    return source(**taken)
 
 
 def _add_parameters(
     parser: ArgumentParser,
     target: _ActionsContainer,
     source: Callable[..., Any],
-    kinds: Mapping[str, Kind],
-) -> None:
+    overrides: Mapping[str, Mapping[str, Any]],
+) -> list[Action]:
+    """Add the parameters of a function, or the fields of a dataclass, and return the actions."""
     doc = inspect.getdoc(source) or ""
     texts = _ARGUMENT_TEXT.findall(_section(doc, "Attributes" if is_dataclass(source) else "Args"))
     helps = {name: " ".join(text.replace("``", "").split()) for name, text in texts}
     hints = get_type_hints(source, include_extras=True)
-    for name, hint, parameter in _parameters(source, kinds):
+    added: list[Action] = []
+    for name, parameter in inspect.signature(source).parameters.items():
+        hint, *metadata = get_args(hints[name]) if _is_annotated(hints[name]) else [hints[name]]
         if is_dataclass(hint):
-            # A command may parse fields differently from what their types say.
-            overridden = get_args(hints[name])[1] if get_origin(hints[name]) is Annotated else kinds
             group = parser.add_argument_group(_summary(hint).removesuffix("."))
-            _add_parameters(parser, group, hint, overridden)  # type: ignore[arg-type]
+            of_fields = metadata[0] if metadata else overrides
+            added += _add_parameters(parser, group, hint, of_fields)  # type: ignore[arg-type]
             continue
         is_option = parameter.kind is parameter.KEYWORD_ONLY or is_dataclass(source)
-        options = _argparse_options(hint, is_option=is_option)
-        if not is_option and parameter.default is not parameter.empty:
-            options["nargs"] = options.get("nargs", "?")
-        elif is_option:
-            options["required"] = parameter.default is parameter.empty
-            options["dest"] = name
-        words = f"--{name.replace('_', '-')}" if is_option else name
         text = helps.get(name, "").removesuffix(".") + _shown_default(parameter.default)
-        target.add_argument(words, help=text.replace("%", "%%"), default=SUPPRESS, **options)
+        keywords: dict[str, Any] = {"help": text.replace("%", "%%"), "default": SUPPRESS}
+        keywords |= overrides.get(name) or _keywords(hints[name], is_option=is_option)
+        is_optional = parameter.default is not parameter.empty
+        if is_option:
+            keywords |= {"required": not is_optional, "dest": name}
+        elif is_optional:
+            keywords.setdefault("nargs", "?")
+        words = f"--{name.replace('_', '-')}" if is_option else name
+        added.append(target.add_argument(words, **keywords))
+    return added
 
 
-def _argparse_options(hint: Any, *, is_option: bool) -> dict[str, Any]:
-    if isinstance(hint, Kind):
-        action = {"action": _AddPair} if hint.is_pair else {}
-        return {"type": hint.parse, "metavar": hint.metavar, "choices": hint.choices} | action
+def _is_annotated(hint: Any) -> bool:
+    return get_origin(hint) is Annotated
+
+
+def _keywords(hint: Any, *, is_option: bool) -> Mapping[str, Any]:
+    """Return the arguments of ``add_argument`` for a type."""
+    if _is_annotated(hint):
+        keywords: Mapping[str, Any] = get_args(hint)[1]
+        return keywords
+    if type(None) in get_args(hint):
+        return _keywords(get_args(hint)[0], is_option=is_option)
     if hint is bool:
         return {"action": "store_true"}
     if get_origin(hint) is Literal:
         return {"choices": get_args(hint)}
     if get_origin(hint) is not None:
         nargs = "+" if is_option else "*"
-        return _argparse_options(get_args(hint)[0], is_option=is_option) | {"nargs": nargs}
+        return {**_keywords(get_args(hint)[0], is_option=is_option), "nargs": nargs}
     return {"type": hint, "metavar": "N" if hint is int and is_option else None}
 
 
 def _shown_default(default: Any) -> str:
-    is_shown = isinstance(default, str | int | float) and default not in ("", math.inf)
-    return f" (default: {default})" if is_shown and default is not False else ""
+    if isinstance(default, bool) or not isinstance(default, str | int | float):
+        return ""
+    return "" if default in ("", math.inf) else f" (default: {default})"
 
 
 def _summary(source: Any) -> str:
@@ -197,8 +189,8 @@ def _scan_or_fraction(text: str) -> Scan | float:
     return parse_scan(text)
 
 
-def between(least: int, most: int) -> Kind:
-    """Return a ``Kind`` for integers in ``[least, most]``."""
+def between(least: int, most: int) -> Keywords:
+    """Return the keywords of an integer in ``[least, most]``."""
 
     def parse(text: str) -> int:
         with suppress(ValueError):
@@ -206,10 +198,12 @@ def between(least: int, most: int) -> Kind:
                 return value
         raise ArgumentTypeError(f"expected a number from {least} to {most}, got {text!r}")
 
-    return Kind(parse, "N")
+    return Keywords(type=parse, metavar="N")
 
 
-def _above_zero(factor: float) -> Callable[[str], float]:
+def above_zero(factor: float) -> Callable[[str], float]:
+    """Return a parser of positive numbers in units of ``factor``."""
+
     def parse(text: str) -> float:
         with suppress(ValueError):
             if 0 < (value := float(text) * factor) < math.inf:
@@ -235,8 +229,8 @@ def _storage_option(text: str) -> tuple[str, Any]:
         return key, value
 
 
-def from_file(read: Callable[[str], Any], metavar: str = "FILE") -> Kind:
-    """Return a ``Kind`` for the content of a file; read errors are not usage errors."""
+def from_file(read: Callable[[str], Any], metavar: str = "FILE") -> Keywords:
+    """Return the keywords of the content of a file; read errors are not usage errors."""
 
     def parse(url: str) -> Any:
         try:
@@ -245,16 +239,23 @@ def from_file(read: Callable[[str], Any], metavar: str = "FILE") -> Kind:
             # argparse would replace the message of a ValueError with its own.
             raise PCRError(str(error)) from error
 
-    return Kind(parse, metavar)
+    return Keywords(type=parse, metavar=metavar)
 
 
-ScanNumber = Annotated[Scan, Kind(parse_scan, "SCAN")]
-ScanOrFraction = Annotated[Scan | float, Kind(_scan_or_fraction, "SCAN")]
+def pairs(parse: Callable[[str], Any], metavar: str = "KEY=VALUE") -> Keywords:
+    """Return the keywords of a repeatable option, whose (key, value) pairs make a dict."""
+    return Keywords(type=parse, metavar=metavar, action=_AddPair)
+
+
+ScanNumber = Annotated[Scan, Keywords(type=parse_scan, metavar="SCAN")]
+ScanOrFraction = Annotated[Scan | float, Keywords(type=_scan_or_fraction, metavar="SCAN")]
 Count = Annotated[int, between(1, 1 << 20)]
 # Per rank; limited so that a typo cannot exhaust memory.
 Parallel = Annotated[int, between(1, 4096)]
 ParallelOrZero = Annotated[int, between(0, 4096)]
-Positive = Annotated[float, Kind(_above_zero(1), "NUMBER")]
+Positive = Annotated[float, Keywords(type=above_zero(1), metavar="NUMBER")]
 # Given in MB/s, stored in bytes per second.
-Bandwidth = Annotated[float, Kind(_above_zero(1e6), "MB/s")]
-StorageOptions = Annotated[dict[str, Any] | None, Kind(_storage_option, "KEY=VALUE", is_pair=True)]
+MEGABYTES = Keywords(type=above_zero(1e6), metavar="MB/s")
+Bandwidth = Annotated[float, MEGABYTES]
+Picture = Annotated[str, Keywords(metavar="FILE")]
+StorageOptions = Annotated[dict[str, Any] | None, pairs(_storage_option)]

@@ -17,13 +17,13 @@ from ..reading.cache_folder import MARKER, is_marked
 from ..reading.dataset_folder import find_datasets, open_dataset
 from ..reading.prefix_cache import PrefixCache
 from ..reading.shard import Shard
-from ..upkeep.dataset_card import About, dataset_card
+from ..upkeep.dataset_card import dataset_card
 from ..upkeep.export import FORMATS, export_shard
 from ..upkeep.stage import Staged
 from ..upkeep.stage import stage as stage_dataset
 from ..upkeep.verify import verify as verify_dataset
 from .inspect import is_shard, open_source, sizes
-from .parser import Kind, Parallel, Report, ScanOrFraction, StorageOptions
+from .parser import Keywords, Parallel, Report, ScanOrFraction, StorageOptions
 from .progress import ProgressBar
 
 
@@ -79,7 +79,7 @@ def export(
     dst: str,
     *,
     scan: ScanOrFraction = FULL,
-    format: Annotated[str, Kind(str, choices=FORMATS)] = FORMATS[0],
+    format: Annotated[str, Keywords(choices=FORMATS)] = FORMATS[0],
     baseline: bool = False,
     on_error: Literal["raise", "skip"] = "raise",
     overwrite: bool = False,
@@ -266,8 +266,13 @@ def card(
     index, urls = next(iter(opened.values()))
     schema = Shard(urls[0], entry=index.shards[0]).index.schema
     name = name or os.path.basename(os.path.realpath(path))
-    about = About(name, url or f"hf://datasets/USER/{name}", license)
-    text = dataset_card({split: index for split, (index, _) in opened.items()}, schema, about)
+    text = dataset_card(
+        {split: index for split, (index, _) in opened.items()},
+        schema,
+        name=name,
+        url=url or f"hf://datasets/USER/{name}",
+        license=license,
+    )
     with storage.atomic_write(target) as file:
         file.write(text.encode(errors="backslashreplace"))
     return Report({"files": [target]}, f"wrote {target}; edit it to say where the images come from")

@@ -2,144 +2,96 @@
 
 from __future__ import annotations
 
-import math
-from argparse import ArgumentTypeError
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
-from ..fidelity.costs import scan_costs
 from ..format.dataset_index import DatasetIndex
 from ..format.scan import Scan
 from ..reading.shard import Shard
-from ..simulation.cluster import Cluster, Job, Node, Storage, Work
+from ..simulation.cluster import Cluster, Job
 from ..simulation.decoding import image_seconds
 from ..simulation.epoch import Simulation
 from ..simulation.outcome import outcome
 from ..training.epoch_order import Geometry, Rules
-from .parser import Bandwidth, Count, Kind, Parallel, ParallelOrZero, Positive, between
+from .parser import MEGABYTES, above_zero
 
 
-def _numbers(text: str) -> tuple[float, float]:
-    """Parse one or two numbers, such as ``30,300``; a missing second number is 0."""
-    first, _, second = text.partition(",")
-    try:
-        found = float(first), float(second or 0)
-    except ValueError:
-        raise ArgumentTypeError(f"expected one number or two, got {text!r}") from None
-    if not all(0 <= number < math.inf for number in found):
-        raise ArgumentTypeError(f"expected numbers of at least 0, got {text!r}")
-    return found
+def latency(text: str) -> tuple[float, float]:
+    """Parse milliseconds: a median, and a 99th percentile."""
+    seconds = [float(number) / 1e3 for number in text.split(",")]
+    return seconds[0], seconds[-1]
 
 
-def _latency(text: str) -> tuple[float, float]:
-    median, p99 = _numbers(text)
-    if 0 < p99 < median:
-        raise ArgumentTypeError(f"expected MEDIAN,P99 with the median first, got {text!r}")
-    return median, max(median, p99)
+def prices(text: str) -> tuple[float, float]:
+    """Parse dollars per 1,000 requests, and per GB."""
+    requests, _, gigabytes = text.partition(",")
+    return float(requests) / 1e3, float(gigabytes or 0) / 1e9
 
 
-@dataclass(frozen=True)
-class ClusterOptions:
-    """Simulated cluster, used with --simulate.
-
-    Attributes:
-        per_node: Accelerators per node.
-        cores: CPU cores per node.
-        threads: Decoding threads per rank, instead of workers.
-        link: Network bandwidth per node (default: unlimited).
-        stream: Bandwidth per request (default: unlimited).
-        latency: Time to the first byte of a request: median and 99th percentile.
-        cache: Local cache per node in GB; shows the second epoch.
-        decode: Images per second that one core decodes (default: measured on this machine
-            at each scan).
-        prices: Dollars per 1,000 requests, and per GB of egress.
-        samples: Number of samples, if the dataset is part of a larger one.
-        steps: Simulate only this many steps (default: the whole epoch).
-    """
-
-    per_node: Parallel = 8
-    cores: Parallel = 64
-    threads: ParallelOrZero = 0
-    link: Bandwidth = math.inf
-    stream: Bandwidth = math.inf
-    latency: Annotated[tuple[float, float], Kind(_latency, "MS[,MS]")] = (0.0, 0.0)
-    cache: Positive = 0.0
-    decode: Positive | None = None
-    prices: Annotated[tuple[float, float], Kind(_numbers, "REQUESTS[,GB]")] = (0.0, 0.0)
-    # Planning takes 57 bytes per sample.
-    samples: Annotated[int, between(1, 1 << 26)] | None = None
-    steps: Count | None = None
-
-    def given(self) -> Iterator[str]:
-        """Yield the names of options that differ from their defaults, as on a command line."""
-        for field in fields(self):
-            if getattr(self, field.name) != field.default:
-                yield f"--{field.name.replace('_', '-')}"
+# In the units of a command line.
+ClusterOptions = Annotated[
+    Cluster,
+    {
+        "bandwidth": MEGABYTES,
+        "link": MEGABYTES,
+        "stream": MEGABYTES,
+        "latency": {
+            "type": latency,
+            "metavar": "MS[,MS]",
+            "help": "Time to the first byte of a request: median and 99th percentile",
+        },
+        "cache": {
+            "type": above_zero(1e9),
+            "metavar": "GB",
+            "help": "Local cache per node; shows the second epoch",
+        },
+        "prices": {
+            "type": prices,
+            "metavar": "REQUESTS[,GB]",
+            "help": "Dollars per 1,000 requests, and per GB of egress",
+        },
+    },
+]
 
 
 def simulate_scans(
     index: DatasetIndex,
     shard: Shard,
-    scans: Sequence[Scan] | None,
+    scans: Sequence[Scan],
     geometry: Geometry,
     rules: Rules,
+    cluster: Cluster,
+    job: Job,
     *,
-    rate: float,
-    workers: int,
-    bandwidth: float | None,
-    options: ClusterOptions,
+    decode: float | None,
+    samples: int,
 ) -> list[dict[str, Any]]:
-    """Simulate an epoch at each scan, decoding ``shard`` to measure the decoding cost."""
-    batch = geometry.global_batch // geometry.max_world_size
-    job = Job(
-        geometry.max_world_size,
-        rate,
-        batch,
-        0 if options.threads else workers,
-        threads=options.threads,
-    )
-    median, p99 = options.latency
-    requests, gigabytes = options.prices
-    cluster = Cluster(
-        Storage(
-            bandwidth or math.inf,
-            options.stream,
-            median / 1e3,
-            p99 / 1e3,
-            requests / 1e3,
-            gigabytes / 1e9,
-        ),
-        Node(options.per_node, options.cores, options.link, options.cache * 1e9),
-    )
+    """Simulate an epoch at each scan; decode ``shard`` to measure the cost if not given."""
     rows = []
-    for scan in scans or [cost.scan for cost in scan_costs(index)]:
-        seconds = 1 / options.decode if options.decode else image_seconds(shard, scan)
-        sizes, prefixes = _shards(index, scan, options.samples or index.num_samples)
+    for scan in scans:
+        seconds = 1 / decode if decode else image_seconds(shard, scan)
         simulation = Simulation(
             cluster,
-            job,
-            Work(seconds),
-            sizes,
-            prefixes,
+            replace(job, image_seconds=seconds),
+            *_shards(index, scan, samples),
             rules=rules,
             lanes_per_rank=geometry.lanes_per_rank,
         )
-        for epoch in range(2 if options.cache else 1):
-            trace = simulation.run(epoch, options.steps)
+        for epoch in range(2 if cluster.cache else 1):
+            trace = simulation.run(epoch)
         rows.append({"scan": scan} | outcome(simulation, trace)._asdict())
     return rows
 
 
 def _shards(index: DatasetIndex, scan: Scan, samples: int) -> tuple[list[int], list[int]]:
     """Return samples and prefix bytes per shard, repeating the shards to reach ``samples``."""
-    sizes: list[int] = []
-    prefixes: list[int] = []
-    while samples > 0:
-        for shard in index.shards:
-            taken = min(samples, shard.num_samples)
-            if taken:
-                sizes.append(taken)
-                prefixes.append(shard.prefix_stop(scan) * taken // shard.num_samples)
-            samples -= taken
-    return sizes, prefixes
+    taken = []
+    for shard in itertools.cycle(index.shards):
+        taken.append((shard, min(samples, shard.num_samples)))
+        samples -= taken[-1][1]
+        if not samples:
+            break
+    prefixes = [shard.prefix_stop(scan) * count // shard.num_samples for shard, count in taken]
+    return [count for _, count in taken], prefixes

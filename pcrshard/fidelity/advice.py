@@ -5,23 +5,14 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from ..format.scan import FULL, Scan
-from .costs import human_bytes, name_scan, table
+from .costs import human_bytes, name_scan, record_table
 
 _ENOUGH = 0.95
 _LOSS = 0.01
 _NORMAL975 = 1.96
-_HEADER = (
-    "scan",
-    "bytes/sample",
-    "image bytes [q1 q3]",
-    "saving",
-    "MS-SSIM [q1 q3]",
-    "PSNR",
-    "decode ms",
-)
 
 
 class Quartiles(NamedTuple):
@@ -71,13 +62,6 @@ class ScanFidelity(NamedTuple):
     reference_top1: float | None = None
 
 
-class Throughput(NamedTuple):
-    """Images per second available to a job at a scan, and the bottleneck."""
-
-    images_per_second: float
-    limit: Literal["bandwidth", "decoding"]
-
-
 class Recommendation(NamedTuple):
     """A recommended scan and the reason for it."""
 
@@ -85,12 +69,8 @@ class Recommendation(NamedTuple):
     reason: str
 
 
-def throughput(
-    row: ScanFidelity,
-    bandwidth: float,
-    cores: float = math.inf,
-) -> Throughput:
-    """Predict the throughput of a job at a scan.
+def throughput(row: ScanFidelity, bandwidth: float, cores: float = math.inf) -> tuple[float, str]:
+    """Predict a job's images per second at a scan, and what limits it: bandwidth or decoding.
 
     It is X = W / E[s] (section 4.1 of the VLDB paper), up to the decoding rate.
 
@@ -99,9 +79,8 @@ def throughput(
         bandwidth: Storage bandwidth in bytes per second.
         cores: Number of cores dedicated to decoding whole images.
     """
-    read = Throughput(bandwidth / row.bytes_per_image, "bandwidth")
-    decoded = Throughput(cores / row.decode_seconds, "decoding")
-    return min(read, decoded)
+    read = (bandwidth / row.bytes_per_image, "bandwidth")
+    return min(read, (cores / row.decode_seconds, "decoding"))
 
 
 def recommend(
@@ -181,29 +160,24 @@ def fidelity_table(
     cores: float = math.inf,
 ) -> str:
     """Format the table of ``pcrshard fidelity``; a bandwidth adds :func:`throughput`."""
-    header = list(_HEADER)
-    lines: list[list[object]] = []
+    lines: list[dict[str, object]] = []
     for row in rows:
         low, middle, high = map(human_bytes, row.image_bytes)
         worst, _, best = row.msssim_quartiles
-        line: list[object] = [
-            row.scan,
-            human_bytes(row.bytes_per_image),
-            f"{middle} [{low} {high}]",
-            f"{row.saving:.2f}x",
-            f"{row.msssim:.4f} [{worst:.4f} {best:.4f}]",
-            f"{row.psnr:.1f}",
-            f"{1000 * row.decode_seconds:.2f}",
-        ]
+        line: dict[str, object] = {
+            "scan": row.scan,
+            "bytes/sample": human_bytes(row.bytes_per_image),
+            "image bytes [q1 q3]": f"{middle} [{low} {high}]",
+            "saving": f"{row.saving:.2f}x",
+            "MS-SSIM [q1 q3]": f"{row.msssim:.4f} [{worst:.4f} {best:.4f}]",
+            "PSNR": f"{row.psnr:.1f}",
+            "decode ms": f"{1000 * row.decode_seconds:.2f}",
+        }
         if row.top1 is not None:
             lower, upper = wilson_interval(row.top1, row.num_images)
-            line.append(f"{_percent(row.top1)} [{100 * lower:.1f} {100 * upper:.1f}]")
+            line["top-1 [95 %]"] = f"{_percent(row.top1)} [{100 * lower:.1f} {100 * upper:.1f}]"
         if bandwidth is not None:
-            rate = throughput(row, bandwidth, cores)
-            line += [f"{rate.images_per_second:.0f}", rate.limit]
+            rate, line["limit"] = throughput(row, bandwidth, cores)
+            line["images/s"] = f"{rate:.0f}"
         lines.append(line)
-    if any(row.top1 is not None for row in rows):
-        header.append("top-1 [95 %]")
-    if bandwidth is not None:
-        header += ["images/s", "limit"]
-    return table(header, lines)
+    return record_table(lines)

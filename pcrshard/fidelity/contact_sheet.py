@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+
+import numpy as np
 
 from ..format.scan import FULL, Scan, check_scan
-from ..jpeg.pixels import SMOOTHING, Pixels, decode_image
+from ..jpeg.pixels import SMOOTHING, decode_image
 from ..storage import Options
+from .costs import human_bytes, name_scan
 from .msssim import Reference, count_scales, middle
-from .plots import Picture, plot_contact_sheet, pyplot_module
-from .sampled_images import ImageSample, Pieces, draw_images
+from .plots import saved_figure
+from .sampled_images import draw_images
 
 _SHOWN = (1, 2, 5)
-# Scans, and the number of pieces of each.
-Columns = Sequence[tuple[Scan, int]]
-Compare = Callable[[Pixels], float]
-Decode = Callable[[Pieces], Pixels]
 
 
 def contact_sheet(
@@ -29,7 +26,6 @@ def contact_sheet(
     seed: int = 0,
     side: int = 224,
     storage_options: Options = None,
-    reference: str | None = None,
     smoothing: bool = SMOOTHING,
 ) -> None:
     """Draw random images at some scans side by side, with differences from the last scan below.
@@ -44,49 +40,34 @@ def contact_sheet(
         seed: Random seed; the same seed picks the same images.
         side: Maximum side in pixels of the square center crop shown of each image.
         storage_options: fsspec storage options.
-        reference: The dataset that ``url`` is a staged copy of.
         smoothing: As for :class:`pcrshard.ImageDecoder`.
 
     Raises:
         MissingDependency: matplotlib or OpenCV is not installed.
+        StorageError: The picture cannot be written.
         PCRError: As for :func:`measure`.
     """
-    pyplot_module()
-    sample = draw_images(
-        url, num_images, seed, num_images, reference=reference, storage_options=storage_options
-    )
-    columns = _columns(sample, scans)
-    decode = partial(decode_image, smoothing=smoothing)
-    rows = [pictures for pictures, _ in sample.look(partial(_draw_row, columns, decode, side))]
-    best = "full fidelity" if sample.top == FULL else f"scan {sample.top}"
-    title = f"middle of each image, and four times its difference to {best}"
-    plot_contact_sheet(rows, path, title=f"script {sample.dataset.script}: {title}")
-
-
-def _columns(sample: ImageSample, scans: Sequence[Scan] | None) -> Columns:
-    """Return the scans shown and the number of pieces of each."""
+    sample = draw_images(url, num_images, seed, num_images, storage_options)
     num_groups = sample.dataset.num_groups
     last = min(check_scan(sample.top, num_groups), num_groups)
-    shown = [scan for scan in _SHOWN if scan < last] if scans is None else scans
-    return [(scan, check_scan(scan, num_groups)) for scan in [*shown, sample.top]]
-
-
-def _draw_row(
-    columns: Columns,
-    decode: Decode,
-    side: int,
-    pieces: Pieces,
-) -> list[Picture]:
-    compare = _comparison(decode(pieces))
-    pictures = []
-    for scan, stop in columns:
-        pixels = decode(pieces[:stop])
-        num_bytes = sum(map(len, pieces[:stop]))
-        pictures.append(Picture(scan, num_bytes, compare(pixels), middle(pixels, side)))
-    return pictures
-
-
-def _comparison(pixels: Pixels) -> Compare:
-    """Return a function that gives MS-SSIM against ``pixels``, or NaN if they are too small."""
-    is_comparable = count_scales(*pixels.shape[:2]) > 0
-    return Reference(pixels).compare if is_comparable else lambda _: math.nan
+    lower_scans = [scan for scan in _SHOWN if scan < last] if scans is None else scans
+    shown = [*lower_scans, sample.top]
+    best = "full fidelity" if sample.top == FULL else f"scan {sample.top}"
+    with saved_figure(path, 2.3 * len(shown), 4.9 * num_images) as figure:
+        axes = figure.subplots(2 * num_images, len(shown), squeeze=False)
+        for plot in axes.flat:
+            plot.axis("off")
+        for (pieces, _), upper, lower in zip(sample.images(), axes[::2], axes[1::2], strict=False):
+            full = decode_image(pieces, smoothing=smoothing)
+            compare = Reference(full).compare if count_scales(*full.shape[:2]) else lambda _: np.nan
+            for scan, picture, difference in zip(shown, upper, lower, strict=True):
+                read = pieces[: check_scan(scan, num_groups)]
+                pixels = decode_image(read, smoothing=smoothing)
+                size = human_bytes(sum(map(len, read)))
+                caption = f"{name_scan(scan)}: {size}\nMS-SSIM {compare(pixels):.3f}"
+                picture.set_title(caption, fontsize=9)
+                picture.imshow(middle(pixels, side))
+                amplified = 128 + 4 * (middle(pixels, side) - middle(full, side).astype(np.int16))
+                difference.imshow(np.clip(amplified, 0, 255).astype(np.uint8))
+        title = f"middle of each image, and four times its difference to {best}"
+        figure.suptitle(f"script {sample.dataset.script}: {title}", fontsize=10)

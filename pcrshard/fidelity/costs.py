@@ -147,7 +147,7 @@ class PlanCost(NamedTuple):
 
 def plan_costs(
     index: DatasetIndex,
-    scans: Sequence[Scan] | None,
+    scans: Sequence[Scan],
     geometry: Geometry,
     rules: Rules = Rules(),
     *,
@@ -158,7 +158,7 @@ def plan_costs(
 
     Args:
         index: The dataset.
-        scans: Scans to plan for; all by default.
+        scans: Scans to plan for.
         geometry: Geometry of the job, at its maximum world size.
         rules: Ordering rules of the job.
         workers: DataLoader workers per rank.
@@ -177,7 +177,7 @@ def plan_costs(
         plans += [schedule(batches[worker::workers], sizes) for worker in range(workers)]
     needed = np.unique(np.concatenate([plan.shards for plan in plans]))
     costs = []
-    for scan in scans or [cost.scan for cost in scan_costs(index)]:
+    for scan in scans:
         prefixes = np.array([shard.prefix_stop(scan) for shard in index.shards])
         read = np.array([prefixes[plan.shards].sum() for plan in plans]).reshape(world, workers)
         epoch_bytes = int(read.sum())

@@ -5,11 +5,11 @@ Measures bytes, MS-SSIM, PSNR and decoding time on a sample of images, and a net
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,57 +17,18 @@ from numpy.typing import NDArray
 from ..errors import PCRError
 from ..format.dataset_index import DatasetIndex
 from ..format.scan import Scan, check_scan
-from ..jpeg.pixels import SMOOTHING, Pixels, decode_image
-from ..reading.prefix import Sample
+from ..jpeg.pixels import SMOOTHING, decode_image
 from ..storage import Options
-from .advice import (
-    Quartiles,
-    Recommendation,
-    ScanFidelity,
-    Throughput,
-    fidelity_table,
-    recommend,
-    throughput,
-)
-from .contact_sheet import contact_sheet
+from .advice import Quartiles, ScanFidelity
 from .costs import scan_costs
-from .msssim import (
-    WEIGHTS,
-    Reference,
-    count_scales,
-    msssim,
-    require_opencv,
-)
-from .sampled_images import (
-    OnImage,
-    Pieces,
-    draw_images,
-    pick,
-)
+from .msssim import Reference, count_scales, require_opencv
+from .sampled_images import OnImage, Pieces, draw_images
 
 if TYPE_CHECKING:
     from .user_network import Network
 
-__all__ = [
-    "WEIGHTS",
-    "Quartiles",
-    "Recommendation",
-    "ScanFidelity",
-    "Throughput",
-    "contact_sheet",
-    "count_scales",
-    "fidelity_table",
-    "measure",
-    "msssim",
-    "pick",
-    "psnr",
-    "recommend",
-    "throughput",
-]
-
 _LABEL = "cls"
 _MAX_SHARDS = 8
-Decode = Callable[[Pieces], Pixels]
 
 
 def psnr(squared_error: float) -> float:
@@ -88,7 +49,6 @@ def measure(
     rounds: int = 3,
     storage_options: Options = None,
     on_image: OnImage | None = None,
-    reference: str | None = None,
     model: Network | None = None,
     smoothing: bool = SMOOTHING,
 ) -> list[ScanFidelity]:
@@ -105,8 +65,6 @@ def measure(
         rounds: Number of times each image is decoded; the fastest counts.
         storage_options: fsspec storage options.
         on_image: Called with (done, total) after each image.
-        reference: Original dataset if ``url`` is a staged copy; images are read from there and
-            compared with full fidelity.
         model: Classifier whose top-1 accuracy is also measured, against the labels in field
             ``cls``.
         smoothing: As for :class:`pcrshard.ImageDecoder`.
@@ -117,30 +75,35 @@ def measure(
     Raises:
         ScanUnavailable: A scan does not exist, or a staged copy does not hold it.
         MissingDependency: OpenCV is not installed.
-        ValueError: ``reference`` has different shards.
         PCRError: No image is large enough, a shard cannot be read, an image is damaged, or there
             are no labels for ``model``.
     """
     require_opencv()
-    sample = draw_images(
-        url, num_images, seed, _MAX_SHARDS, reference=reference, storage_options=storage_options
-    )
+    sample = draw_images(url, num_images, seed, _MAX_SHARDS, storage_options)
     stops = _stops(sample.dataset, scans)
-    look = partial(_measure_image, stops=stops, rounds=rounds, model=model, smoothing=smoothing)
-    fields = () if model is None else (_LABEL,)
-    found = [
-        image._replace(label=_label(other)) if fields else image
-        for image, other in sample.look(look, on_image, fields)
-        if image is not None
-    ]
-    if not found:
+    measured: list[list[tuple[float, ...]]] = []
+    right: list[NDArray[np.bool_]] = []
+    num_small = 0
+    for pieces, others in sample.images(() if model is None else (_LABEL,), on_image):
+        pixels = decode_image(pieces, smoothing=smoothing)
+        if count_scales(*pixels.shape[:2]) == 0:
+            continue
+        reference = Reference(pixels)
+        num_small += reference.is_small
+        views = [pieces[:stop] for stop in stops]
+        measured.append(_measure_image(views, reference, rounds, smoothing))
+        if model is not None:
+            answers = model.classify([*views, pieces], smoothing=smoothing)
+            right.append(np.array(answers) == _label(others[_LABEL]))
+    if not measured:
         raise PCRError(
             "expected progressive JPEGs of 11 pixels or more on each side, found none", url=url
         )
     costs = scan_costs(sample.dataset)
     # Shape: (images, scans, 4 figures).
-    figures = np.array([image.scans for image in found])
-    top1 = _top1(found)
+    figures = np.array(measured)
+    # The reference comes last.
+    top1 = np.mean(right, axis=0).tolist() if right else [None] * (len(stops) + 1)
     return [
         ScanFidelity(
             scan=costs[stop - 1].scan,
@@ -151,8 +114,8 @@ def measure(
             msssim_quartiles=_quartiles(msssims),
             psnr=psnr(float(errors.mean())),
             decode_seconds=float(seconds.mean()),
-            num_images=len(found),
-            num_small=sum(image.is_small for image in found),
+            num_images=len(measured),
+            num_small=num_small,
             reference=sample.top,
             top1=top1[place],
             reference_top1=top1[-1],
@@ -171,76 +134,35 @@ def _stops(index: DatasetIndex, scans: Sequence[Scan] | None) -> list[int]:
     return [check_scan(scan, index.num_groups) for scan in scans]
 
 
-class _Image(NamedTuple):
-    """Measurements of one image.
-
-    Attributes:
-        scans: Bytes, MS-SSIM, mean squared error and seconds to decode at each scan.
-        is_small: Whether the image is too small for five scales of MS-SSIM.
-        answers: Class predicted by the network at each scan, and at the reference.
-        label: True class of the image.
-    """
-
-    scans: Sequence[tuple[float, ...]]
-    is_small: bool
-    answers: list[int]
-    label: int = -1
-
-
-def _label(sample: Sample) -> int:
-    if _LABEL not in sample:
-        raise PCRError(
-            f"there are no labels to compare the model's answers with: expected a field {_LABEL!r} "
-            f"with the number of the class, sample {sample['__key__']!r} has none"
-        )
+def _label(label: bytes | None) -> int:
     try:
-        return int(sample[_LABEL])
+        return int(label or b"")
     except ValueError as error:
         raise PCRError(
-            f"expected the number of a class in field {_LABEL!r}, got {sample[_LABEL][:20]!r}",
-            key=sample["__key__"],
+            f"expected the number of a class in field {_LABEL!r} to compare the model's answers "
+            f"with, got {label and label[:20]!r}"
         ) from error
 
 
 def _measure_image(
-    pieces: Pieces,
-    stops: Sequence[int],
+    views: Sequence[Pieces],
+    reference: Reference,
     rounds: int,
-    model: Network | None,
     smoothing: bool,
-) -> _Image | None:
-    """Measure one image at each scan; return ``None`` if it is too small."""
-    decode = partial(decode_image, smoothing=smoothing)
-    pixels = decode(pieces)
-    if count_scales(*pixels.shape[:2]) == 0:
-        return None
-    reference = Reference(pixels)
-    views = [pieces[:stop] for stop in stops]
+) -> list[tuple[float, ...]]:
+    """Return the bytes, MS-SSIM, mean squared error and seconds to decode of each view."""
+    times = np.empty((rounds, len(views)))
+    found = []
     # Interleave the rounds, so that a disturbance does not hit a single scan.
-    earlier = [[_timed(decode, view)[1] for view in views] for _ in range(rounds - 1)]
-    scans = []
-    for view, *times in zip(views, *earlier, strict=True):
-        decoded, seconds = _timed(decode, view)
-        error = float(np.square(decoded.astype(np.float32) - pixels).mean())
-        num_bytes = sum(map(len, view))
-        scans.append((num_bytes, reference.compare(decoded), error, min([seconds, *times])))
-    answers = model.classify([*views, pieces], smoothing=smoothing) if model else []
-    return _Image(scans, reference.is_small, answers)
-
-
-def _timed(decode: Decode, pieces: Pieces) -> tuple[Pixels, float]:
-    """Return the decoded picture and the CPU seconds it took."""
-    begun = time.thread_time()
-    decoded = decode(pieces)
-    return decoded, time.thread_time() - begun
-
-
-def _top1(images: Sequence[_Image]) -> Sequence[float | None]:
-    """Return the network's accuracy at each scan and at the reference, if there is a network."""
-    answers = np.array([image.answers for image in images])
-    labels = np.array([[image.label] for image in images])
-    means: list[float] = (answers == labels).mean(axis=0).tolist()
-    return means or [None] * (1 + len(images[0].scans))
+    for number, place in itertools.product(range(rounds), range(len(views))):
+        begun = time.thread_time()
+        decoded = decode_image(views[place], smoothing=smoothing)
+        times[number, place] = time.thread_time() - begun
+        if number == 0:
+            error = float(np.square(decoded.astype(np.float32) - reference.pixels).mean())
+            num_bytes = sum(map(len, views[place]))
+            found.append((num_bytes, reference.compare(decoded), error))
+    return [(*figures, fastest) for figures, fastest in zip(found, times.min(axis=0), strict=True)]
 
 
 def _quartiles(values: NDArray[np.float64]) -> Quartiles:

@@ -5,8 +5,10 @@ Section 6.4 of the VLDB paper uses MS-SSIM to estimate the accuracy that a scan 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +17,8 @@ from ..errors import MissingDependency
 from ..jpeg.pixels import Pixels
 
 Plane = NDArray[np.float32]
+# The reference, its means and its variances in the window, each (H, W, C).
+Scale = tuple[Plane, Plane, Plane]
 
 # Weights of the five scales, finest first.
 WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
@@ -35,19 +39,6 @@ def count_scales(height: int, width: int) -> int:
     [5, 5, 4, 4, 3, 2, 1, 0]
     """
     return sum(side <= min(height, width) for side in _MIN_SIDES)
-
-
-def msssim(pixels: Pixels, reference: Pixels) -> float:
-    """Return the MS-SSIM of two images, 1 if they are equal; see :class:`Reference`."""
-    return Reference(reference).compare(pixels)
-
-
-class _Scale(NamedTuple):
-    """The reference's window statistics at one scale, each (H, W, C) float32."""
-
-    picture: Plane
-    mean: Plane
-    variance: Plane
 
 
 class Reference:
@@ -83,7 +74,10 @@ class Reference:
         self.is_small = count < len(WEIGHTS)
         weights = np.array(WEIGHTS[:count])
         self._weights = weights / weights.sum()
-        self._scales = _scales(_compared(pixels), count)
+        self._scales = [
+            (picture, mean := _blur(picture), _blur(picture * picture) - mean * mean)
+            for picture in islice(_pyramid(pixels), count)
+        ]
 
     def compare(self, pixels: Pixels) -> float:
         """Return the MS-SSIM of another picture of the same size, 1 if it is equal.
@@ -100,65 +94,43 @@ class Reference:
             raise ValueError(f"expected two images (H, W, C) of one shape, got {got}")
         if np.array_equal(pixels, self.pixels):
             return 1.0
-        picture = _compared(pixels)
         result = 1.0
-        for scale, weight in zip(self._scales, self._weights, strict=True):
-            coarsest = scale is self._scales[-1]
+        pictures = islice(_pyramid(pixels), len(self._scales))
+        for picture, scale, weight in zip(pictures, self._scales, self._weights, strict=True):
+            is_coarsest = scale is self._scales[-1]
             # Raising a negative mean to its weight would give NaN.
-            result *= max(_similarity(picture, scale, with_luminance=coarsest), 0.0) ** weight
-            picture = _halve(picture)
+            result *= max(_similarity(picture, scale, with_luminance=is_coarsest), 0.0) ** weight
         return float(result)
 
 
-def _scale(picture: Plane) -> _Scale:
-    mean = _blur(picture)
-    return _Scale(picture, mean, _blur(picture * picture) - mean * mean)
-
-
-def _scales(picture: Plane, count: int) -> list[_Scale]:
-    scales = []
-    for _ in range(count):
-        scales.append(_scale(picture))
-        picture = _halve(picture)
-    return scales
-
-
-def _similarity(picture: Plane, scale: _Scale, *, with_luminance: bool) -> float:
+def _similarity(picture: Plane, scale: Scale, *, with_luminance: bool) -> float:
     """Return the mean of contrast times structure, and times luminance at the coarsest scale.
 
     Works in place, because page faults on new memory would dominate.
     """
+    reference, reference_mean, variance = scale
     mean = _blur(picture)
-    similarity = _blur(picture * scale.picture)
-    similarity -= mean * scale.mean
+    similarity = _blur(picture * reference)
+    similarity -= mean * reference_mean
     similarity *= 2
     similarity += _C2
     contrasts = _blur(picture * picture)
     contrasts -= mean * mean
-    contrasts += scale.variance
+    contrasts += variance
     contrasts += _C2
     similarity /= contrasts
     if with_luminance:
-        squares = mean * mean + scale.mean * scale.mean
-        similarity *= (2 * mean * scale.mean + _C1) / (squares + _C1)
+        squares = mean * mean + reference_mean * reference_mean
+        similarity *= (2 * mean * reference_mean + _C1) / (squares + _C1)
     # Keep only positions where the window lies inside the picture.
     margin = _WINDOW // 2
     return float(similarity[margin:-margin, margin:-margin].mean())
 
 
-def _compared(pixels: Pixels) -> Plane:
-    return middle(pixels, _MAX_SIDE).astype(np.float32)
-
-
 def middle(pixels: Pixels, side: int) -> Pixels:
     """Return the center crop of an image, at most ``side`` pixels square."""
-    rows, columns = (_middle(length, side) for length in pixels.shape[:2])
-    return pixels[rows, columns]
-
-
-def _middle(length: int, side: int) -> slice:
-    start = max(0, length - side) // 2
-    return slice(start, start + side)
+    top, left = (max(0, length - side) // 2 for length in pixels.shape[:2])
+    return pixels[top : top + side, left : left + side]
 
 
 @cache
@@ -184,11 +156,16 @@ def _blur(picture: Plane) -> Plane:
     return blurred.reshape(picture.shape)
 
 
-def _halve(picture: Plane) -> Plane:
-    """Return means of 2 x 2 pixels, dropping the last row or column if their number is odd."""
-    height = picture.shape[0] // 2
-    width = picture.shape[1] // 2
-    even = picture[: 2 * height, : 2 * width]
-    cv2 = require_opencv()
-    halved: Plane = cv2.resize(even, (width, height), interpolation=cv2.INTER_AREA)
-    return halved.reshape(height, width, picture.shape[2])
+def _pyramid(pixels: Pixels) -> Iterator[Plane]:
+    """Yield a picture at each scale, finest first, lazily.
+
+    Each scale has the means of 2 x 2 pixels of the one before, without an odd last row or column.
+    """
+    picture = middle(pixels, _MAX_SIDE).astype(np.float32)
+    while True:
+        yield picture
+        height, width = (side // 2 for side in picture.shape[:2])
+        even = picture[: 2 * height, : 2 * width]
+        cv2 = require_opencv()
+        picture = cv2.resize(even, (width, height), interpolation=cv2.INTER_AREA)
+        picture = picture.reshape(height, width, -1)

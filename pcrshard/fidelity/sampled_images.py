@@ -1,22 +1,17 @@
-"""Draw images at random from a few shards of a dataset, and process their pieces."""
+"""Draw images at random from a few shards of a dataset."""
 
 from __future__ import annotations
 
-import itertools
-import operator
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from ..format.dataset_index import DatasetIndex
 from ..format.scan import FULL, Scan
 from ..reading.dataset_folder import open_dataset
-from ..reading.prefix import Prefix, Sample
 from ..reading.shard import Shard
 from ..storage import Options
-from ..training.shard_set import check_same_shards
 
-T = TypeVar("T")
 Pieces = list[memoryview]
 OnImage = Callable[[int, int], None]
 
@@ -27,7 +22,7 @@ class ImageSample(NamedTuple):
     Attributes:
         dataset: Its index.
         top: The highest readable scan, which the others are compared with: ``"full"``, or for a
-            staged copy without ``reference``, the highest scan that it holds.
+            staged copy, the highest scan that it holds.
         drawn: The shards, and the positions of the images in each.
     """
 
@@ -35,45 +30,34 @@ class ImageSample(NamedTuple):
     top: Scan
     drawn: list[tuple[Shard, list[int]]]
 
-    def look(
-        self,
-        look: Callable[[Pieces], T],
-        on_image: OnImage | None = None,
-        fields: Sequence[str] = (),
-    ) -> Iterator[tuple[T, Sample]]:
-        """Call ``look`` with the pieces of each image in the first stream.
+    def images(
+        self, fields: Sequence[str] = (), on_image: OnImage | None = None
+    ) -> Iterator[tuple[Pieces, dict[str, bytes | None]]]:
+        """Read the drawn images of the first stream, one shard in memory at a time.
 
         Args:
-            look: Called with one piece for each scan up to ``top``.
-            on_image: Called with (done, total) after each image.
             fields: Additional fields to read.
+            on_image: Called with (done, total) after each sample.
 
         Yields:
-            The result of ``look``, and the sample, which has these fields.
+            The pieces of an image, one for each scan up to ``top``, valid until the next one; and
+            the sample's other fields, ``None`` if it lacks one.
         """
-        total = sum(len(positions) for _, positions in self.drawn)
+        total = sum(len(rows) for _, rows in self.drawn)
         done = 0
-        for shard, positions in self.drawn:
+        for shard, rows in self.drawn:
             with shard.load(shard.num_groups if self.top == FULL else self.top) as prefix:
-                for row in positions:
-                    yield from _look_at(prefix, row, look, fields)
+                stream = next(iter(prefix.streams), "")
+                for row in rows:
+                    found = prefix.value(row, stream, list)
+                    others = {field: prefix.value(row, field) for field in fields}
+                    for image in found if stream in prefix.index.schema.lists else [found]:
+                        # A passthrough image arrives as plain bytes.
+                        if isinstance(image, list):
+                            yield image, others
                     done += 1
                     if on_image is not None:
                         on_image(done, total)
-
-
-def _look_at(
-    prefix: Prefix, row: int, look: Callable[[Pieces], T], fields: Sequence[str]
-) -> Iterator[tuple[T, Sample]]:
-    """Process a sample's first stream; yield nothing if it is stored without scans."""
-    schema = prefix.index.schema
-    image = schema.streams[0][0] if schema.streams else None
-    sample = prefix.sample(row, select=lambda _, name: name in (image, *fields), decode=look)
-    seen = sample.pop(str(image), None)
-    for one in seen if image in schema.lists else [seen]:
-        # A passthrough image arrives as plain bytes.
-        if not isinstance(one, bytes | None):
-            yield one, sample
 
 
 def draw_images(
@@ -81,60 +65,29 @@ def draw_images(
     num_images: int,
     seed: int,
     max_shards: int,
-    *,
-    reference: str | None = None,
     storage_options: Options = None,
 ) -> ImageSample:
     """Open a dataset, and draw images from some of its shards.
 
     Args:
         url: The dataset's folder.
-        num_images: Number of images.
+        num_images: Number of images, or all if the drawn shards hold fewer.
         seed: The same seed draws the same images.
         max_shards: Maximum number of shards to draw from.
-        reference: Original dataset if ``url`` is a staged copy; images are read from there.
-        storage_options: fsspec storage options for both datasets.
+        storage_options: fsspec storage options.
 
     Raises:
-        ValueError: ``reference`` has different shards.
-        StorageError, CorruptIndex: A dataset index cannot be read.
+        StorageError, CorruptIndex: The dataset index cannot be read.
     """
     index, urls = open_dataset(url, storage_options=storage_options)
-    source = index
-    if reference is not None:
-        source, urls = open_dataset(reference, storage_options=storage_options)
-        check_same_shards(index.shards, source.shards, reference)
-    sizes = [entry.num_samples for entry in source.shards]
-    picked = pick(random.Random(seed), sizes, num_images, max_shards)
+    rng = random.Random(seed)
+    shards = rng.sample(range(len(urls)), min(max_shards, len(urls)))
+    images = [(i, row) for i in sorted(shards) for row in range(index.shards[i].num_samples)]
+    rows: dict[int, list[int]] = {}
+    for i, row in sorted(rng.sample(images, min(num_images, len(images)))):
+        rows.setdefault(i, []).append(row)
     drawn = [
-        (Shard(urls[i], entry=source.shards[i], storage_options=storage_options), positions)
-        for i, positions in picked.items()
+        (Shard(urls[i], entry=index.shards[i], storage_options=storage_options), chosen)
+        for i, chosen in rows.items()
     ]
-    return ImageSample(index, source.scan or FULL, drawn)
-
-
-def pick(
-    rng: random.Random,
-    sizes: Sequence[int],
-    num_images: int,
-    max_shards: int,
-) -> dict[int, list[int]]:
-    """Choose images at random from a few shards.
-
-    Args:
-        rng: Source of the random numbers.
-        sizes: Samples of each shard.
-        num_images: Number of images, or all if the chosen shards hold fewer.
-        max_shards: Maximum number of shards to choose.
-
-    Returns:
-        Sorted sample positions for each chosen shard.
-
-    >>> pick(random.Random(0), [3, 3, 3, 3], 4, 2)
-    {1: [0, 1, 2], 3: [0]}
-    """
-    shards = rng.sample(range(len(sizes)), min(max_shards, len(sizes)))
-    images = [(shard, i) for shard in sorted(shards) for i in range(sizes[shard])]
-    chosen = sorted(rng.sample(images, min(num_images, len(images))))
-    by_shard = itertools.groupby(chosen, key=operator.itemgetter(0))
-    return {shard: [i for _, i in group] for shard, group in by_shard}
+    return ImageSample(index, index.scan or FULL, drawn)

@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import KW_ONLY, InitVar, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,7 +70,7 @@ class TunerReport(NamedTuple):
     seconds: float
 
 
-def candidate_scans(prefix_bytes: Sequence[int]) -> list[Scan]:
+def candidate_scans(prefix_bytes: Sequence[int]) -> list[int]:
     """Return the scans worth measuring, each with at least 10 % more bytes than the last.
 
     Args:
@@ -81,7 +81,7 @@ def candidate_scans(prefix_bytes: Sequence[int]) -> list[Scan]:
     [1, 2, 4]
     """
     *sizes, full = prefix_bytes
-    chosen: list[Scan] = []
+    chosen: list[int] = []
     last = 0.0
     for scan, size in enumerate(sizes, 1):
         if size >= last * _MIN_STEP and size * _MIN_STEP <= full:
@@ -126,11 +126,12 @@ class ScanTuner(ScanPolicy):
     scan sees the same images, crops and dropout. With ``torch.distributed``, the images are divided
     among the ranks and gradients are averaged before the cosine, so all ranks choose the same scan.
 
-    For a staged copy, the highest scan that it holds replaces full fidelity, unless ``reference``
-    names the original dataset.
+    For a staged copy, the highest scan that it holds replaces full fidelity, unless the loader
+    reads the original dataset: the level then still follows the copy.
 
     Attributes:
-        loader: The training loader; images of its dataset are read at full fidelity.
+        loader: The training loader, or one like it over the original dataset of a staged copy;
+            images of its dataset are read at full fidelity.
         loss: Function of the model and a batch of the loader that returns the mean loss. It must
             move the batch to the device.
         level: The level that the readers follow.
@@ -140,14 +141,11 @@ class ScanTuner(ScanPolicy):
         trials: Number of trials, whose spread gives the confidence interval.
         first: Number of initial epochs in which the model is too unstable to tune.
         every: Epochs between tunings.
-        reference: Original dataset of a staged copy. Images at all scans are then read from there,
-            with the dataset's options.
         reports: Results of the tunings so far.
 
     Raises:
-        ValueError: ``images``, ``trials`` or ``every`` is below 1, or ``reference`` is a different
-            dataset.
-        ScanUnavailable: A candidate is above the dataset's highest scan.
+        ValueError: ``images``, ``trials`` or ``every`` is below 1.
+        ScanUnavailable: A candidate is above the dataset's or the level's highest scan.
     """
 
     loader: PCRLoader
@@ -160,26 +158,24 @@ class ScanTuner(ScanPolicy):
     trials: int = 3
     first: int = 5
     every: int = 20
-    reference: InitVar[str | None] = None
     reports: list[TunerReport] = field(init=False, default_factory=list)
 
-    def __post_init__(self, reference: str | None) -> None:
+    def __post_init__(self) -> None:
         if min(self.images, self.trials, self.every) < 1:
             raise ValueError(
                 "expected at least one image, trial and epoch, "
                 f"got {self.images}, {self.trials}, {self.every}"
             )
         shards = self.loader.dataset.shards
-        self._shards = shards if reference is None else shards.origin(reference)
-        self._top = self._shards.scans.highest
-        sizes = prefix_totals(shards.entries)
-        last = shards.scans.number
-        # The reference comes last.
-        found = candidate_scans([*sizes[:last], *([] if reference is None else sizes[-1:])])
-        self._candidates = list(self.candidates or found)
+        self._top = shards.scans.highest
+        found = candidate_scans(prefix_totals(shards.entries)[: shards.scans.number])
+        highest = self.level.highest
+        usable = [scan for scan in found if highest == FULL or scan <= highest]
+        self._candidates: list[Scan] = list(self.candidates or usable)
         self.candidates = self._candidates
         for scan in self._candidates:
             shards.scans.check(scan)
+            self.level.check(scan)
 
     def due(self, epoch: int) -> bool:
         """Return whether an epoch begins with a tuning."""
@@ -195,7 +191,7 @@ class ScanTuner(ScanPolicy):
             return None
         begun = time.monotonic()
         similarities = tuple(self.measure(model, epoch))
-        scan = choose(similarities, self.threshold, self.loader.dataset.max_scan)
+        scan = choose(similarities, self.threshold, self.level.highest)
         images = self.images * self.trials * (len(similarities) + 1)
         report = TunerReport(epoch, scan, similarities, images, time.monotonic() - begun)
         self.reports.append(report)
@@ -236,7 +232,7 @@ class ScanTuner(ScanPolicy):
         crops = _TUNING_EPOCHS + epoch * self.trials + trial
         scans = list(dict.fromkeys([*self._candidates, self._top]))
         batches = self._batches(epoch, trial)
-        views = self.loader.views(batches, scans, epoch=crops, shards=self._shards)
+        views = self.loader.views(batches, scans, epoch=crops)
         for number, batch_at in enumerate(views):
             for scan, batch in batch_at.items():
                 # Use the same dropout for each scan; _untouched restores the random state.

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -44,30 +43,24 @@ class Network:
             PCRError: The function did not return logits of shape (N, classes).
             CorruptJpeg: An image cannot be decoded.
         """
-        pixels = self._pixels(jpegs, smoothing)
+        # The center crop of each image.
+        pixels = torch.empty(len(jpegs), 3, self.size, self.size, dtype=torch.uint8)
+        decoder = ImageDecoder(self.size, "center", smoothing=smoothing)
+        for jpeg, row in zip(jpegs, pixels.numpy(), strict=True):
+            decoder(jpeg, out=row)
         if isinstance(self.function, nn.Module):
             self.function.eval()
+            for parameter in self.function.parameters():
+                pixels = pixels.to(parameter.device)
+                break
         with torch.inference_mode():
-            logits = self.function(pixels.to(self._device()).float() / 255)
+            logits = self.function(pixels.float() / 255)
         if not isinstance(logits, Tensor):
             raise PCRError(f"expected logits from the model, got {type(logits).__name__}")
         if logits.ndim != 2 or len(logits) != len(jpegs):
             shape = tuple(logits.shape)
             raise PCRError(f"expected logits ({len(jpegs)}, classes) from the model, got {shape}")
         return logits.argmax(dim=1).tolist()
-
-    def _pixels(self, jpegs: Sequence[Jpeg], smoothing: bool) -> Tensor:
-        """Decode the center crop of each image, as (N, 3, size, size) uint8."""
-        pixels = torch.empty(len(jpegs), 3, self.size, self.size, dtype=torch.uint8)
-        decoder = ImageDecoder(self.size, "center", smoothing=smoothing)
-        for jpeg, row in zip(jpegs, pixels.numpy(), strict=True):
-            decoder(jpeg, out=row)
-        return pixels
-
-    def _device(self) -> torch.device:
-        """Return the device of the network's parameters."""
-        parameters = self.function.parameters() if isinstance(self.function, nn.Module) else ()
-        return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
 
 def load_network(name: str, size: int = 224) -> Network:
@@ -87,7 +80,13 @@ def load_network(name: str, size: int = 224) -> Network:
     module_name, _, function_name = name.partition(":")
     if not (module_name and function_name):
         raise PCRError(f"expected package.module:function, got {name!r}")
-    make = getattr(_import(module_name), function_name, None)
+    if (folder := os.getcwd()) not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise MissingDependency(f"cannot import {module_name!r}: {error}") from error
+    make = getattr(module, function_name, None)
     if not callable(make):
         raise PCRError(f"module {module_name!r} has no function {function_name!r}")
     network = make()
@@ -95,14 +94,3 @@ def load_network(name: str, size: int = 224) -> Network:
         got = type(network).__name__
         raise PCRError(f"expected a network from {name}, which can be called, got {got}")
     return Network(network, size)
-
-
-def _import(name: str) -> ModuleType:
-    """Import a module, searching the working directory as well."""
-    folder = os.getcwd()
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise MissingDependency(f"cannot import {name!r}: {error}") from error

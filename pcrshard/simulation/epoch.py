@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ..errors import MissingDependency
 from ..training.epoch_order import Geometry, Rules
 from ..training.epoch_sequence import Counts
-from .cluster import Cluster, Job, Work
+from .cluster import Cluster, Job, draw_latency
 from .queues import Barrier, Cores, Environment, Event, Pipe
 from .reads import Place, WorkerReads, epoch_reads
 
@@ -19,6 +19,8 @@ Process = Generator[Event, Any, None]
 # Number of parts per prefix; transfers of other prefixes interleave between parts.
 _PARTS = 16
 _LEAST_PART = 1 << 15
+# Bytes per second of a local cache.
+_DISK_RATE = 2e9
 
 
 @dataclass
@@ -93,7 +95,6 @@ class Simulation:
     Args:
         cluster: The cluster.
         job: The job.
-        work: CPU cost of the images.
         sizes: (shards,) samples of each shard.
         prefixes: (shards,) bytes of each shard's prefix.
         rules: Ordering rules of the job.
@@ -105,7 +106,6 @@ class Simulation:
         self,
         cluster: Cluster,
         job: Job,
-        work: Work,
         sizes: Counts,
         prefixes: Sequence[int],
         *,
@@ -115,15 +115,14 @@ class Simulation:
     ) -> None:
         self.cluster = cluster
         self.job = job
-        self.work = work
         self.sizes = sizes
         self.prefixes = prefixes
         self.rules = rules
         self.geometry = Geometry(job.batch * job.accelerators, job.accelerators, lanes_per_rank)
         self.rng = random.Random(seed)
         self.start_seconds = job.start_seconds
-        nodes = range(cluster.num_nodes(job.accelerators))
-        self.caches = [_Cache(cluster.node.cache_bytes) for _ in nodes]
+        nodes = range(-(-job.accelerators // cluster.per_node))
+        self.caches = [_Cache(cluster.cache) for _ in nodes]
 
     def run(self, epoch: int = 0, steps: int | None = None) -> Trace:
         """Simulate an epoch, or its first ``steps`` steps.
@@ -145,20 +144,17 @@ class _Epoch:
     def __init__(self, of: Simulation, reads: dict[Place, WorkerReads]) -> None:
         self.environment = _environment()
         self.of = of
-        self.storage = Pipe(of.cluster.storage.bandwidth)
-        node = of.cluster.node
+        cluster = of.cluster
+        self.storage = Pipe(cluster.bandwidth)
         self.machines = [
             _Machine(
-                Cores(self.environment, node.cores),
-                Pipe(node.bandwidth),
-                Pipe(node.cache_bandwidth),
-                cache,
+                Cores(self.environment, cluster.cores), Pipe(cluster.link), Pipe(_DISK_RATE), cache
             )
             for cache in of.caches
         ]
         self.barrier = Barrier(self.environment, of.job.accelerators)
         self.workers = {
-            place: _Worker(self, self.machines[place[0] // node.accelerators], each)
+            place: _Worker(self, self.machines[place[0] // cluster.per_node], each)
             for place, each in reads.items()
         }
         self.trace = Trace(sum(sum(each.images) for each in reads.values()))
@@ -201,9 +197,9 @@ class _Epoch:
         else:
             self.trace.requests += 1
             self.trace.sent_bytes += num_bytes
-            storage = self.of.cluster.storage
-            yield self.environment.timeout(storage.draw_latency(self.of.rng))
-            stream = Pipe(storage.stream_bandwidth)
+            cluster = self.of.cluster
+            yield self.environment.timeout(draw_latency(cluster.latency, self.of.rng))
+            stream = Pipe(cluster.stream)
             yield from self._send(num_bytes, [self.storage, machine.link, stream])
             machine.cache.keep(shard, num_bytes)
 
@@ -261,17 +257,16 @@ class _Worker:
 
     def make(self, number: int) -> Process:
         """Make one batch: wait for its prefixes, then decode its images."""
-        depth = self.epoch.of.job.prefetch
-        work = self.epoch.of.work
+        job = self.epoch.of.job
         while self.begun < self.reads.needed[number]:
-            wanted = min(self.begun + depth + 1, len(self.reads.shards))
+            wanted = min(self.begun + job.prefetch + 1, len(self.reads.shards))
             for request in range(len(self.loads), wanted):
                 self.loads.append(self.epoch.environment.process(self._load(request)))
             yield self.loads[self.begun]
             self.begun += 1
         # Threads beyond the core count add nothing, and all ranks of a node have equally many.
-        decoders = min(max(self.epoch.of.job.threads, 1), self.machine.cores.cores)
-        seconds = self.reads.images[number] * work.image_seconds / decoders
+        decoders = min(max(job.threads, 1), self.machine.cores.cores)
+        seconds = self.reads.images[number] * job.image_seconds / decoders
         yield self.epoch.environment.all_of(
             [self.machine.cores.work(seconds) for _ in range(decoders)]
         )
@@ -285,4 +280,4 @@ class _Worker:
         yield from self.epoch.fetch(self.machine, shard)
         # Runs on another core if one is free, because decoding releases the GIL.
         num_bytes = self.epoch.of.prefixes[shard]
-        yield self.machine.cores.work(num_bytes * self.epoch.of.work.byte_seconds)
+        yield self.machine.cores.work(num_bytes * self.epoch.of.job.byte_seconds)

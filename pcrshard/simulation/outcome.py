@@ -34,12 +34,12 @@ class Outcome(NamedTuple):
 
 def outcome(simulation: Simulation, trace: Trace) -> Outcome:
     """Summarize an epoch."""
-    storage = simulation.cluster.storage
+    per_request, per_byte = simulation.cluster.prices
     job = simulation.job
     seconds = trace.step_ends[-1]
     busy = trace.images / job.accelerators / job.rate
     steps = sorted(b - a for a, b in itertools.pairwise(trace.step_ends)) or [seconds]
-    dollars = trace.requests * storage.request_price + trace.sent_bytes * storage.egress_price
+    dollars = trace.requests * per_request + trace.sent_bytes * per_byte
     return Outcome(
         images_per_second=trace.images / seconds,
         stall=max(0.0, 1 - busy / seconds),

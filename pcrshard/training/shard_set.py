@@ -7,7 +7,7 @@ import math
 import os
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cached_property, partial
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 import numpy as np
 
 from ..checksum import crc32c
-from ..format.dataset_index import ShardEntry
 from ..format.scan import Scan
 from ..format.shard_index import ShardIndex
 from ..jpeg.orientation import upright_sizes
@@ -104,7 +103,7 @@ class ShardSet:
     @cached_property
     def fingerprint(self) -> int:
         """A checksum of the shards and their order; if it differs, so do sample ids."""
-        lines = ["{} {} {}".format(*identity) for identity in _identities(self.entries)]
+        lines = [f"{each.name} {each.num_samples} {each.head_crc32c}" for each in self.entries]
         return crc32c("\n".join(lines).encode())
 
     @cached_property
@@ -137,16 +136,6 @@ class ShardSet:
         rows = samples - self.starts[shards]
         return zip(samples.tolist(), shards.tolist(), rows.tolist(), strict=True)
 
-    def origin(self, url: str) -> ShardSet:
-        """Open the same shards at the source of a staged copy, with all scans.
-
-        Raises:
-            ValueError: The source has different shards.
-        """
-        found = ShardSet(url, self.options)
-        check_same_shards(self.entries, found.entries, url)
-        return found
-
     def check_scan(self, scan: ScanOrFraction) -> ScanChoice:
         """Check that every shard has a scan, and return it; convert a fraction of the full bytes.
 
@@ -176,23 +165,6 @@ def sample_sizes(index: ShardIndex, upright: bool) -> Ints:
     sizes = dims[index.first_units[:-1]]
     sizes[np.diff(index.first_units) == 0] = 0
     return sizes
-
-
-def check_same_shards(
-    entries: Sequence[ShardEntry],
-    others: Sequence[ShardEntry],
-    url: str,
-) -> None:
-    """Raise ``ValueError`` if ``url`` has other shards than a staged copy of it would have."""
-    if _identities(entries) != _identities(others):
-        raise ValueError(
-            f"expected the dataset that the staged copy comes from, got {redact_url(url)}"
-        )
-
-
-def _identities(entries: Sequence[ShardEntry]) -> list[tuple[Any, ...]]:
-    """Return values that identify the shards."""
-    return [(entry.name, entry.num_samples, entry.head_crc32c) for entry in entries]
 
 
 def _open(url: str | os.PathLike[str], options: ReadOptions) -> Opened:

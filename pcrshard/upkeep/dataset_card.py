@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..format.dataset_index import DatasetIndex
 from ..format.scan import FULL
@@ -27,24 +27,13 @@ _SIZES = (
 _KINDS = {"cls": "int64", "txt": "string"}
 
 
-class About(NamedTuple):
-    """The metadata of a dataset card.
-
-    Attributes:
-        name: Title of the card.
-        url: URL from which jobs will read the dataset.
-        license: An identifier such as ``cc-by-4.0``, or empty.
-    """
-
-    name: str
-    url: str
-    license: str = ""
-
-
 def dataset_card(
     splits: Mapping[str, DatasetIndex],
     schema: Schema,
-    about: About,
+    *,
+    name: str,
+    url: str,
+    license: str = "",  # noqa: A002
 ) -> str:
     """Return the text of ``README.md``.
 
@@ -52,10 +41,14 @@ def dataset_card(
         splits: The index of each split, in the folder of its name; ``{"": index}`` for a folder
             that is itself a dataset.
         schema: The schema of the first shard.
-        about: The dataset's title, URL and license.
+        name: Title of the card.
+        url: URL from which jobs will read the dataset.
+        license: An identifier such as ``cc-by-4.0``, or empty.
     """
-    header = [f"{key}: {_as_yaml(value)}" for key, value in _header(splits, schema, about).items()]
-    return "\n".join(["---", *header, "---", _body(splits, schema, about)])
+    header = {"pretty_name": name} | ({"license": license} if license else {})
+    header |= _header(splits, schema)
+    lines = [f"{key}: {_as_yaml(value)}" for key, value in header.items()]
+    return "\n".join(["---", *lines, "---", _body(splits, schema, name, url)])
 
 
 def _as_yaml(value: object) -> str:
@@ -64,17 +57,13 @@ def _as_yaml(value: object) -> str:
     return "".join(char if char.isprintable() else f"\\U{ord(char):08X}" for char in text)
 
 
-def _header(
-    splits: Mapping[str, DatasetIndex],
-    schema: Schema,
-    about: About,
-) -> dict[str, Any]:
+def _header(splits: Mapping[str, DatasetIndex], schema: Schema) -> dict[str, Any]:
     first = next(iter(splits.values()))
     total = sum(index.num_samples for index in splits.values())
-    header: dict[str, Any] = {"pretty_name": about.name}
-    if about.license:
-        header["license"] = about.license
-    header |= {"library_name": "pcrshard", "tags": ["pcrshard", "webdataset", "image"]}
+    header: dict[str, Any] = {
+        "library_name": "pcrshard",
+        "tags": ["pcrshard", "webdataset", "image"],
+    }
     if first.num_classes:
         header["task_categories"] = ["image-classification"]
     header["size_categories"] = [next((text for most, text in _SIZES if total < most), "n>1B")]
@@ -98,11 +87,7 @@ def _header(
     return header
 
 
-def _body(
-    splits: Mapping[str, DatasetIndex],
-    schema: Schema,
-    about: About,
-) -> str:
+def _body(splits: Mapping[str, DatasetIndex], schema: Schema, name: str, url: str) -> str:
     first_split, first = next(iter(splits.items()))
     contents = "\n".join(
         f"- {split}{split and ': '}{index.num_samples} samples in {len(index.shards)} shards"
@@ -116,8 +101,8 @@ def _body(
     if schema.layout == "preview":
         preview = f"""The preview, `tar` and every WebDataset reader show scans 1 to {schema.base}
 of each image."""
-    url = f"{about.url}/{first_split}" if first_split else about.url
-    return f"""# {" ".join(about.name.split())}
+    url = f"{url}/{first_split}" if first_split else url
+    return f"""# {" ".join(name.split())}
 
 Progressive Compressed Records: each JPEG is stored once, losslessly, as progressive scans, and the
 first bytes of a shard are the whole shard at low fidelity.

@@ -11,14 +11,14 @@ import numpy as np
 
 from .. import storage
 from ..checksum import crc32c
-from ..encoding.resume_journal import SKIPPED, listing_options, read_report
+from ..encoding.resume_journal import SKIPPED, encode_options, read_report
 from ..encoding.samples import SampleRef
 from ..encoding.shard_plan import list_samples
 from ..encoding.sources import NO_SPLIT, list_source
 from ..encoding.worker_processes import run_tasks
 from ..errors import EncodeError, PCRError, UnsupportedJpeg
 from ..format.dataset_index import DATASET_INDEX, ShardEntry
-from ..format.group_table import GroupTable, decode_table
+from ..format.group_table import GroupTable, decode_tables
 from ..format.names import numbered
 from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_index import BLOCK, ShardIndex, round512
@@ -27,7 +27,7 @@ from ..jpeg.markers import SOI, map_jpeg
 from ..jpeg.pixels import decode, make_baseline
 from ..jpeg.split import with_height
 from ..reading.dataset_folder import open_dataset
-from ..reading.prefix import Prefix, Sample, number_lists
+from ..reading.prefix import Sample, number_lists
 from ..reading.shard import Shard
 from ..redaction import redact
 
@@ -75,7 +75,7 @@ def verify(
             )
     sources = None
     if against:
-        options = listing_options(folder, options=storage_options)
+        options = encode_options(folder, options=storage_options)
         options = replace(options, prefix_keys=options.prefix_keys or prefix_keys, classes=classes)
         if options.split not in (None, NO_SPLIT):
             # The source may be the split itself or the folder of all splits.
@@ -132,9 +132,8 @@ class VerifyTask(NamedTuple):
 
 
 class VerifyResult(NamedTuple):
-    """The number of samples seen, and one line per problem."""
+    """One line per problem of a shard, and its samples' keys; none if it is unreadable."""
 
-    num_samples: int
     problems: tuple[str, ...]
     keys: tuple[str, ...]
 
@@ -148,51 +147,30 @@ def verify_shard(task: VerifyTask) -> VerifyResult:
     Returns:
         The problems; none if the shard matches its index exactly.
     """
-    shard = Shard(task.url, entry=task.entry, storage_options=task.storage_options)
+    url, entry = task.url, task.entry
+    shard = Shard(url, entry=entry, storage_options=task.storage_options)
     problems: list[str] = []
+    keys: tuple[str, ...] = ()
     try:
         index = shard.index
-        scan = (task.entry and task.entry.scan) or FULL
+        scan = (entry and entry.scan) or FULL
         stop = index.head.prefix_stop(scan) + (len(TRAILER) if scan == FULL else 0)
-        data = storage.read(task.url, 0, stop, options=task.storage_options)
-        problems += _check_layout(task.url, index, scan, data.data)
+        data = storage.read(url, 0, stop, options=task.storage_options)
+        problems += _check_layout(url, index, scan, data.data)
         checksum = crc32c(data)
         del data  # its memory serves the next read
-        problems += _check_size(task, stop)
+        size = storage.file_bytes(url, options=task.storage_options)
+        if size not in (stop, None):
+            problems.append(f"expected a file of {stop} bytes, got {size} (shard={url})")
         problems += _check_samples(shard, task, scan)
-        if scan == FULL and task.entry and not problems:
-            problems += _check_entry(task.url, task.entry, stop, checksum)
+        if entry and scan == FULL and (entry.shard_bytes, entry.shard_crc32c) != (stop, checksum):
+            # Damage found above explains the difference.
+            old = f"size or checksum of the file differ from {DATASET_INDEX}; is the index old?"
+            problems = problems or [f"{old} (shard={url})"]
+        keys = index.keys
     except PCRError as error:
-        return _result(task, 0, [*problems, str(error)], ())
-    return _result(task, index.num_samples, problems, index.keys)
-
-
-def _result(
-    task: VerifyTask,
-    num_samples: int,
-    problems: list[str],
-    keys: tuple[str, ...],
-) -> VerifyResult:
-    """Return the result, with secrets redacted from the problems."""
-    shown = tuple(redact(problem, task.url) for problem in problems)
-    return VerifyResult(num_samples, shown, keys)
-
-
-def _check_size(task: VerifyTask, expected: int) -> Iterator[str]:
-    size = storage.file_bytes(task.url, options=task.storage_options)
-    if size not in (expected, None):
-        yield f"expected a file of {expected} bytes, got {size} (shard={task.url})"
-
-
-def _check_entry(
-    url: str,
-    entry: ShardEntry,
-    num_bytes: int,
-    checksum: int,
-) -> Iterator[str]:
-    if (entry.shard_bytes, entry.shard_crc32c) != (num_bytes, checksum):
-        problem = f"size or checksum of the file differ from {DATASET_INDEX}; is the index old?"
-        yield f"{problem} (shard={url})"
+        problems.append(str(error))
+    return VerifyResult(tuple(redact(problem, url) for problem in problems), keys)
 
 
 def _check_layout(
@@ -201,33 +179,21 @@ def _check_layout(
     scan: Scan,
     view: memoryview,
 ) -> Iterator[str]:
-    """Compare headers, padding and trailer with the index and tables (SPEC.md section 5)."""
-    name = storage.file_name(url).removesuffix(".tar")
-    stem = _written_stem(index, view) or name
-    if stem != name:
-        yield f"the shard was renamed: its members say {stem!r} (shard={url})"
+    """Compare headers, padding and trailer with the index and tables (SPEC.md section 5).
+
+    Only the first difference is reported, because a renamed shard differs in each member.
+    """
     last = check_scan(scan, index.num_groups)
     tables = [
-        decode_table(index, place, view[place.start : place.stop], url=url)
+        decode_tables(index, [place], [view[place.start : place.stop]], url=url)
         for place in index.table_places(0, last)
     ]
-    for start, expected, complaint in _free_regions(index, tables, stem):
+    stem = storage.file_name(url).removesuffix(".tar")
+    for start, expected, what in _free_regions(index, tables, stem):
         # A staged copy may end after any group.
         if start < len(view) and view[start : start + len(expected)] != expected:
-            yield f"{complaint} (shard={url}, offset={start})"
-
-
-def _index_header(index: ShardIndex, name: str) -> bytes:
-    return tar_header(name, index.head.body_stop - BLOCK)
-
-
-def _written_stem(index: ShardIndex, view: memoryview) -> str | None:
-    """Return the shard's name from its first member, if that header is valid and includes it."""
-    name = bytes(view[:100]).rstrip(b"\0").decode(errors="replace")
-    is_name = index.schema.layout == "compact" and name.endswith(".pcr")
-    if is_name and view[:BLOCK] == _index_header(index, name):
-        return name.removesuffix(".pcr")
-    return None
+            yield f"expected {what} (shard={url}, offset={start})"
+            return
 
 
 def _free_regions(
@@ -235,22 +201,21 @@ def _free_regions(
     tables: Sequence[GroupTable],
     stem: str,
 ) -> Iterator[tuple[int, bytes, str]]:
-    """Yield (start, expected bytes, complaint) of regions without checksums, in order."""
-    differs = "differs from what the index says"
-    header = _index_header(index, index_name(index.schema, stem))
-    yield 0, header, f"the index member's header {differs}"
+    """Yield (start, expected bytes, description) of regions without checksums, in order."""
     stop = index.head.body_stop
+    name = index_name(index.schema, stem)
+    yield 0, tar_header(name, stop - BLOCK), f"the index member's header, named {name}"
     for member in plan_members(index, tables, stem):
         start = round512(stop)
-        yield stop, bytes(start - stop), "expected zero padding"
+        yield stop, bytes(start - stop), "zero padding"
         header = member.header()
-        yield start, header, f"header of {member.name} {differs}"
+        yield start, header, f"the header of {member.name} as the index gives it"
         stop = start + len(header) + member.size
         literal = member.literal
-        yield stop - len(literal), literal, f"content of {member.name} {differs}"
+        yield stop - len(literal), literal, f"the content of {member.name} as the index gives it"
     start = round512(stop)
-    yield stop, bytes(start - stop), "expected zero padding"
-    yield start, TRAILER, "expected two zero blocks at the end"
+    yield stop, bytes(start - stop), "zero padding"
+    yield start, TRAILER, "two zero blocks at the end"
 
 
 def _check_samples(
@@ -266,18 +231,17 @@ def _check_samples(
         return True
 
     with shard.load(scan) as prefix:
+        dims = prefix.index.dims
         rows = {key: row for row, key in enumerate(prefix.index.keys)}
         for sample in prefix.samples(on_error=note):
             key = sample["__key__"]
-            found = _check_sample(sample, task, _image_sizes(prefix, rows[key]))
+            sizes = {
+                field: [dims[unit].tolist() for unit in units]
+                for field, units in prefix.units(rows[key])
+            }
+            found = _check_sample(sample, task, sizes)
             problems += [f"{problem} (shard={task.url}, key={key})" for problem in found]
     return problems
-
-
-def _image_sizes(prefix: Prefix, row: int) -> dict[str, list[list[int]]]:
-    """Return the height and width of each image of a sample, by field."""
-    dims = prefix.index.dims
-    return {field: [dims[unit].tolist() for unit in units] for field, units in prefix.units(row)}
 
 
 def _check_sample(
@@ -285,6 +249,7 @@ def _check_sample(
     task: VerifyTask,
     dims: dict[str, list[list[int]]],
 ) -> Iterator[str]:
+    """Compare a sample with its index and its source: ``dims`` is [height, width] of each image."""
     try:
         for field, sizes in dims.items():
             value = sample.get(field, [])
@@ -296,13 +261,13 @@ def _check_sample(
                     yield f"{field} is {size}, the index says {width}x{height}"
         if task.sources is not None:
             source = task.sources.get(sample["__key__"])
-            yield from _compare(sample, source, task.storage_options)
+            yield from _compare(number_lists(sample), source, task.storage_options)
     except PCRError as error:
         yield str(error)
 
 
 def _compare(
-    sample: Sample,
+    stored: Sample,
     source: SampleRef | None,
     options: storage.Options,
 ) -> Iterator[str]:
@@ -316,48 +281,29 @@ def _compare(
         ref.name if ref.place is None else numbered(ref.name, ref.place) for ref in source.refs
     ]
     expected = dict(zip(names, values, strict=True)) | dict(source.known)
-    stored = number_lists(sample)
     for field in stored.keys() - {"__key__"} - expected.keys():
         yield f"the source has no field {field}"
-    for field, value in expected.items():
-        if isinstance(value, PCRError):
-            raise value
-        yield from _compare_field(field, value, stored.get(field))
+    for field, original in expected.items():
+        if isinstance(original, PCRError):
+            raise original
+        value = stored.get(field)
+        if value is None:
+            yield f"field {field} is missing"
+        elif value == original:
+            continue
+        elif value[:2] != SOI:
+            yield f"field {field} differs from the source"
+        elif original[:2] != SOI:
+            yield f"field {field} was re-encoded: its source is not a JPEG"
+        elif not _have_equal_pixels(original, value):
+            yield f"pixels of {field} differ from the source"
 
 
-def _compare_field(
-    field: str,
-    source: bytes,
-    value: bytes | None,
-) -> Iterator[str]:
-    if value is None:
-        yield f"field {field} is missing"
-    elif value == source:
-        return
-    elif value[:2] != SOI:
-        yield f"field {field} differs from the source"
-    elif source[:2] != SOI:
-        yield f"field {field} was re-encoded: its source is not a JPEG"
-    else:
-        yield from _compare_pixels(field, source, value)
-
-
-def _compare_pixels(
-    field: str,
-    source: bytes,
-    jpeg: bytes,
-) -> Iterator[str]:
+def _have_equal_pixels(source: bytes, jpeg: bytes) -> bool:
     parts = map_jpeg(source)
     mended = with_height(source, parts)
     mode: Literal["cmyk", "rgb"] = "cmyk" if parts.color in ("cmyk", "ycck") else "rgb"
     try:
-        got, expected = decode(jpeg, mode), decode(mended, mode)
+        return np.array_equal(decode(jpeg, mode), decode(mended, mode))
     except UnsupportedJpeg:  # its pixels need too much memory relative to its bytes
-        if make_baseline(jpeg) != make_baseline(mended):
-            yield f"coefficients of {field} differ from the source"
-        return
-    if expected.shape != got.shape:
-        shapes = f"expected shape {expected.shape}, got {got.shape}"
-        yield f"pixels of {field} differ from the source: {shapes}"
-    elif not np.array_equal(expected, got):
-        yield f"pixels of {field} differ from the source"
+        return make_baseline(jpeg) == make_baseline(mended)

@@ -39,7 +39,7 @@ def test_verify_finds_and_exits_with_1(dataset, tmp_path, capsys):
 @pytest.mark.parametrize("target", ["none/plot.png", "plot.nonsense"])
 def test_a_plot_that_cannot_be_saved(dataset, tmp_path, fails, target):
     """A picture that cannot be written is one line."""
-    fails("info", dataset, "--plot", tmp_path / target, words=["plot"])
+    fails("fidelity", dataset, "--plot", tmp_path / target, words=["plot"])
 
 
 def test_info_of_a_dataset_by_shard_writer(tmp_path, capsys):

@@ -51,14 +51,6 @@ def test_the_table_has_a_line_for_each_scan():
     assert "decoding" in advice.fidelity_table(rows, 1e6, cores=2)
 
 
-def test_measure_gives_these_names_too():
-    """One import has all that a measurement needs."""
-    from pcrshard.fidelity import measure
-
-    for name in ("ScanFidelity", "fidelity_table", "recommend", "throughput"):
-        assert getattr(measure, name) is getattr(advice, name)
-
-
 def test_a_network_decides_where_there_is_one():
     """The scan from which on it loses no more than a point; a lucky lower one does not count."""
     tops = [0.75, 0.60, 0.74, 0.75]

@@ -9,11 +9,15 @@ from scipy.ndimage import correlate1d
 from pcrshard import decode_image
 from pcrshard.encoding.encode_jpeg import encode_jpeg
 from pcrshard.errors import MissingDependency
-from pcrshard.fidelity.msssim import WEIGHTS, Reference, count_scales, msssim, require_opencv
+from pcrshard.fidelity.msssim import WEIGHTS, Reference, count_scales, require_opencv
 from pcrshard.testing import make_pixels
 
 # scikit-learn, for the demonstration, brings SciPy.
 pytest.importorskip("cv2", reason="OPENCV IS NOT INSTALLED: pip install '.[fidelity]'")
+
+
+def msssim(pixels, reference):
+    return Reference(reference).compare(pixels)
 
 
 def oracle(a, b, weights):

@@ -1,4 +1,4 @@
-"""Pictures are written, have the right size, and show the bars, points and images asked for."""
+"""Pictures are written, have the right size, and show the points and images asked for."""
 
 import sys
 
@@ -6,17 +6,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import pcrshard
 from pcrshard.errors import MissingDependency, StorageError
 from pcrshard.fidelity import plots
-from pcrshard.fidelity.costs import ScanCost
-from pcrshard.testing import make_pixels
+from pcrshard.fidelity.contact_sheet import contact_sheet
+from pcrshard.fidelity.measure import measure
 
-COSTS = [
-    ScanCost(1, 2000, 200.0, 4.0),
-    ScanCost(2, 4000, 400.0, 2.0),
-    ScanCost("full", 8000, 800.0, 1.0),
-]
-BLUE = (0x2B, 0x6C, 0xB0)
+pytest.importorskip("cv2")
 
 
 def pixels_of(path):
@@ -25,63 +21,54 @@ def pixels_of(path):
         return np.asarray(picture.convert("RGB")).astype(int)
 
 
-def blue_heights(pixels):
-    """Heights in pixels of the runs of columns that have the bars' color."""
-    blue = (abs(pixels - BLUE).max(axis=2) < 8).sum(axis=0)
-    edges = np.flatnonzero(np.diff((blue > 3).astype(int), prepend=0, append=0))
-    return [int(blue[a:b].max()) for a, b in zip(edges[::2], edges[1::2], strict=True)]
-
-
-def test_there_is_a_bar_for_each_scan(tmp_path, monkeypatch):
-    """The bars are as high as the bytes, also in a program that draws grids over its own plots."""
-    monkeypatch.setitem(plots.pyplot_module().rcParams, "axes.grid", True)
-    path = tmp_path / "costs.png"
-    plots.plot_scan_costs(COSTS, str(path), title="24 samples")
+def test_there_is_a_point_for_each_scan(large_dataset, tmp_path, monkeypatch):
+    """The points rise with the bytes, also in a program that sets a style for its own plots."""
+    monkeypatch.setitem(plots.pyplot_module().rcParams, "axes.facecolor", "black")
+    rows = measure(large_dataset, [1, "full"], num_images=1, rounds=1)
+    path = tmp_path / "fidelity.png"
+    plots.plot_fidelity(rows, str(path), title="one image")
     pixels = pixels_of(path)
-    assert pixels.shape == (450, 800, 3)
-    heights = blue_heights(pixels)
-    assert len(heights) == 3
-    assert heights[0] / heights[2] == pytest.approx(1 / 4, abs=0.02)
-    assert heights[1] / heights[2] == pytest.approx(1 / 2, abs=0.02)
-
-
-def test_the_ladder_has_its_images_above_the_bars(tmp_path):
-    """The images are in the upper part, from left to right."""
-    colors = {"scan 1": (255, 0, 0), "scan 5": (0, 255, 0)}
-    images = [(name, 1000, np.full((40, 60, 3), rgb, np.uint8)) for name, rgb in colors.items()]
-    path = tmp_path / "ladder.png"
-    plots.plot_ladder(images, COSTS, str(path), title="one image")
-    pixels = pixels_of(path)
-    assert len(blue_heights(pixels)) == 3
-    red, green = (np.argwhere((pixels == rgb).all(axis=2)) for rgb in colors.values())
-    assert min(len(red), len(green)) > 1000
-    assert red[:, 1].max() < green[:, 1].min()
-    assert red[:, 0].max() < 350
+    assert pixels.shape == (400, 800, 3)
+    blue = np.argwhere(abs(pixels - (0x2B, 0x6C, 0xB0)).max(axis=2) < 8)
+    lowest, highest = blue[blue[:, 1].argmin()], blue[blue[:, 1].argmax()]
+    assert lowest[0] > highest[0] + 200
+    assert pixels.mean() > 200
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_contact_sheet_has_a_picture_for_each_scan(tmp_path, count):
-    """The differences of full fidelity to itself are plain gray."""
-    images = []
-    for seed in range(count):
-        reference = make_pixels(seed, 50, 50)
-        low = plots.Picture(2, 900, 0.9, (reference // 2).astype(np.uint8))
-        images.append([low, plots.Picture("full", 3000, 1.0, reference)])
+def test_a_contact_sheet_has_a_row_for_each_image(large_dataset, tmp_path, count):
+    """Scans 1, 2, 5 and full, and the differences from full, which are plain gray for itself."""
     path = tmp_path / "sheet.png"
-    plots.plot_contact_sheet(images, str(path), title="sheet")
+    contact_sheet(large_dataset, str(path), num_images=count, side=96)
     pixels = pixels_of(path)
-    assert pixels.shape == (490 * count, 460, 3)
+    assert pixels.shape == (490 * count, 4 * 230, 3)
     gray = (pixels == 128).all(axis=2)
-    assert gray[:, 230:].sum() > 5000 * count
-    assert gray[:, 230:].sum() > 10 * gray[:, :230].sum()
+    assert gray[:, 690:].sum() > 5000 * count
+    assert gray[:, 690:].sum() > 10 * gray[:, :230].sum()
+    plain = path.read_bytes()
+    contact_sheet(large_dataset, str(path), num_images=count, side=96, smoothing=True)
+    assert path.read_bytes() != plain
+    contact_sheet(large_dataset, str(path), [2], num_images=count)
+    assert pixels_of(path).shape == (490 * count, 2 * 230, 3)
 
 
-def test_a_picture_that_cannot_be_saved_is_an_error_of_ours(tmp_path):
-    """It names the file."""
-    with pytest.raises(StorageError, match=r"cannot save the picture.*none/x\.png"):
-        plots.plot_scan_costs(COSTS, str(tmp_path / "none" / "x.png"), title="t")
-    with pytest.raises(StorageError, match=r"x\.nonsense"):
-        plots.plot_scan_costs(COSTS, str(tmp_path / "x.nonsense"), title="t")
+def test_the_sheet_of_a_staged_copy_ends_at_its_highest_scan(large_dataset, tmp_path):
+    """Scans 1, 2 and 5, of which the last one is the reference."""
+    copy, path = str(tmp_path / "copy"), tmp_path / "sheet.png"
+    pcrshard.stage(large_dataset, copy, 5)
+    contact_sheet(copy, str(path), num_images=1, side=96)
+    assert pixels_of(path).shape[1] == 3 * 230
+
+
+@pytest.mark.parametrize("name", ["none/x.png", "x.nonsense"])
+def test_a_picture_that_cannot_be_saved_is_an_error_of_ours(tmp_path, name):
+    """It names the file, before work starts and when it is saved."""
+    path = str(tmp_path / name)
+    with pytest.raises(StorageError, match=r"cannot save the picture.*x\."):
+        plots.check_target(path)
+    with pytest.raises(StorageError, match=r"cannot save the picture.*x\."):
+        with plots.saved_figure(path, 1, 1):
+            pass
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch):

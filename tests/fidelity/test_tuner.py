@@ -224,16 +224,19 @@ def test_on_a_staged_copy_its_highest_scan_is_the_reference(copy):
 
 
 def test_a_staged_copy_can_be_tuned_against_its_origin(copy, dataset):
-    """The cosines are those of the whole dataset; only scans that the copy holds are tried."""
+    """With a loader over the original dataset, only scans that the copy holds are tried."""
     options = {"candidates": [1, 5], "images": 8, "trials": 2}
     level = ScanLevel()
     made, whole = make_loader(copy, level=level), make_loader(dataset)
-    tuner = ScanTuner(made, loss, level, reference=str(dataset), **options)
+    assert made.dataset.max_scan == 5
+    tuner = ScanTuner(whole, loss, level, **options, threshold=1.01, first=0)
     found = tuner.measure(make_model())
     assert found == ScanTuner(whole, loss, ScanLevel(), **options).measure(make_model())
     assert found[-1].mean < 0.9999
+    assert tuner.step(make_model(), 0).scan == level.value == 5
+    assert set(ScanTuner(whole, loss, level).candidates) <= {1, 2, 3, 4, 5}
     with pytest.raises(ScanUnavailable, match="1 to 5"):
-        ScanTuner(made, loss, level, candidates=[1, 7], reference=str(dataset))
+        ScanTuner(whole, loss, level, candidates=[1, 7])
 
 
 def test_a_checkpoint_of_the_whole_dataset_goes_on_with_a_copy(copy, dataset):

@@ -6,19 +6,19 @@ import statistics
 import pytest
 
 from pcrshard.errors import PCRError
-from pcrshard.simulation.cluster import Cluster, Job, Node, Storage, Work
+from pcrshard.simulation.cluster import Cluster, Job, draw_latency
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Storage(bandwidth=0),
-        lambda: Storage(latency=-1),
-        lambda: Storage(latency=0.2, latency_p99=0.1),
-        lambda: Node(cores=0),
+        lambda: Cluster(bandwidth=0),
+        lambda: Cluster(latency=(-1, 1)),
+        lambda: Cluster(latency=(0.2, 0.1)),
+        lambda: Cluster(cores=0),
         lambda: Job(accelerators=1 << 20),
         lambda: Job(rate=float("nan")),
-        lambda: Work(image_seconds=-1),
+        lambda: Job(image_seconds=-1),
     ],
 )
 def test_machines_that_cannot_be_are_refused(make):
@@ -29,13 +29,7 @@ def test_machines_that_cannot_be_are_refused(make):
 
 def test_latencies_have_the_median_and_the_tail_that_were_asked_for():
     """One request in a hundred takes as long as the option says."""
-    storage = Storage(latency=0.03, latency_p99=0.3)
     rng = random.Random(1)
-    drawn = sorted(storage.draw_latency(rng) for _ in range(20_000))
+    drawn = sorted(draw_latency((0.03, 0.3), rng) for _ in range(20_000))
     assert statistics.median(drawn) == pytest.approx(0.03, rel=0.05)
     assert drawn[int(0.99 * len(drawn))] == pytest.approx(0.3, rel=0.15)
-
-
-def test_the_last_node_may_be_half_full():
-    """Accelerators are put on nodes until all have one."""
-    assert Cluster(node=Node(accelerators=8)).num_nodes(17) == 3

@@ -167,18 +167,11 @@ def test_staged_copies_and_lists(folder, tmp_path):
     staged = PCRDataset(str(tmp_path / "staged"), scan=level)
     assert (staged.max_scan, level.value, PCRDataset(folder).max_scan) == (5, 5, "full")
     assert staged[3] == PCRDataset(folder, scan=5)[3]
-    assert staged.shards.origin(folder).scans.highest == "full"
     jpeg = make_jpeg(1)
     samples = [{"__key__": "a", "views.jpg": [jpeg, jpeg], "png": b"\x89PNG", "cls": 1}]
     sample = PCRDataset(write(tmp_path / "lists", samples), scan=2)[0]
     assert [view[:2] for view in sample["views.jpg"]] == [b"\xff\xd8"] * 2
     assert sample["png"] == b"\x89PNG"
-
-
-def test_another_dataset_is_no_origin(folder, dataset):
-    """A dataset with other samples is refused as an origin, because its sample ids differ."""
-    with pytest.raises(ValueError, match="that the staged copy comes from"):
-        PCRDataset(folder).shards.origin(str(dataset))
 
 
 def test_damage_is_named_and_harms_nothing_else(folder, tmp_path):

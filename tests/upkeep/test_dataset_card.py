@@ -1,25 +1,28 @@
 """The card of a dataset on the Hub, read by the Hub's own library."""
 
 import pytest
+from msgspec.structs import replace
 
 from pcrshard.format.dataset_index import DatasetIndex, ShardEntry
 from pcrshard.format.schema import Schema
-from pcrshard.upkeep.dataset_card import About, dataset_card
+from pcrshard.upkeep.dataset_card import dataset_card
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 ENTRY = ShardEntry("a.tar", 24, 0, 9999, 0, (2000, 4000, 6000), 1000)
 PREVIEW = Schema("s", ("1", "2"), "preview", 1, fields=("cls",), preview_fields=("cls",))
 
 
-def read(index, schema, about):
-    text = dataset_card({"": index}, schema, about)
+def read(index, schema, **about):
+    text = dataset_card({"": index}, schema, **about)
     return huggingface_hub.DatasetCard(text)
 
 
 def test_the_hub_understands_the_header():
     """Which files are data, how many samples there are, and what labels mean."""
     odd = ("cat", "a: 'b' #\"c\"\\", "Käfer\x7f\n", "1", "no")
-    card = read(DatasetIndex("s", 2, (ENTRY,), odd), PREVIEW, About("pets", "hf://x", "mit"))
+    card = read(
+        DatasetIndex("s", 2, (ENTRY,), odd), PREVIEW, name="pets", url="hf://x", license="mit"
+    )
     data = card.data.to_dict()
     assert data["license"] == "mit"
     assert data["size_categories"] == ["n<1K"]
@@ -31,8 +34,8 @@ def test_the_hub_understands_the_header():
 
 def test_a_card_of_compact_shards_turns_the_viewer_off():
     """Compact shards would show as rows of whole scan groups."""
-    index = DatasetIndex("s", 2, (ENTRY._replace(num_samples=2_000_000),))
-    card = read(index, Schema("s", ("1", "2")), About("pets", "hf://x"))
+    index = DatasetIndex("s", 2, (replace(ENTRY, num_samples=2_000_000),))
+    card = read(index, Schema("s", ("1", "2")), name="pets", url="hf://x")
     data = card.data.to_dict()
     assert data["viewer"] is False
     assert data["size_categories"] == ["1M<n<10M"]
@@ -44,7 +47,7 @@ def test_a_card_of_splits_names_all_of_them():
     """One card at the root of a folder of splits is enough for the Hub."""
     index = DatasetIndex("s", 2, (ENTRY,), ("cat",))
     card = huggingface_hub.DatasetCard(
-        dataset_card({"train": index, "val": index}, PREVIEW, About("pets", "hf://x"))
+        dataset_card({"train": index, "val": index}, PREVIEW, name="pets", url="hf://x")
     )
     assert card.data.to_dict()["configs"][0]["data_files"] == [
         {"split": "train", "path": "train/*.tar"},

@@ -164,14 +164,14 @@ def test_a_shard_of_another_size(copy, change):
 
 
 def test_a_renamed_shard(whole, copy):
-    """A renamed shard is reported as renamed, by the shard name that its members carry."""
+    """A renamed shard is one problem, which has the name that its first member should have."""
     if whole[2] == "preview":
         pytest.skip("the preview layout does not have the shard's name in it")
     folder, _ = copy
     (folder / "data-000000.tar").rename(folder / "new-000000.tar")
     problems = verify_shard(VerifyTask(str(folder / "new-000000.tar"), None)).problems
     assert len(problems) == 1
-    assert "renamed: its members say 'data-000000'" in problems[0]
+    assert "header, named new-000000.pcr" in problems[0]
 
 
 def test_a_damaged_name_is_no_other_name(copy):
