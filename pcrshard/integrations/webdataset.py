@@ -8,7 +8,6 @@ passes files to WebDataset's own ``group_by_keys``.
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 import random
 import time
@@ -49,8 +48,7 @@ from ..reading.prefetch import prefetch
 from ..reading.prefix import Prefix
 from ..reading.scan_level import ScanChoice, ScanLevel, ScanOrFraction, current_scan, resolve_choice
 from ..storage import file_name
-from ..training import ranks
-from ..training.shard_lists import ShardOrder, SplitByNode
+from ..training.shard_lists import ShardOrder
 from .webdataset_decode import JpegHandler, warn_of_shard
 from .webdataset_files import Handler, Samples, ShardFiles
 
@@ -85,7 +83,6 @@ class _StageOptions(ReadOptions):
 
 def _pcr_samples(source: Urls, scan: ScanChoice = FULL, **options: Any) -> Samples:
     """Yield samples from shard URLs."""
-    _warn_of_lost_shards(source)
     stage = _StageOptions(**options)
     if stage.select_files is None and stage.rename_files is None:
         yield from filter(None, _read(source, scan, stage, ShardFiles.samples))
@@ -253,41 +250,6 @@ def _order_of(stage: Any) -> ShardOrder | None:
     order = orders.pop()
     whole = not orders and order is not None and len(order) == len(stage.urls)
     return order if whole else None
-
-
-def _warn_of_lost_shards(source: Any) -> None:
-    """Warn about shards that are shuffled before being split by workers or ranks.
-
-    An unseeded shuffle has a different order in each process, so that the parts overlap.
-    """
-    split = False
-    while inspect.isgenerator(source):
-        arguments = inspect.getgeneratorlocals(source)
-        name = source.__name__
-        if name == "_shuffle" and arguments.get("rng") is arguments.get("seed") is None and split:
-            warnings.warn(
-                "shards are shuffled in another order in each worker and rank, and then split: "
-                "some are read twice and others never; shuffle after split_by_worker, or begin "
-                "the pipeline with pcrshard.shards(urls), which has one order for all",
-                stacklevel=2,
-            )
-        split = split or (name in _SPLITTERS and _takes_a_part(name))
-        source = next(filter(inspect.isgenerator, arguments.values()), None)
-
-
-_BY_WORKER = shardlists.split_by_worker.__name__
-_SPLITTERS = {
-    _BY_WORKER,
-    shardlists.split_by_node.__name__,
-    SplitByNode.__call__.__name__,
-}
-
-
-def _takes_a_part(splitter: str) -> bool:
-    _, world, _, workers = webdataset_utils.pytorch_worker_info()
-    if splitter == _BY_WORKER:
-        return int(workers) > 1
-    return max(int(world), ranks.current().world) > 1
 
 
 def _function(stage: Any) -> Any:

@@ -201,6 +201,8 @@ class Prefix:
 
     def units_of(self, row: int, field: str) -> Sequence[int]:
         """Return the units of a sample's image field, none if the sample lacks the field."""
+        if field in self.streams and self.has_one_image:
+            return (row,) if self.index.dims[row, 0] else ()
         return dict(self.units(row)).get(field, ())
 
     def units(self, row: int) -> Iterator[tuple[str, Sequence[int]]]:

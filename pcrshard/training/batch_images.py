@@ -22,34 +22,6 @@ from ..reading.prefix import Prefix
 from .shard_set import Row
 
 
-@dataclass(frozen=True)
-class BatchMemory:
-    """Batch memory, reused once nothing refers to it.
-
-    Attributes:
-        pin: Whether to use pinned memory, for copies to a GPU.
-    """
-
-    pin: bool = False
-
-    def take(self, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
-        """Return consecutive uint8 tensors of these shapes in one block of memory."""
-        sizes = list(map(math.prod, shapes))
-        parts = torch.split(self._block(sum(sizes)), sizes)
-        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
-
-    def _block(self, size: int) -> torch.Tensor:
-        if get_worker_info() is not None:
-            # A worker passes tensors through shared memory, and torch would copy any that lie
-            # elsewhere. torch's own collation does the same.
-            new_shared: Any = torch.UntypedStorage._new_shared
-            return torch.empty(0, dtype=torch.uint8).set_(new_shared(size))
-        if self.pin:
-            # torch reuses it only after pending copies from it complete.
-            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        return torch.from_numpy(memory.borrow_array(size))
-
-
 @dataclass(frozen=True, eq=False)
 class FieldImages:
     """The images of one field of a batch, decoded by the native core.
@@ -71,11 +43,6 @@ class FieldImages:
     is_list: bool
     decoding: Batch
 
-    @property
-    def pixels(self) -> Any:
-        """The pixels: a tensor, or one per view."""
-        return self.arrays if self.image.views else self.arrays[0]
-
     @cached_property
     def geometry(self) -> Any:
         """The geometry of the images, if requested: a Geometry, or one per view."""
@@ -84,9 +51,10 @@ class FieldImages:
     @property
     def columns(self) -> dict[str, Any]:
         """Return the columns of the field and its geometry."""
-        if not self.image.return_geometry:
-            return {self.name: self.pixels}
-        return {self.name: self.pixels, geometry_field(self.name): as_tensors(self.geometry)}
+        found: dict[str, Any] = {self.name: self.arrays if self.image.views else self.arrays[0]}
+        if self.image.return_geometry:
+            found[geometry_field(self.name)] = as_tensors(self.geometry)
+        return found
 
     @cached_property
     def decoded(self) -> list[bool]:
@@ -118,7 +86,7 @@ def begin_field(
     image: ImageDecoder,
     key: tuple[int, int],
     pool: Pool,
-    target: BatchMemory,
+    pin: bool,
 ) -> FieldImages:
     """Start decoding an image field of a batch.
 
@@ -128,25 +96,21 @@ def begin_field(
         image: The decoder; must have a size.
         key: Seed and epoch of the random crops and flips.
         pool: Threads that decode.
-        target: Memory for the pixels.
+        pin: Whether to decode into pinned memory.
     """
-    prefixes = dict.fromkeys(prefix for _, prefix, _ in rows)
-    lists = {prefix for prefix in prefixes if field in prefix.index.schema.lists}
-    plain = {prefix for prefix in prefixes if prefix.has_one_image and field in prefix.streams}
     # For each prefix, the positions in the batch and the units of its images.
-    groups: dict[Prefix, tuple[list[int], list[int]]] = {prefix: ([], []) for prefix in prefixes}
+    groups: dict[Prefix, tuple[list[int], list[int]]] = {prefix: ([], []) for _, prefix, _ in rows}
+    is_list = any(field in prefix.index.schema.lists for prefix in groups)
     ids: list[int] = []
     first = [0]
     for sample, prefix, row in rows:
-        # In a plain shard, too, a missing image has zero bytes in the table.
-        found = (row,) if prefix in plain else prefix.units_of(row, field)
         places, units = groups[prefix]
-        for unit in found:
-            places.append(len(ids))
-            units.append(unit)
-            ids.append(sample)
-        if not found and prefix not in lists:
-            ids.append(sample)  # space for a missing image
+        found = prefix.units_of(row, field)
+        places.extend(range(len(ids), len(ids) + len(found)))
+        units.extend(found)
+        # A missing image gets space, too, unless this shard has a list here.
+        has_list = field in prefix.index.schema.lists
+        ids.extend([sample] * (len(found) if has_list else 1))
         first.append(len(ids))
     # An empty stream stands for a missing or damaged image and is not decoded.
     tables = [prefix.table(units) for prefix, (_, units) in groups.items()]
@@ -155,16 +119,34 @@ def begin_field(
     for (prefix, (places, units)), own in zip(groups.items(), tables, strict=True):
         table[places, : own.shape[1]] = own
         orientations[places] = prefix.index.orientation[units]
-    arrays = target.take(image.batch_shapes(len(ids)))
+    arrays = _batch_memory(image.batch_shapes(len(ids)), pin)
     decoding = image.begin(
         pool,
         table,
         [array.numpy() for array in arrays],
         draw_keys(key, ids),
         orientations=orientations,
-        keep=[prefix.contents for prefix in prefixes],
+        keep=[prefix.contents for prefix in groups],
     )
-    return FieldImages(field, arrays, image, first, bool(lists), decoding)
+    return FieldImages(field, arrays, image, first, is_list, decoding)
+
+
+def _batch_memory(shapes: Sequence[tuple[int, ...]], pin: bool) -> list[torch.Tensor]:
+    """Return consecutive uint8 tensors of these shapes, in memory that is reused later."""
+    sizes = list(map(math.prod, shapes))
+    total = sum(sizes)
+    if get_worker_info() is not None:
+        # A worker passes tensors through shared memory, and torch would copy any that lie
+        # elsewhere. torch's own collation does the same.
+        new_shared: Any = torch.UntypedStorage._new_shared
+        block = torch.empty(0, dtype=torch.uint8).set_(new_shared(total))
+    elif pin:
+        # torch reuses it only after pending copies from it complete.
+        block = torch.empty(total, dtype=torch.uint8, pin_memory=True)
+    else:
+        block = torch.from_numpy(memory.borrow_array(total))
+    parts = torch.split(block, sizes)
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def as_tensors(value: Any) -> Any:

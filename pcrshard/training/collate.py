@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import torch
 from torch.utils.data import default_collate
@@ -19,7 +20,7 @@ from ..jpeg.views import geometry_field, unfold
 from ..native.pool import Pool, draw_key
 from ..reading.field_values import CONVERSIONS, INTEGERS, convert, extension
 from ..reading.prefix import Sample
-from .batch_images import BatchMemory, FieldImages, as_tensors, begin_field, stack_images
+from .batch_images import FieldImages, as_tensors, begin_field, stack_images
 from .shard_set import Row
 
 Rows = list[Row]
@@ -55,35 +56,37 @@ class Collator:
         self,
         rows: Rows,
         pool: Pool | None = None,
-        target: BatchMemory = BatchMemory(),
+        pin: bool = False,
     ) -> Callable[[], Any]:
         """Start a batch of these rows.
 
         Args:
             rows: The samples, whose prefixes must be open until the batch is finished.
             pool: Threads that decode in the background; see :meth:`open_pool`.
-            target: Memory for the images.
+            pin: Whether to decode into pinned memory.
 
         Returns:
             A function that finishes the batch and returns it.
         """
         images: Images = {}
         if pool is not None and self.image is not None and self.image.is_sized:
-            if self.transform is not None:
-                target = BatchMemory()  # torch copies a transform's results
+            pin = pin and self.transform is None  # torch copies a transform's results
             streams = dict.fromkeys(stream for _, prefix, _ in rows for stream in prefix.streams)
             images = {
-                name: begin_field(rows, name, self.image, self.key, pool, target)
+                name: begin_field(rows, name, self.image, self.key, pool, pin)
                 for name in filter(self._is_read, streams)
             }
         return partial(self._finish, rows, images)
 
     def one(self, row: Row) -> Any:
         """Return one sample: ``transform``'s result, or a tuple or dict with images as tensors."""
-        [sample] = self._samples([row], {})
+        sample = self._sample(row, {})
         if self.transform is not None:
             return self.transform(sample)
-        return self._chosen([row], {name: as_tensors(value) for name, value in sample.items()})
+        sample = {name: as_tensors(value) for name, value in sample.items()}
+        if self.fields is None:
+            return sample
+        return tuple(_requested(sample, name, row) for name in self.fields)
 
     def of_size(self, size: tuple[int, int]) -> Collator:
         """Return a collator that crops to the shape (height, width) and resizes to that size."""
@@ -107,74 +110,54 @@ class Collator:
         return Pool(threads) if type(self.image) is ImageDecoder else nullcontext()
 
     def _finish(self, rows: Rows, images: Images) -> Any:
+        # Images that were decoded straight into one tensor.
+        columns: dict[str, Any] = {}
+        if self.transform is None:
+            for name, own in list(images.items()):
+                if not own.is_list and all(own.decoded):
+                    columns |= images.pop(name).columns
+        samples = [self._sample(row, images, columns, place) for place, row in enumerate(rows)]
         if self.transform is not None:
-            return default_collate(list(map(self.transform, self._samples(rows, images))))
-        batch: dict[str, Any] = {}
-        for name in self._names(rows):
-            batch |= self._columns(name, rows, images)
-        return self._chosen(rows, batch)
+            return default_collate(list(map(self.transform, samples)))
+        if self.fields is None:
+            names = dict.fromkeys(itertools.chain(*samples))
+            found = {
+                name: self._column(name, [sample.get(name) for sample in samples]) for name in names
+            }
+            return found | columns
+        for name in self.fields:
+            if name not in columns:
+                values = [
+                    _requested(sample, name, row) for sample, row in zip(samples, rows, strict=True)
+                ]
+                columns[name] = self._column(name, values)
+        return tuple(columns[name] for name in self.fields)
 
-    def _names(self, rows: Rows) -> list[str]:
-        """Return the fields to read for these samples."""
-        prefixes = dict.fromkeys(prefix for _, prefix, _ in rows)
-        streams = [name for prefix in prefixes for name in prefix.streams]
-        others = [name for prefix in prefixes for name in prefix.fields]
-        return list(filter(self._is_read, dict.fromkeys(("__key__", *streams, *others))))
+    def _sample(
+        self,
+        row: Row,
+        images: Images,
+        columns: Container[str] = (),
+        place: int = 0,
+    ) -> Sample:
+        """Return the fields of a sample that are not in ``columns``, with images as arrays."""
+        _, prefix, number = row
+        key = prefix.index.keys[number]
+        sample: Sample = {"__key__": key}
+        for name in dict.fromkeys((*prefix.streams, *prefix.fields)):
+            if name in columns or not self._is_read(name):
+                continue
+            own = images.get(name)
+            is_decoded = own is not None and own.decoded[place]
+            value = own.value(place) if own and is_decoded else self._value(name, row)
+            if value is not None:
+                sample[name] = convert(name, value, key)
+        return unfold(sample)
 
     def _is_read(self, field: str) -> bool:
-        return self._is_wanted(field) or self._is_wanted(geometry_field(field))
-
-    def _is_wanted(self, name: str) -> bool:
-        return self.fields is None or self.transform is not None or name in self.fields
-
-    def _chosen(self, rows: Rows, found: dict[str, Any]) -> Any:
-        """Select ``fields`` from a batch or a sample."""
-        if self.fields is None:
-            return found
-        for name in self.fields:
-            if name not in found:
-                _refuse_missing(rows[0], name)
-        return tuple(found[name] for name in self.fields)
-
-    def _samples(self, rows: Rows, images: Images) -> list[Sample]:
-        """Return the samples, with images as arrays."""
-        columns: dict[str, list[Any]] = {}
-        for name in self._names(rows):
-            columns |= self._values(name, rows, images)
-        return [
-            {
-                name: convert(name, own[place], prefix.index.keys[row])
-                for name, own in columns.items()
-                if own[place] is not None
-            }
-            for place, (_, prefix, row) in enumerate(rows)
-        ]
-
-    def _columns(self, name: str, rows: Rows, images: Images) -> dict[str, Any]:
-        """Return the columns of a field and its geometry; empty if no sample has the field."""
-        own = images.get(name)
-        if own is not None and not own.is_list and all(own.decoded):
-            columns = own.columns
-        else:
-            columns = {
-                field: self._column(field, values, rows)
-                for field, values in self._values(name, rows, images).items()
-                if any(value is not None for value in values)
-            }
-        return {field: column for field, column in columns.items() if self._is_wanted(field)}
-
-    def _values(self, name: str, rows: Rows, images: Images) -> dict[str, list[Any]]:
-        """Return a field of each sample, ``None`` where absent, and the geometry of images."""
-        own = images.get(name)
-        values = [
-            self._value(name, row) if own is None or not own.decoded[place] else own.value(place)
-            for place, row in enumerate(rows)
-        ]
-        if self.image is None or not self.image.return_geometry:
-            return {name: values}
-        parts = [unfold({name: value}) for value in values]
-        names = (name, geometry_field(name))
-        return {field: [part.get(field) for part in parts] for field in names}
+        if self.fields is None or self.transform is not None:
+            return True
+        return field in self.fields or geometry_field(field) in self.fields
 
     def _value(self, name: str, row: Row) -> Any:
         """Return a field of a sample, decoding an image."""
@@ -200,17 +183,14 @@ class Collator:
             key_of = prefix.index.keys[place]
             raise type(error)(f"{name}: {error}", url=prefix.shard.url, key=key_of) from error
 
-    def _column(self, name: str, values: list[Any], rows: Rows) -> Any:
-        """Collate the values of a field by WebDataset's meaning of its last extension."""
-        missing = [row for row, value in zip(rows, values, strict=True) if value is None]
-        if missing and name in (self.fields or ()):
-            _refuse_missing(missing[0], name)
+    def _column(self, name: str, values: list[Any]) -> Any:
+        """Collate the values of a field by its last extension; missing ones are ``None``."""
         last = extension(name)
-        if last in CONVERSIONS:
-            keys = (prefix.index.keys[row] for _, prefix, row in rows)
-            values = list(map(partial(convert, name), values, keys))
-            return torch.tensor(values) if last in INTEGERS and not missing else values
-        return values if self.image is None else stack_images(values, self.image)
+        if last in INTEGERS and None not in values:
+            return torch.tensor(values)
+        if last in CONVERSIONS or self.image is None:
+            return values
+        return stack_images(values, self.image)
 
 
 def as_decoder(image: OneImage) -> ImageDecoder | None:
@@ -230,9 +210,11 @@ def as_decoder(image: OneImage) -> ImageDecoder | None:
     return ImageDecoder((int(sides[0]), int(sides[-1])))
 
 
-def _refuse_missing(row: Row, name: str) -> NoReturn:
-    """Raise an error that explains why a requested field is absent, or lists the present fields."""
-    _, prefix, place = row
+def _requested(sample: Sample, name: str, row: Row) -> Any:
+    """Return a requested field; if it is absent, raise an error that tells why."""
+    if name in sample:
+        return sample[name]
+    _, prefix, number = row
     first = dict(prefix.index.schema.late).get(name, 0)
     if first > check_scan(prefix.scan, prefix.index.num_groups, 0):
         shown = FULL if first > prefix.index.num_groups else first
@@ -240,7 +222,5 @@ def _refuse_missing(row: Row, name: str) -> NoReturn:
             f"field {name!r} is stored from scan {shown} on, asked for it at scan {prefix.scan}",
             url=prefix.shard.url,
         )
-    sample = prefix.sample(place)
-    raise KeyError(
-        f"sample {sample['__key__']!r} has no field {name!r}, it has {', '.join(sample)}"
-    )
+    whole = prefix.sample(number)
+    raise KeyError(f"sample {whole['__key__']!r} has no field {name!r}, it has {', '.join(whole)}")

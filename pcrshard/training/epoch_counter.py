@@ -44,26 +44,23 @@ class EpochCounter:
     def begin(self) -> int:
         """Begin an epoch, possibly jointly with other workers of the loader; return its number."""
         worker = _worker()
-        count = self._count() + 1
-        if worker is None:
-            self._note(count, 0)
-        else:
+        loader = joined = 0
+        if worker is not None:
             loader = zlib.crc32(f"{worker.seed - worker.id} {worker.num_workers}".encode())
             of_loader = [entry // _TAG for entry in self._recent[:] if entry % _TAG == loader]
             joined = max(of_loader, default=0)
-            if joined > self._begun_by[worker.id]:
-                count = joined
-            else:
-                self._note(count, loader)
+            if joined <= self._begun_by[worker.id]:
+                joined = 0
+        count = joined or self._count() + 1
+        if not joined:
+            self._recent[count % _RECENT] = count * _TAG + loader
+        if worker is not None:
             self._begun_by[worker.id] = count
         return int(self._offset[0] + count - 1)
 
     def _count(self) -> int:
         """The number of epochs begun."""
         return int(max(self._recent[:]) // _TAG)
-
-    def _note(self, count: int, loader: int) -> None:
-        self._recent[count % _RECENT] = count * _TAG + loader
 
 
 def _worker() -> Any:

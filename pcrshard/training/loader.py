@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from ..arguments import Natural, Positive, checked, is_integer
 from ..format.scan import FULL, Scan
 from . import ranks
-from .batch_images import BatchMemory
 from .buckets import Buckets
 from .cpus import decoding_threads
 from .dataset import PCRDataset
@@ -41,7 +40,7 @@ _MAX_SEGMENTS = 64
 # A state's batches may be larger than this job's, but not so large that the order of a small
 # dataset takes gigabytes.
 _MAX_STATE_BATCH = 1 << 20
-_MAX_STATE_LANES = 1 << 31
+_MAX_STATE_NUMBER = 1 << 31
 _LAST: dict[Any, Literal["drop", "short", "pad"]] = {True: "drop", False: "short", "pad": "pad"}
 
 
@@ -95,7 +94,8 @@ class PCRLoader:
             the batch.
         threads: Decoding threads in this process, which release the GIL; 0 decodes in the training
             loop's thread. By default one fewer than the CPUs of this rank.
-        num_workers: Worker processes instead of threads, for a ``transform=`` in Python.
+        num_workers: Worker processes instead of threads, for a ``transform=`` in Python, started by
+            Python's method (``multiprocessing.set_start_method``).
         prefetch: Batches decoded ahead, per worker if there are any.
         pin_memory: Whether to decode into pinned memory, if CUDA is available.
         weights: Fraction of an epoch from each of several datasets, on any scale; by default each
@@ -112,7 +112,6 @@ class PCRLoader:
             ``num_workers``, so that workers share no shards. 1 keeps the fewest shards in memory.
             By default 4, and 1 without ``shuffle``.
         shards_ahead: Shards to fetch while another is in use.
-        multiprocessing_context: Start method of workers: ``fork``, ``spawn`` or ``forkserver``.
 
     Raises:
         ValueError: Arguments conflict, or the dataset does not fill one batch.
@@ -124,6 +123,7 @@ class PCRLoader:
         collate_fn="PCRDataset(transform=), or torch.utils.data.DataLoader(dataset, collate_fn=)",
         generator="seed",
         last="drop_last",
+        multiprocessing_context="multiprocessing.set_start_method(...)",
         persistent_workers="threads, which need no start; workers are started for each epoch",
         phases="lanes_per_rank",
         pin="pin_memory",
@@ -156,7 +156,6 @@ class PCRLoader:
         max_world_size: Positive | None = None,
         lanes_per_rank: Positive | None = None,
         shards_ahead: Natural = 2,
-        multiprocessing_context: Literal["fork", "spawn", "forkserver"] | None = None,
     ) -> None:
         if num_samples is not None and weights is None:
             raise ValueError(
@@ -166,10 +165,6 @@ class PCRLoader:
         if num_workers and threads:
             raise ValueError(
                 f"expected threads or workers, got threads={threads} and num_workers={num_workers}"
-            )
-        if multiprocessing_context and not num_workers:
-            raise ValueError(
-                f"expected num_workers with multiprocessing_context={multiprocessing_context!r}"
             )
         if (rank is None) != (world_size is None):
             raise ValueError(f"expected rank and world_size together, got {rank} and {world_size}")
@@ -190,7 +185,6 @@ class PCRLoader:
         self.max_world_size = max_world_size
         self._lanes = (_LANES if window else 1) if lanes_per_rank is None else lanes_per_rank
         self.shards_ahead = shards_ahead
-        self._context = multiprocessing_context
         self._cursor = _Cursor()
         geometry = self._geometry
         if buckets is not None:
@@ -285,7 +279,8 @@ class PCRLoader:
         epoch: Any = state.get("epoch")
         segments: Any = state.get("segments")
         own = max(len(self.dataset), self.num_samples or 0, self._geometry.global_batch)
-        if not (_are_numbers([epoch], [MAX_EPOCH]) and _are_segments(segments, own)):
+        is_epoch = is_integer(epoch) and 0 <= epoch <= MAX_EPOCH
+        if not (is_epoch and _are_segments(segments, max(own, _MAX_STATE_BATCH))):
             raise ValueError(
                 f"expected an epoch of at most {MAX_EPOCH} and up to {_MAX_SEGMENTS} segments of 4 "
                 f"numbers, got {epoch!r} and {repr(segments)[:200]}"
@@ -389,7 +384,6 @@ class PCRLoader:
             num_workers=self.num_workers,
             prefetch_factor=self.prefetch,
             pin_memory=self.pin_memory,
-            multiprocessing_context=self._context,
         )
 
     def _fixed(self) -> State:
@@ -429,7 +423,6 @@ class _Reading(IterableDataset[Any]):
         info = get_worker_info()
         batches = self.batches[info.id :: info.num_workers] if info else self.batches
         collate = dataset.collator(loader.rules.seed, self.epoch)
-        target = BatchMemory(loader.pin_memory)
         # The threads start with the first batch and end with this generator.
         with collate.open_pool(loader.threads) as pool:
 
@@ -441,7 +434,7 @@ class _Reading(IterableDataset[Any]):
                     sizes = {each: sample_sizes(each.index, upright) for each in prefixes}
                     own = np.array([sizes[prefix][row] for _, prefix, row in rows])
                     shaped = collate.of_size(loader.buckets.size_of(own))
-                return shaped.begin(rows, pool, target)
+                return shaped.begin(rows, pool, loader.pin_memory)
 
             yield from read_batches(
                 dataset.shards,
@@ -455,15 +448,12 @@ class _Reading(IterableDataset[Any]):
 
 def _are_segments(value: Any, max_batch: int) -> bool:
     """Tell whether an untrusted value has the form of a state's segments."""
-    limits = (max(max_batch, _MAX_STATE_BATCH), *[_MAX_STATE_LANES] * 3)
-    is_list = isinstance(value, list | tuple) and len(value) <= _MAX_SEGMENTS
-    return is_list and all(_are_numbers(each, limits) and min(each[:3]) > 0 for each in value)
-
-
-def _are_numbers(value: Any, limits: Sequence[int]) -> bool:
-    """Tell whether an untrusted value is a list of integers of at least 0, up to these limits."""
-    if not isinstance(value, list | tuple) or len(value) != len(limits):
+    if not isinstance(value, list | tuple) or len(value) > _MAX_SEGMENTS:
         return False
-    return all(
-        is_integer(each) and 0 <= each <= most for each, most in zip(value, limits, strict=True)
-    )
+    for each in value:
+        if not isinstance(each, list | tuple) or len(each) != 4 or not all(map(is_integer, each)):
+            return False
+        is_small = each[0] <= max_batch and max(each) <= _MAX_STATE_NUMBER
+        if not is_small or min(each[:3]) < 1 or each[3] < 0:
+            return False
+    return True

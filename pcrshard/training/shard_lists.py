@@ -12,47 +12,28 @@ from . import ranks
 from .epoch_counter import EpochCounter
 
 
-def shards(
-    urls: storage.Urls,
-    seed: int = 0,
-    epoch: int | None = None,
-) -> list[str] | ShardOrder:
-    """Return shards in an order that changes every epoch, as WebDataset's first stage.
+class ShardOrder(Sequence[str]):
+    """Shards in an order that changes every epoch, as WebDataset's first stage.
 
     ``wds.WebDataset(pcrshard.shards(urls), shardshuffle=False).pcr_scan(5)`` has a new order in
     each epoch automatically: in this process, in DataLoader workers restarted for each epoch, and
     in persistent ones. WebDataset's own ``shardshuffle`` restarts from the same seed in each epoch,
     and ``detshuffle=True`` in each new worker, so that epochs repeat one order.
 
+    Use it wherever WebDataset takes URLs, if ``.pcr_scan()`` follows, or as the first stage of a
+    ``wds.DataPipeline``; each pass advances the epoch. As a sequence it is the list of the next
+    epoch, and does not advance. Each rank counts its own epochs: start the same number on all
+    ranks, or set :attr:`epoch`.
+
+    >>> order = shards("a{0..3}.tar", seed=1)
+    >>> [item["url"] for item in order()], order.epoch
+    (['a2.tar', 'a3.tar', 'a1.tar', 'a0.tar'], 1)
+    >>> order.of_epoch(1)
+    ['a1.tar', 'a0.tar', 'a3.tar', 'a2.tar']
+
     Args:
         urls: Brace pattern, or URLs.
         seed: Any integer, the same on all ranks; it selects the orders.
-        epoch: Number of an epoch, to return its order as a list.
-
-    Returns:
-        A :class:`ShardOrder`, or the list of one epoch if ``epoch`` is given.
-
-    >>> shards("a{0..3}.tar", seed=1, epoch=0), shards("a{0..3}.tar", seed=1, epoch=1)
-    (['a2.tar', 'a3.tar', 'a1.tar', 'a0.tar'], ['a1.tar', 'a0.tar', 'a3.tar', 'a2.tar'])
-    """
-    order = ShardOrder(urls, seed)
-    return order if epoch is None else order.of_epoch(epoch)
-
-
-class ShardOrder(Sequence[str]):
-    """Shards in an epoch's order; each pass of a pipeline advances the epoch.
-
-    Use it wherever WebDataset takes URLs, if ``.pcr_scan()`` follows, or as the first stage of a
-    ``wds.DataPipeline``. As a sequence it is the list of the next epoch, and does not advance. Each
-    rank counts its own epochs: start the same number on all ranks, or set :attr:`epoch`.
-
-    >>> order = ShardOrder("a{0..3}.tar", seed=1)
-    >>> [item["url"] for item in order()], order.epoch
-    (['a2.tar', 'a3.tar', 'a1.tar', 'a0.tar'], 1)
-
-    Args:
-        urls: Brace pattern, or URLs.
-        seed: Any integer, the same on all ranks.
     """
 
     def __init__(self, urls: storage.Urls, seed: int = 0) -> None:
@@ -93,6 +74,9 @@ class ShardOrder(Sequence[str]):
 
     def __repr__(self) -> str:
         return f"<{len(self)} shards, seed {self.seed}, next epoch {self.epoch}>"
+
+
+shards = ShardOrder
 
 
 class OrderedUrl(str):

@@ -31,9 +31,6 @@ MISTAKES = {
     "expected max_world_size to be .*, got 0": lambda d, f: PCRLoader(d, 2, max_world_size=0),
     "expected multiple to be .*, got 6.5": lambda d, f: Buckets(area=4096, multiple=6.5),
     "expected numbers to be sample numbers.*, got 3": lambda d, f: d.subset(3),
-    "expected num_workers with multiprocessing_context='spawn'": lambda d, f: PCRLoader(
-        d, 2, multiprocessing_context="spawn"
-    ),
     "expected prefetch to be .*, got -1": lambda d, f: ReadOptions(prefetch=-1),
     "expected retry to be a Retry or None, got 3": lambda d, f: PCRDataset(f, retry=3),
     "expected rng to be .*, got 'a'": lambda d, f: ImageDecoder(8, "random")(make_jpeg(), "a"),

@@ -195,13 +195,21 @@ def test_the_order_is_the_plan_whatever_the_workers(folder, workers):
     assert seen[0] != seen[1] != seen[2]
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
-def test_start_methods(folder, context):
-    """Workers of any start method know the rank of their parent, and follow a new scan."""
+@pytest.fixture
+def spawning():
+    """Worker processes are spawned."""
+    method = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("spawn", force=True)
+    yield
+    multiprocessing.set_start_method(method, force=True)
+
+
+@pytest.mark.usefixtures("spawning")
+def test_spawned_workers(folder):
+    """Spawned workers know the rank of their parent, and follow a new scan."""
     level = ScanLevel(1)
     how = {"decoder": ImageDecoder(8, "random"), "rank": 1, "world_size": 2}
-    workers = {"num_workers": 2, "multiprocessing_context": context}
-    loader = loader_of(folder, 5, scan=level, **how, **workers)
+    loader = loader_of(folder, 5, scan=level, num_workers=2, **how)
     for epoch, scan in enumerate((1, 5)):
         level.value = scan
         batches = list(loader)

@@ -306,7 +306,7 @@ def train(url, folder, attempt, epochs, rank, world, size, slots, workers, scan)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store-{attempt}", rank=rank, world_size=world
     )
-    how = {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
+    how = {"num_workers": workers}
     decoder = ImageDecoder(8, "random")
     loader = loader_of(url, size, scan=scan, decoder=decoder, seed=6, max_world_size=slots, **how)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 4))

@@ -15,10 +15,10 @@ URLS = [f"{i}.tar" for i in range(20)]
 
 def test_each_epoch_has_its_own_order():
     """Epochs differ, every shard comes once, and seed and epoch alone decide."""
-    orders = [pcrshard.shards(URLS, seed=3, epoch=epoch) for epoch in range(4)]
+    orders = [pcrshard.shards(URLS, seed=3).of_epoch(epoch) for epoch in range(4)]
     assert len({tuple(order) for order in orders}) == 4
     assert all(sorted(order) == sorted(URLS) for order in orders)
-    assert orders[2] == pcrshard.shards("{0..19}.tar", 3, 2)
+    assert orders[2] == pcrshard.shards("{0..19}.tar", 3).of_epoch(2)
 
 
 @pytest.mark.parametrize("names", [("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")])
@@ -69,25 +69,25 @@ def test_a_frozen_order_is_pointed_out(shard_urls):
         wds.WebDataset(shard_urls, shardshuffle=100, detshuffle=True).pcr_scan(1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        wds.WebDataset(pcrshard.shards(shard_urls, 1, 2), shardshuffle=False).pcr_scan(1)
+        wds.WebDataset(pcrshard.shards(shard_urls).of_epoch(2), shardshuffle=False).pcr_scan(1)
         wds.WebDataset(pcrshard.shards(shard_urls), shardshuffle=False).pcr_scan(1)
 
 
 def test_an_order_is_a_sequence_of_the_next_epoch(shard_urls):
     """Looking at an order does not advance it; reading does, also in a plain DataPipeline."""
     order = pcrshard.shards("{0..9}.tar", seed=3)
-    first = pcrshard.shards("{0..9}.tar", 3, 0)
+    first = order.of_epoch(0)
     assert list(order) == list(order) == first == order[:]
     assert len(order) == 10
     assert order[0] == first[0]
     assert [item["url"] for item in order()] == first
-    assert list(order) == pcrshard.shards("{0..9}.tar", 3, 1)
+    assert list(order) == order.of_epoch(1)
     assert repr(order) == "<10 shards, seed 3, next epoch 1>"
     order = pcrshard.shards(shard_urls)
     pipeline = wds.DataPipeline(order, wds.split_by_worker, pcrshard.pcr_scan(1))
     for epoch in range(3):
         read = dict.fromkeys(sample["__url__"] for sample in pipeline)
-        assert list(read) == pcrshard.shards(shard_urls, 0, epoch)
+        assert list(read) == order.of_epoch(epoch)
 
 
 def test_a_part_of_an_order_is_not_taken_for_the_whole(shard_urls):
