@@ -1,6 +1,6 @@
 """Draw docs/images/overview-light.png and overview-dark.png: bytes, accuracy and speed at once.
 
-Usage: python evidence/overview.py [FOLDER]
+Usage: python -m evidence.overview [FOLDER]
 
 The photograph ships with scikit-learn. Every number comes from the evidence: bytes and top-1 are
 means over 260 ImageNet photographs (imagenet), speeds are those of peers, all measured in the
@@ -8,9 +8,8 @@ same runs. The width suits a phone: text stays above 11 pixels when the picture 
 """
 
 import io
-import json
+import os
 import pathlib
-import statistics
 import sys
 
 import numpy as np
@@ -21,7 +20,12 @@ from sklearn.datasets import load_sample_image
 
 from pcrshard import decode_image, join_scans, split_scans
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from . import ROOT
+from .imagenet.figures import Seen, share
+from .lab import Lab
+from .peers.figures import Questions
+
+EVIDENCE = os.path.join(ROOT, "evidence")
 SCANS = (1, 2, 5, 10)
 PEERS = (  # label, name in peers/runs.jsonl over a link and, where it differs, from memory
     ("pcrshard, scan 2", "pcrshard scan 2, threads"),
@@ -47,36 +51,14 @@ def photograph_at_scans() -> list[np.ndarray]:
     return [decode_image(join_scans(header, scans[:scan]))[square] for scan in SCANS]
 
 
-def accuracy() -> dict[str, float]:
-    """Top-1 of EfficientNet-Lite0 at 224 pixels, in percent, for each scan of `standard`."""
-    marks: dict[str, str] = {}
-    for line in (ROOT / "evidence/imagenet/runs.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        if row["network"] == "lite0" and row["crop"] == 224 and not row["smoothing"]:
-            for name, text in row.get("marks", {}).items():
-                marks[name] = marks.get(name, "") + text
-    return {name: 100 * text.count("1") / len(text) for name, text in marks.items()}
-
-
 def speeds() -> list[dict[str, float]]:
     """Images per CPU second (one worker) and images per second over 20 MB/s, medians of rounds."""
-    lines = (ROOT / "evidence/peers/runs.jsonl").read_text().splitlines()
-    runs = [json.loads(line) for line in lines]
-
-    def median(peer: str, question: str, seconds: str, **where: object) -> float | None:
-        found = [
-            run["images"] / run[seconds]
-            for run in runs
-            if run["question"] == question
-            and run["peer"] == peer
-            and all(run.get(key) == value for key, value in where.items())
-        ]
-        return statistics.median(found) if found else None
-
-    by_cpu = {label: median(peer, "cpu", "cpu", workers=1) for label, peer in PEERS}
-    long = {"rate": 20e6, "data": "data-link"}
-    by_link = {label: median(peer, "link", "wall", **long) for label, peer in PEERS}
-    return [{label: value for label, value in each.items() if value} for each in (by_cpu, by_link)]
+    ask = Questions(Lab(EVIDENCE, "peers").rows())
+    found = (
+        ask.medians("per_cpu", "cpu", workers=1),
+        ask.medians("per_second", "link", rate=20e6, data="data-link"),
+    )
+    return [{label: each[peer] for label, peer in PEERS if peer in each} for each in found]
 
 
 def bars(axes: Axes, values: dict[str, float], title: str, theme: dict[str, str]) -> None:
@@ -100,8 +82,8 @@ def bars(axes: Axes, values: dict[str, float], title: str, theme: dict[str, str]
 def draw(folder: pathlib.Path) -> None:
     """Write both pictures into a folder."""
     pictures = photograph_at_scans()
-    size = json.loads((ROOT / "evidence/imagenet/bytes.json").read_text())["results"]["bytes"]
-    top1 = accuracy()
+    seen = Seen(Lab(EVIDENCE, "imagenet"))
+    marks = seen.plain("lite0")
     by_cpu, by_link = speeds()
     for name, theme in THEMES.items():
         figure = pyplot.figure(figsize=(7.2, 7.8), facecolor=theme["paper"])
@@ -116,7 +98,7 @@ def draw(folder: pathlib.Path) -> None:
             title = "full" if scan == SCANS[-1] else f"scan {scan}"
             axes.set_title(title, color=theme["ink"], fontweight="bold", fontsize=13, pad=5)
             key = f"standard {scan}"
-            text = f"{size[key] / 1000:.0f} kB\n{top1[key]:.1f} % top-1"
+            text = f"{seen.bytes[key] / 1000:.0f} kB\n{share(marks[key]).mean:.1f} % top-1"
             axes.text(
                 0.5, -0.04, text, transform=axes.transAxes, ha="center", va="top",
                 color=theme["ink"], linespacing=1.3,
@@ -133,4 +115,4 @@ def draw(folder: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    draw(pathlib.Path(sys.argv[1]) if sys.argv[1:] else ROOT / "docs/images")
+    draw(pathlib.Path(sys.argv[1] if sys.argv[1:] else os.path.join(ROOT, "docs", "images")))

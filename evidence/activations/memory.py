@@ -1,24 +1,23 @@
-"""Memory and time of a step of small networks: peaks, overhead by batch, and a step in time.
+"""Memory and time of a step of small networks: peaks, and overhead by batch.
 
 python -m evidence.activations.memory FUNCTION ARGUMENT ... prints what a function of this module
 gives, as JSON: each figure of memory is of a process of its own.
 """
 
-import dataclasses
+import bisect
 import functools
 import json
 import os
 import statistics
 import subprocess
 import sys
-import threading
 import time
 
 import torch
 from torch.nn import functional
 
 from pcrshard import compress_activations
-from pcrshard.activation import find_batch_size, peak_memory
+from pcrshard.activation import peak_memory
 
 from .. import ROOT
 from .models import resnet18, resnet110
@@ -39,7 +38,6 @@ WAYS = {
 NETWORKS = {"ResNet-18": functools.partial(resnet18, 64), "ResNet-110": resnet110}
 BUDGET = 150_000_000
 BATCHES = (8, 16, 32, 64)
-PAGE = os.sysconf("SC_PAGE_SIZE")
 # A C library that gives freed memory back.
 LIMITS = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
@@ -88,35 +86,17 @@ def peak(way, size, network="ResNet-18"):
 
 
 def largest_batch(way):
-    """The largest batch in BUDGET."""
+    """The largest batch, a multiple of 4, whose steps stay within BUDGET."""
     step, _ = _make_step(way, "ResNet-18")
-    return dataclasses.asdict(find_batch_size(step, BUDGET, most=256, multiple=4))
 
+    def exceeds(size):
+        with peak_memory() as found:
+            step(size)
+            step(size)
+        return found.num_bytes > BUDGET
 
-def timeline(way, size):
-    """The resident set above what it was, about every 2 ms of one step: (seconds, bytes)."""
-    step, _ = _make_step(way, "ResNet-18")
-    step(size)
-    begun = time.monotonic()
-    before = _resident()
-    samples = []
-    ended = threading.Event()
-
-    def watch():
-        while not ended.wait(0.002):
-            samples.append([time.monotonic() - begun, _resident() - before])
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    step(size)
-    ended.set()
-    watcher.join()
-    return samples
-
-
-def _resident():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * PAGE
+    sizes = range(4, 257, 4)
+    return {"batch_size": 4 * bisect.bisect_left(sizes, True, key=exceeds)}
 
 
 def _overhead(size, rounds):
@@ -174,7 +154,6 @@ def measure(lab):
         "peaks": {str(batch): {way: run(peak, way, batch) for way in both} for batch in batches},
         "budget_bytes": BUDGET,
         "largest_batches": {way: run(largest_batch, way) for way in ways},
-        "timelines": {way: run(timeline, way, size) for way in both},
     }
 
 

@@ -9,9 +9,8 @@ from torch.nn import functional
 
 from pcrshard import compress_activations
 from pcrshard.activation import ActivationOptions
-from pcrshard.activation.noise_bound import noise_per_bound
+from pcrshard.activation.noise import convolutions
 from pcrshard.activation.quantizer import lattice_for, quantize, restore
-from pcrshard.activation.trace import convolutions
 
 from .ratios import NETWORKS, photographs, settle
 
@@ -21,8 +20,8 @@ BINS = 41
 DRAWN = {
     "AlexNet": "6",
     "VGG-16": "14",
-    "ResNet-18": "blocks.3.conv2",
-    "ResNet-50": "blocks.5.conv2",
+    "ResNet-18": "blocks.3.body.1.0",
+    "ResNet-50": "blocks.5.body.1.0",
 }
 EDGE = 4.0
 # What a core can carry.
@@ -54,17 +53,13 @@ def gradient_errors(model, images, rounding):
         return functional.cross_entropy(model(images), labels)
 
     exact = _gradients(saver, weights, set(), forward)
-    profiles = dict(saver.profiles)
-    positions = {ordinal for profile in profiles.values() for ordinal in profile.ordinals}
+    positions = {ordinal for ordinal, row in enumerate(saver.report().rows) if row.read_by}
     inexact = _gradients(saver, weights, positions, forward)
-    rows = saver.report().rows
+    predicted = {layer.name: layer.predicted_sigma for layer in saver.report().layers}
     found = {}
     for name, before, after in zip(weights, exact, inexact, strict=True):
-        profile = profiles[name]
-        bound = max((rows[ordinal].error_bound for ordinal in profile.ordinals), default=0.0)
-        if bound > 0:
-            errors = (after - before).flatten(1)
-            found[name] = (bound * noise_per_bound(profile, rounding), errors)
+        if predicted.get(name, 0) > 0:
+            found[name] = (predicted[name], (after - before).flatten(1))
     return found
 
 
@@ -113,8 +108,10 @@ def measure_errors(lab):
     """Errors of one convolution's input, over the bound, where it is zero and where it is not."""
     model = settle(lab, "ResNet-18")
     kept = []
-    handle = model.blocks[1].conv2.register_forward_pre_hook(
-        lambda _, inputs: kept.append(inputs[0].detach())
+    handle = (
+        model.blocks[1]
+        .body[1][0]
+        .register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0].detach()))
     )
     with torch.no_grad():
         model(photographs(lab, 2 if lab.quick else 8))

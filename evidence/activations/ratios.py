@@ -1,5 +1,5 @@
-"""Table 1 at full shapes: what is saved by AlexNet, VGG-16, ResNet-18, ResNet-50 and a 3-D U-Net in
-a forward and backward pass over photographs at 224x224, and in how many bytes it is kept.
+"""Table 1 at full shapes: what AlexNet, VGG-16, ResNet-18 and ResNet-50 save in a forward and
+backward pass over photographs at 224x224, and in how many bytes it is kept.
 
 The weights are those after some steps at a reduced size: sparsity is then no longer that of random
 weights, and not yet that of a trained network.
@@ -8,16 +8,15 @@ weights, and not yet that of a trained network.
 import os
 import pathlib
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
-import pcrshard
 from pcrshard import compress_activations
 from pcrshard.activation import ActivationOptions
 
-from .models import UNet3d, alexnet, resnet18, resnet50, vgg16
+from ..learning import drawn, files_of, fit, floats, pictures
+from .models import alexnet, resnet18, resnet50, vgg16
 
 # Network: how it is made, the batch that is measured; size, batch and number of the steps before.
 NETWORKS = {
@@ -36,24 +35,11 @@ CASES[PREDICTED] = (0.05, "predicted")
 
 def photographs(lab, count, size=SIZE):
     """(count, 3, size, size) floats of the ImageNet photographs, as training code gives them."""
-    folder = pathlib.Path(next(iter(lab.photos().values())))
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = files_of(pathlib.Path(next(iter(lab.photos().values()))))
     chosen = files[:: max(len(files) // count, 1)][:count]
-    images = [pcrshard.decode_image(path.read_bytes(), size=size) for path in chosen]
-    stacked = torch.as_tensor(np.stack(images)).float()
-    mean = torch.tensor((0.485, 0.456, 0.406)) * 255
-    deviation = torch.tensor((0.229, 0.224, 0.225)) * 255
-    return ((stacked - mean) / deviation).permute(0, 3, 1, 2).contiguous()
-
-
-def flowers(lab, size):
-    """Photographs of flowers, and which flowers they are: 510 of the train split."""
-    folder = pathlib.Path(lab.unpacked("classify")) / "flowers" / "train"
-    files = sorted(path for path in folder.rglob("*") if path.is_file())[::5]
-    names = sorted({path.parent.name for path in files})
-    images = [pcrshard.decode_image(path.read_bytes(), size=size) for path in files]
-    labels = torch.tensor([names.index(path.parent.name) for path in files])
-    return torch.as_tensor(np.stack(images)), labels
+    mean = torch.tensor((0.485, 0.456, 0.406)).view(3, 1, 1) * 255
+    deviation = torch.tensor((0.229, 0.224, 0.225)).view(3, 1, 1) * 255
+    return floats(pictures(chosen, size)[0], mean, deviation)
 
 
 def _small(name, model):
@@ -75,28 +61,15 @@ def settle(lab, name):
     if os.path.exists(path):
         model.load_state_dict(torch.load(path, weights_only=True))
         return model
-    if lab.quick:
-        images, labels = photographs(lab, batch, size), torch.arange(batch) % 2
-    else:
-        images, labels = flowers(lab, size)
+    task = lab.tasks[0].name if lab.quick else "flowers"
+    images, labels = pictures(files_of(pathlib.Path(lab.classify(task), "train"))[::5], size)
     small = _small(name, model)
     optimizer = torch.optim.Adam(small.parameters(), 2e-4)
     generator = torch.Generator().manual_seed(0)
-    for _ in range(steps):
-        chosen = torch.randint(0, len(images), (batch,), generator=generator)
-        loss = functional.cross_entropy(small(_floats(images[chosen])), labels[chosen])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    fit(small, optimizer, drawn((floats(images, 118.0, 58.0), labels), batch, steps, generator))
     os.makedirs(lab.cache, exist_ok=True)
     torch.save(model.state_dict(), path)
     return model
-
-
-def _floats(images):
-    if images.is_floating_point():
-        return images
-    return images.permute(0, 3, 1, 2).float().sub_(118.0).div_(58.0).contiguous()
 
 
 def _kinds(model, report):
@@ -145,37 +118,7 @@ def measure_network(lab, name):
     return {"batch": len(images), "steps": steps, "cases": cases}
 
 
-def measure_unet(lab):
-    """A 3-D U-Net over a volume of noise that is smooth: no real volumes are at hand."""
-    torch.manual_seed(0)
-    size = 16 if lab.quick else 48
-    model = UNet3d()
-    volume = functional.interpolate(torch.randn(1, 1, 8, 8, 8), size=(size,) * 3, mode="trilinear")
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    target = (volume > 0).long()[:, 0]
-    rows = {}
-    for _ in range(2 if lab.quick else 10):
-        loss = functional.cross_entropy(model(volume), target)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    for case, (share, codec) in CASES.items():
-        saver = compress_activations(model, share, codec, ActivationOptions(inputs=True))
-        with saver:
-            loss = functional.cross_entropy(model(volume), target)
-        loss.backward()
-        report = saver.report()
-        rows[case] = {
-            "raw_bytes": report.raw_bytes,
-            "stored_bytes": report.stored_bytes,
-            "ratio": report.ratio,
-            "ratio_of_conv_inputs": report.ratio_of_conv_inputs,
-        }
-    return {"size": size, "cases": rows}
-
-
 def measure(lab):
-    """All networks, and the U-Net."""
+    """All networks."""
     names = ("ResNet-18",) if lab.quick else NETWORKS
-    networks = {name: measure_network(lab, name) for name in names}
-    return {"networks": networks, "unet": measure_unet(lab)}
+    return {"networks": {name: measure_network(lab, name) for name in names}}

@@ -3,22 +3,21 @@ runs can be compared in pairs. Each is a line of runs.jsonl, and is made once.
 """
 
 import dataclasses
+import functools
 import math
 import pathlib
 import statistics
 import time
 
-import numpy as np
 import torch
-from torch import nn
 from torch.nn import functional
-from training.models import Head, Residual, conv
+from training.models import Head
 
-import pcrshard
 from pcrshard import compress_activations
 from pcrshard.activation import ActivationOptions, GradientNoise
 
 from .. import lites
+from ..learning import Data, files_of, fit, floats, pictures, resnet, vgg
 
 BATCH = 32
 # Epochs at the end whose accuracies are averaged: the rate is near 0 there, before that they swing.
@@ -63,43 +62,15 @@ class Spec:
     size: int
 
 
-def resnet10(classes):
-    """Four basic blocks, 16 to 128 channels, behind a convolution of stride 2."""
-    widths = (16, 32, 64, 128)
-    layers = [conv(3, 16, 3, 2)]
-    inputs = 16
-    for position, outputs in enumerate(widths):
-        layers.append(Residual(inputs, outputs, 2 if position else 1))
-        inputs = outputs
-    return nn.Sequential(*layers, Head(inputs, classes))
-
-
 def vgg8(classes):
     """Seven convolutions with batch normalization, max-pooling between them."""
-    layers = []
-    inputs = 3
-    for outputs, depth in ((16, 1), (32, 2), (64, 2), (128, 2)):
-        for _ in range(depth):
-            layers.append(conv(inputs, outputs))
-            inputs = outputs
-        layers.append(nn.MaxPool2d(2))
-    return nn.Sequential(*layers, Head(inputs, classes))
+    return vgg(((16, 1), (32, 2), (64, 2), (128, 2)), Head(128, classes))
 
 
-NETWORKS = {"resnet10": resnet10, "vgg8": vgg8}
-
-
-@dataclasses.dataclass
-class Data:
-    """Pictures in memory: (n, side, side, 3) uint8, a little larger than what is trained on."""
-
-    train: torch.Tensor
-    train_labels: torch.Tensor
-    test: torch.Tensor
-    test_labels: torch.Tensor
-    classes: int
-    # What differences from the middle of 0 to 255 are divided by.
-    scale: float = 64.0
+NETWORKS = {
+    "resnet10": functools.partial(resnet, widths=(16, 32, 64, 128), depth=1),
+    "vgg8": vgg8,
+}
 
 
 def load(lab, side):
@@ -107,23 +78,12 @@ def load(lab, side):
 
     A hundred is about ten pupils; the test set is half of all, so that tenths of a point count.
     """
-    root = pathlib.Path(lab.classify(lab.tasks[0].name if lab.quick else "signs"))
-    files = sorted(path for path in root.rglob("*") if path.is_file())
-    names = sorted({path.parent.name for path in files})
     parts = ([], [])
-    for path in files:
+    for path in files_of(pathlib.Path(lab.classify(lab.tasks[0].name if lab.quick else "signs"))):
         number = int("".join(filter(str.isdigit, path.stem)) or 0)
         odd = number % 4 < 2 if lab.quick else number // 100 % 2
-        image = pcrshard.decode_image(path.read_bytes(), size=side)
-        parts[0 if odd else 1].append((np.asarray(image), names.index(path.parent.name)))
-    images = [torch.as_tensor(np.stack([image for image, _ in part])) for part in parts]
-    labels = [torch.tensor([label for _, label in part]) for part in parts]
-    return Data(images[0], labels[0], images[1], labels[1], len(names))
-
-
-def normalized(images, scale):
-    """(n, 3, h, w) floats of (n, h, w, 3) uint8."""
-    return images.permute(0, 3, 1, 2).float().sub_(127.5).div_(scale).contiguous()
+        parts[0 if odd else 1].append(path)
+    return Data(*pictures(parts[0], side), *pictures(parts[1], side))
 
 
 def crops(images, size, scale, generator):
@@ -134,47 +94,32 @@ def crops(images, size, scale, generator):
         image[top : top + size, left : left + size]
         for image, (top, left) in zip(images, corners, strict=True)
     ]
-    return normalized(torch.stack(cut), scale)
+    return floats(torch.stack(cut), scale=scale)
 
 
 @torch.no_grad()
-def evaluate(model, data, size):
+def evaluate(model, data, size, scale):
     """Accuracy and loss on the middle of each test picture."""
     model.eval()
     edge = (data.test.shape[1] - size) // 2
     right = 0
     loss = 0.0
     for part, labels in zip(data.test.split(BATCH), data.test_labels.split(BATCH), strict=True):
-        logits = model(normalized(part[:, edge : edge + size, edge : edge + size], data.scale))
+        logits = model(floats(part[:, edge : edge + size, edge : edge + size], scale=scale))
         right += int((logits.argmax(1) == labels).sum())
         loss += float(functional.cross_entropy(logits, labels, reduction="sum"))
     model.train()
     return right / len(data.test), loss / len(data.test)
 
 
-def train_epoch(model, saver, optimizer, schedule, batches):
-    """Steps with compressed activations; the mean loss."""
-    losses = []
-    for images, labels in batches:
-        with saver:
-            loss = functional.cross_entropy(model(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        saver.step(optimizer)
-        schedule.step()
-        losses.append(float(loss.detach()))
-    return statistics.fmean(losses)
-
-
-def batches(data, size, batch, generator):
+def batches(data, size, batch, scale, generator):
     """An epoch of crops in a random order, without a short batch at the end."""
     order = torch.randperm(len(data.train), generator=generator)
     for chosen in order[: len(order) // batch * batch].split(batch):
-        yield crops(data.train[chosen], size, data.scale, generator), data.train_labels[chosen]
+        yield crops(data.train[chosen], size, scale, generator), data.train_labels[chosen]
 
 
-def train(spec, model, data, batch, rate, *, every_epoch):
+def train(spec, model, data, batch, rate, *, scale=64.0, every_epoch=True):
     """Train with SGD on a one-cycle learning rate; return the results per epoch."""
     saver = compress_activations(model, **ARMS[spec.arm] or {"codec": "none"})
     optimizer = torch.optim.SGD(
@@ -186,10 +131,10 @@ def train(spec, model, data, batch, rate, *, every_epoch):
     rows = []
     begun = time.process_time()
     for epoch in range(spec.epochs):
-        order = batches(data, spec.size, batch, generator)
-        row = [train_epoch(model, saver, optimizer, schedule, order)]
+        order = batches(data, spec.size, batch, scale, generator)
+        row = [statistics.fmean(fit(model, optimizer, order, schedule=schedule, saver=saver))]
         if every_epoch or epoch + 1 == spec.epochs:
-            row += evaluate(model, data, spec.size)
+            row += evaluate(model, data, spec.size, scale)
         rows.append(row)
     report = saver.report()
     last = [row for row in rows[-LAST:] if len(row) > 1]
@@ -212,9 +157,8 @@ def perform(spec, data):
     torch.manual_seed(spec.seed)
     if spec.network == LITE:
         model = lites.pretrained("lite0", data.classes)
-        return train(spec, model, data, 8, 0.01, every_epoch=False)
-    model = NETWORKS[spec.network](data.classes)
-    return train(spec, model, data, BATCH, 0.1, every_epoch=True)
+        return train(spec, model, data, 8, 0.01, scale=LITE_SCALE, every_epoch=False)
+    return train(spec, NETWORKS[spec.network](data.classes), data, BATCH, 0.1)
 
 
 LITE = "lite0, pretrained"
@@ -227,17 +171,8 @@ LITE_STRIDE = 10
 def load_flowers(lab, side):
     """255 flowers to train on, and the 600 of the val split to test on."""
     root = pathlib.Path(lab.classify("flowers"))
-    files = [
-        sorted((root / "train").rglob("*.*"))[::LITE_STRIDE],
-        sorted((root / "val").rglob("*.*")),
-    ]
-    names = sorted({path.parent.name for path in files[1]})
-    tensors = []
-    for part in files:
-        images = [pcrshard.decode_image(path.read_bytes(), size=side) for path in part]
-        labels = [names.index(path.parent.name) for path in part]
-        tensors += [torch.as_tensor(np.stack(images)), torch.tensor(labels)]
-    return Data(*tensors, len(names), LITE_SCALE)
+    train = files_of(root / "train")[::LITE_STRIDE]
+    return Data(*pictures(train, side), *pictures(files_of(root / "val"), side))
 
 
 def specs(lab):

@@ -62,7 +62,7 @@ def measure(lab, _parts=()):
     for recipe in training.QUICK_RECIPES if lab.quick else training.RECIPES:
         for seed in recipe.seeds:
             if (recipe.name, seed) not in known:
-                data = training.pictures(lab, recipe)
+                data = training.load(lab, recipe)
                 lab.append(_measure_run(training.trained(lab, recipe, seed, data), data) | stamp())
 
 

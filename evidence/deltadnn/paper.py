@@ -4,30 +4,18 @@ The bound of these equations is ``log(1 + epsilon)`` absolute, whatever the scal
 and a chain of them drifts; see docs/checkpoints.md. Stores use :mod:`pcrshard.errorbound`.
 """
 
-from __future__ import annotations
-
 import lzma
 import math
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pcrshard.errorbound import compress, decompress
-from pcrshard.errors import CorruptCheckpoint
+from pcrshard.errorbound import compress
 
-Factors = NDArray[np.int32]
-Weights = NDArray[Any]
-Index = NDArray[np.int64]
 CODERS = ("rle+lzma", "rle+zstd", "lzma", "zstd")
 _ZSTD_LEVEL = 19
 
 
-def quantization_factors(
-    target: Weights,
-    reference: Weights,
-    epsilon: float,
-) -> Factors:
+def quantization_factors(target, reference, epsilon):
     """Equation 1: ``M = floor((A - B) / (2 log(1 + epsilon)) + 0.5)``, (N,) int32.
 
     Args:
@@ -40,82 +28,35 @@ def quantization_factors(
     return np.floor(difference / step + 0.5).astype(np.int32)
 
 
-def recover(
-    factors: Factors,
-    reference: Weights,
-    epsilon: float,
-) -> Weights:
+def recover(factors, reference, epsilon):
     """Equation 2: ``A' = 2 M log(1 + epsilon) + B``, in the reference's type."""
     step = 2 * math.log(1 + epsilon)
     return (factors * step + reference.astype(np.float64)).astype(reference.dtype)
 
 
-def encode_factors(factors: Factors, coder: str = "rle+lzma") -> bytes:
+def encode_factors(factors, coder="rle+lzma"):
     """The bytes of factors (N,) by one of :data:`CODERS` (the paper's Figure 5)."""
-    _check(coder)
-    data = _narrowest(factors).tobytes()
-    width = len(data) // max(len(factors), 1)
+    largest = int(np.abs(factors).max(initial=0))
+    kind = np.min_scalar_type(-1 - largest)
+    data = factors.astype(kind.newbyteorder("<")).tobytes()
     runs = run_lengths(data) if coder.startswith("rle") else data
     packed = lzma.compress(runs) if coder.endswith("lzma") else compress(runs, _ZSTD_LEVEL)
-    return bytes([width]) + len(runs).to_bytes(8, "little") + packed
+    return bytes([kind.itemsize]) + len(runs).to_bytes(8, "little") + packed
 
 
-def decode_factors(
-    payload: bytes,
-    count: int,
-    coder: str = "rle+lzma",
-) -> Factors:
-    """The ``count`` factors of :func:`encode_factors`.
-
-    Raises:
-        CorruptCheckpoint: The payload is damaged.
-    """
-    _check(coder)
-    width = payload[0]
-    size = int.from_bytes(payload[1:9], "little")
-    body = payload[9:]
-    runs = lzma.decompress(body) if coder.endswith("lzma") else decompress(body, size)
-    data = expand_runs(runs) if coder.startswith("rle") else runs
-    if len(runs) != size or len(data) != count * width:
-        raise CorruptCheckpoint(f"expected {count} factors, got {len(data)} bytes")
-    return np.frombuffer(data, f"<i{width}").astype(np.int32)
+def decode_factors(payload):
+    """The factors (N,) of ``encode_factors(factors, "rle+lzma")``."""
+    values, lengths = np.frombuffer(lzma.decompress(payload[9:]), np.uint8).reshape(2, -1)
+    return np.frombuffer(np.repeat(values, lengths).tobytes(), f"<i{payload[0]}")
 
 
-def run_lengths(data: bytes) -> bytes:
-    """Runs of equal bytes as all their values, then all their lengths (1 to 255).
-
-    >>> run_lengths(b"aaab").hex()
-    '61620301'
-    """
+def run_lengths(data):
+    """Runs of equal bytes as all their values, then all their lengths (1 to 255)."""
     values = np.frombuffer(data, np.uint8)
     starts = np.flatnonzero(np.diff(values, prepend=-1 if len(values) else []))
     lengths = np.diff(starts, append=len(values))
-    # A run of more than 255 bytes becomes several.
+    # A run of more than 255 bytes becomes several, all of 255 except the last.
     pieces = -(-lengths // 255)
-    run_values = np.repeat(values[starts], pieces)
-    return run_values.tobytes() + _cut_lengths(lengths, pieces).tobytes()
-
-
-def _cut_lengths(lengths: Index, pieces: Index) -> NDArray[np.uint8]:
-    """Split each length into pieces, all of 255 except the last."""
     sizes = np.full(int(pieces.sum()), 255, np.uint8)
-    last = np.cumsum(pieces) - 1
-    sizes[last] = lengths - 255 * (pieces - 1)
-    return sizes
-
-
-def expand_runs(runs: bytes) -> bytes:
-    """The inverse of :func:`run_lengths`."""
-    both = np.frombuffer(runs, np.uint8).reshape(2, -1)
-    return np.repeat(both[0], both[1]).tobytes()
-
-
-def _narrowest(factors: Factors) -> Weights:
-    largest = int(np.abs(factors).max(initial=0))
-    kind = np.min_scalar_type(-1 - largest)
-    return factors.astype(kind.newbyteorder("<"))
-
-
-def _check(coder: str) -> None:
-    if coder not in CODERS:
-        raise ValueError(f"expected a coder of {CODERS}, got {coder!r}")
+    sizes[np.cumsum(pieces) - 1] = lengths - 255 * (pieces - 1)
+    return np.repeat(values[starts], pieces).tobytes() + sizes.tobytes()

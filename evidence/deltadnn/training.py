@@ -6,20 +6,20 @@ again from its beginning: exactly, or from a restored state.
 """
 
 import dataclasses
+import functools
 import json
 import math
 import os
+import pathlib
+import statistics
 import time
 
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional
-from training.models import Head, Residual, conv
-
-import pcrshard
 
 from .. import lites
+from ..learning import Data, files_of, fit, floats, hits, pictures, resnet, vgg
 
 BATCH = 32
 # Of each class; the others and the validation set are the test set. One of the 600 pictures of the
@@ -69,38 +69,25 @@ QUICK_RECIPES = (
 )
 
 
-def vgg(classes, width=32):
+def small_vgg(classes, width=32):
     """Six convolutions with BatchNorm in four stages, and two linear layers: 1.7 million."""
-    layers = []
-    inputs = 3
-    for outputs, count in ((width, 1), (2 * width, 1), (4 * width, 2), (8 * width, 2)):
-        for _ in range(count):
-            layers.append(conv(inputs, outputs))
-            inputs = outputs
-        layers.append(nn.MaxPool2d(2))
-    pooled = nn.AdaptiveAvgPool2d(3)
-    hidden = nn.Linear(9 * inputs, 8 * width)
-    return nn.Sequential(
-        *layers, pooled, nn.Flatten(), hidden, nn.ReLU(), nn.Linear(8 * width, classes)
-    )
+    hidden = nn.Linear(72 * width, 8 * width)
+    head = [nn.AdaptiveAvgPool2d(3), nn.Flatten(), hidden, nn.ReLU()]
+    head.append(nn.Linear(8 * width, classes))
+    return vgg(((width, 1), (2 * width, 1), (4 * width, 2), (8 * width, 2)), head)
 
 
-def resnet(classes, width=32):
+def small_resnet(classes, width=32):
     """ResNet-18 of half the width with a stem for small pictures: 2.8 million."""
-    layers = [conv(3, width, 3, 2)]
-    inputs = width
-    for outputs, stride in ((width, 1), (2 * width, 2), (4 * width, 2), (8 * width, 2)):
-        layers += [Residual(inputs, outputs, stride), Residual(outputs, outputs, 1)]
-        inputs = outputs
-    return nn.Sequential(*layers, Head(inputs, classes))
+    return resnet(classes, (width, 2 * width, 4 * width, 8 * width), 2)
 
 
 NETWORKS = {
-    "vgg": vgg,
-    "resnet": resnet,
-    "lite0": lambda classes: lites.pretrained("lite0", classes),
-    "small_vgg": lambda classes: vgg(classes, 6),
-    "small_resnet": lambda classes: resnet(classes, 4),
+    "vgg": small_vgg,
+    "resnet": small_resnet,
+    "lite0": functools.partial(lites.pretrained, "lite0"),
+    "small_vgg": functools.partial(small_vgg, width=6),
+    "small_resnet": functools.partial(small_resnet, width=4),
 }
 
 
@@ -120,87 +107,37 @@ def make_network(recipe, classes):
     return NETWORKS[recipe.network](classes).to(memory_format=torch.channels_last)
 
 
-@dataclasses.dataclass
-class Pictures:
-    """Pictures (N, 3, size, size) uint8 and labels of both splits."""
-
-    train: torch.Tensor
-    train_labels: torch.Tensor
-    test: torch.Tensor
-    test_labels: torch.Tensor
-
-    @property
-    def classes(self):
-        return int(self.train_labels.max()) + 1
-
-
-def pictures(lab, recipe):
-    """The pictures of a recipe, decoded once and kept."""
-    path = os.path.join(os.path.join(lab.cache, "networks"), f"pictures-{recipe.size}.npz")
-    if not os.path.exists(path):
-        os.makedirs(os.path.join(lab.cache, "networks"), exist_ok=True)
-        arrays = _decoded(lab, recipe.size)
-        np.savez(path + ".part.npz", **arrays)
-        os.replace(path + ".part.npz", path)
-    with np.load(path) as file:
-        tensors = {name: torch.from_numpy(file[name]) for name in file.files}
-    found = Pictures(**tensors)
-    # The training pictures are in a shuffled order.
-    found.train = found.train[: recipe.images]
-    found.train_labels = found.train_labels[: recipe.images]
-    found.test = found.test[:: recipe.test_every]
-    found.test_labels = found.test_labels[:: recipe.test_every]
-    return found
-
-
-def _decoded(lab, size):
-    folder = lab.classify(lab.task(0).name)
+def load(lab, recipe):
+    """The pictures of a recipe, those to train on in a shuffled order."""
+    root = pathlib.Path(lab.classify(lab.task(0).name))
     generator = np.random.default_rng(0)
-    train = []
-    test = []
-    for label, name in enumerate(sorted(os.listdir(os.path.join(folder, "train")))):
-        files = _files(os.path.join(folder, "train", name))
+    train, test = [], []
+    for folder in sorted((root / "train").iterdir()):
+        files = files_of(folder)
         generator.shuffle(files)
-        test += [(path, label) for path in _files(os.path.join(folder, "val", name))]
-        test += [(path, label) for path in files[TRAIN_PER_CLASS:]]
-        train += [(path, label) for path in files[:TRAIN_PER_CLASS]]
+        test += files_of(root / "val" / folder.name) + files[TRAIN_PER_CLASS:]
+        train += files[:TRAIN_PER_CLASS]
     generator.shuffle(train)
-    arrays = {}
-    for split, found in (("train", train), ("test", test)):
-        arrays[split] = np.stack([_picture(path, size) for path, _ in found])
-        arrays[f"{split}_labels"] = np.array([int(label) for _, label in found])
-    return arrays
-
-
-def _files(folder):
-    return sorted(os.path.join(folder, name) for name in os.listdir(folder))
-
-
-def _picture(path, size):
-    with open(path, "rb") as file:
-        return np.array(pcrshard.decode_image(file.read(), size=size, layout="chw"))
+    # Only then parts of them, so that these are of all classes.
+    train, test = train[: recipe.images], test[:: recipe.test_every]
+    return Data(*pictures(train, recipe.size), *pictures(test, recipe.size))
 
 
 def normalized(batch):
     """Pixels as -1 to 1, as EfficientNet-Lite has them."""
-    scaled = (batch.float() - 127.0) / 128.0
-    return scaled.to(memory_format=torch.channels_last)
+    return floats(batch, 127.0, 128.0).to(memory_format=torch.channels_last)
 
 
 def accuracy(model, data):
-    """The share of the test set that is recognized."""
+    """The share of the test set that is classified correctly."""
     return float(recognized(model, data).mean())
 
 
 def recognized(model, data):
     """Whether each test picture is recognized, (N,) bool."""
     model.eval()
-    right = []
-    with torch.inference_mode():
-        for start in range(0, len(data.test), 110):
-            scores = model(normalized(data.test[start : start + 110]))
-            right.append(scores.argmax(1) == data.test_labels[start : start + 110])
-    return torch.cat(right).numpy()
+    parts = zip(data.test.split(110), data.test_labels.split(110), strict=True)
+    return hits(model, ((normalized(part), labels) for part, labels in parts)).numpy()
 
 
 def learning_rate(recipe, epoch):
@@ -223,17 +160,11 @@ def train_epoch(recipe, seed, epoch, model, optimizer, data):
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(recipe, epoch)
     order = torch.randperm(len(data.train))
-    total = 0.0
-    steps = len(order) // BATCH
-    for number in range(steps):
-        chosen = order[number * BATCH : (number + 1) * BATCH]
-        batch = _augmented(normalized(data.train[chosen]))
-        optimizer.zero_grad()
-        loss = functional.cross_entropy(model(batch), data.train_labels[chosen])
-        loss.backward()
-        optimizer.step()
-        total += loss.item()
-    return total / steps
+    parts = order[: len(order) // BATCH * BATCH].split(BATCH)
+    batches = (
+        (_augmented(normalized(data.train[part])), data.train_labels[part]) for part in parts
+    )
+    return statistics.fmean(fit(model, optimizer, batches))
 
 
 def _augmented(batch):

@@ -15,6 +15,7 @@ from pcrshard.format.scan import FULL
 
 from .. import lites
 from ..lab import SCANS
+from ..learning import fit, share
 from .tails import loader
 
 LITE0 = "EfficientNet-Lite0, all layers"
@@ -82,11 +83,15 @@ class Run:
         self.model = Model(recipe.network(self.loader.dataset.num_classes))
         *others, weight, bias = self.model.parameters()
         groups = [
-            {"params": others, "lr": recipe.rate, "highest": recipe.rate},
-            {"params": [weight, bias], "lr": recipe.last_rate, "highest": recipe.last_rate},
+            {"params": others, "lr": recipe.rate},
+            {"params": [weight, bias], "lr": recipe.last_rate},
         ]
         self.optimizer = torch.optim.AdamW(groups, weight_decay=WEIGHT_DECAY)
-        self.step = 0
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._factor)
+
+    def _factor(self, step):
+        done = (step + 0.5) / (self.epochs * len(self.loader))
+        return min(1, done / RISE) * (1 + math.cos(math.pi * done)) / 2
 
     def _open(self, split, scan):
         side = self.recipe.side // (4 if self.lab.quick else 1)
@@ -97,24 +102,11 @@ class Run:
     def accuracy(self, scan):
         """Share of the validation pictures at a scan that are told right."""
         self.model.eval()
-        right = 0
-        pictures = self._open("val", scan)
-        with torch.inference_mode():
-            for images, labels in pictures:
-                right += int((self.model(images).argmax(1) == labels).sum())
-        return right / len(pictures.dataset)
+        return share(self.model, self._open("val", scan))
 
     def _train_epoch(self):
         self.model.train(self.recipe.gathers)
-        for images, labels in self.loader:
-            share = (self.step + 0.5) / (self.epochs * len(self.loader))
-            factor = min(1, share / RISE) * (1 + math.cos(math.pi * share)) / 2
-            for group in self.optimizer.param_groups:
-                group["lr"] = group["highest"] * factor
-            self.step += 1
-            self.optimizer.zero_grad()
-            nn.functional.cross_entropy(self.model(images), labels).backward()
-            self.optimizer.step()
+        fit(self.model, self.optimizer, self.loader, schedule=self.schedule)
 
     def perform(self):
         """Train and return one row per epoch and the final accuracies."""

@@ -6,11 +6,11 @@ import time
 
 import servers
 import torch
-from torch import nn
 
 from pcrshard.format.scan import FULL
 
 from ..clusters.links import apart, network
+from ..learning import fit
 from . import tails
 
 # Bytes a second: at full fidelity the processor waits for most of the time.
@@ -43,26 +43,14 @@ def _epoch(lab, url, scan):
     """An epoch: read, decode, trunk, a step of the tail."""
     side = 64 if lab.quick else tails.SIZE
     loader = tails.loader(url, scan, side, "train", lanes_per_rank=1)
-    look = tails.trunk(lab)
-    tail = tails.tail(1000)
-    optimizer = torch.optim.AdamW(tail.parameters(), **tails.ADAMW)
+    whole = tails.Whole(tails.trunk(lab), tails.tail(1000))
+    optimizer = torch.optim.AdamW(whole.tail.parameters(), **tails.ADAMW)
     # The trunk is traced, and the memory is there, before the clock starts.
     blank = torch.zeros(tails.BATCH, 3, side, side, dtype=torch.uint8)
-    for _ in range(3):
-        _step(look, tail, optimizer, blank, torch.zeros(tails.BATCH, dtype=torch.long))
+    fit(whole, optimizer, [(blank, torch.zeros(tails.BATCH, dtype=torch.long))] * 3)
     begun = time.monotonic()
     computed = time.process_time()
-    images = 0
-    for pictures, labels in loader:
-        _step(look, tail, optimizer, pictures, labels)
-        images += len(labels)
+    fit(whole, optimizer, loader)
     seconds = time.monotonic() - begun
     cpu = time.process_time() - computed
-    return {"seconds": seconds, "cpu_seconds": cpu, "images": images}
-
-
-def _step(look, tail, optimizer, images, labels):
-    optimizer.zero_grad()
-    scores = tail(tails.through(look, images).float())
-    nn.functional.cross_entropy(scores, labels).backward()
-    optimizer.step()
+    return {"seconds": seconds, "cpu_seconds": cpu, "images": len(loader.dataset)}

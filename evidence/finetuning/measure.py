@@ -11,12 +11,12 @@ import time
 
 import servers
 import torch
-from torch import nn
 
 import pcrshard
 from pcrshard.format.scan import FULL
 
 from ..lab import SAMPLES_PER_SHARD, SCANS
+from ..learning import classify, fit, share
 from . import layers, link, tails
 
 MIXED = "mixed"
@@ -70,21 +70,14 @@ class Task:
 
     def accuracies(self, tail, kinds=None):
         """Shares of the validation pictures that are told right, by how they are shown."""
-        return {kind: _accuracy(tail, self.val[kind], self.tested) for kind in kinds or self.val}
-
-
-def _accuracy(tail, outputs, labels):
-    with torch.inference_mode():
-        right = [
-            (tail(part.float()).argmax(1) == wanted).sum()
-            for part, wanted in zip(outputs.split(128), labels.split(128), strict=True)
-        ]
-    return float(sum(right)) / len(labels)
-
-
-def _loss(model, batch):
-    images, labels = batch
-    return nn.functional.cross_entropy(model(images), labels)
+        labels = self.tested.split(128)
+        return {
+            kind: share(
+                tail,
+                zip((part.float() for part in self.val[kind].split(128)), labels, strict=True),
+            )
+            for kind in kinds or self.val
+        }
 
 
 class Run:
@@ -97,8 +90,10 @@ class Run:
         self.seed = seed
         self.tail = tails.tail(task.classes)
         self.optimizer = torch.optim.AdamW(self.tail.parameters(), **tails.ADAMW)
-        self.steps = task.epochs * math.ceil(len(task.labels) / tails.BATCH)
-        self.step = 0
+        steps = task.epochs * math.ceil(len(task.labels) / tails.BATCH)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda step: (1 + math.cos(math.pi * step / steps)) / 2
+        )
         self.level = pcrshard.ScanLevel(FULL)
         self.tuner = self._tuner() if kind == TUNER else None
         self.whole = tails.Whole(look, self.tail)
@@ -107,7 +102,7 @@ class Run:
         loader = tails.open_split(self.task.lab, self.task.task, "train")
         return pcrshard.ScanTuner(
             loader,
-            _loss,
+            classify,
             self.level,
             candidates=[scan for scan in SCANS if scan != FULL],
             threshold=THRESHOLD,
@@ -132,19 +127,10 @@ class Run:
         order = torch.randperm(len(task.labels), generator=generator)
         views = torch.randint(len(task.train[FULL]), (len(order),), generator=generator)
         scans = self._scans(len(order), generator)
-        for start in range(0, len(order), tails.BATCH):
-            part = slice(start, start + tails.BATCH)
-            self._step(*task.batch(order[part], scans[part], views[part]))
+        parts = [slice(at, at + tails.BATCH) for at in range(0, len(order), tails.BATCH)]
+        batches = (task.batch(order[part], scans[part], views[part]) for part in parts)
+        fit(self.tail, self.optimizer, batches, schedule=self.schedule)
         return sum(task.bytes[scan] for scan in scans)
-
-    def _step(self, found, labels):
-        share = self.step / self.steps
-        for group in self.optimizer.param_groups:
-            group["lr"] = tails.ADAMW["lr"] * (1 + math.cos(math.pi * share)) / 2
-        self.step += 1
-        self.optimizer.zero_grad()
-        nn.functional.cross_entropy(self.tail(found), labels).backward()
-        self.optimizer.step()
 
     def perform(self):
         """Train and return one row per epoch and the final accuracies."""

@@ -6,20 +6,20 @@ line of runs.jsonl and is made once; ratios.json is measured after the trainings
 """
 
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
-import tarfile
+import statistics
 import time
 
-import numpy as np
 import torch
 from torch.nn import functional
 
-import pcrshard
 from pcrshard import compress_activations
 
-from .. import ROOT, pages
+from .. import pages
+from ..learning import classify, drawn, files_of, fit, floats, pictures
 from .models import GPT, ViT
 
 ARMS = {"plain": None, "0.05 std": 0.05, "0.1 std": 0.1}
@@ -43,41 +43,25 @@ class Spec:
 class Signs:
     """Hand signs at 44x44: random crops to train on, the middle to test on."""
 
-    def __init__(self, path, quick):
-        members = {"train": ([], []), "val": ([], [])}
-        with tarfile.open(path) as tar:
-            for member in tar:
-                parts = pathlib.PurePath(member.name).parts
-                if not member.isfile() or "signs" not in parts:
-                    continue
-                split, label = parts[-3], int(parts[-2])
-                image = pcrshard.decode_image(tar.extractfile(member).read(), size=44)
-                members[split][0].append(np.asarray(image))
-                members[split][1].append(label)
+    loss = staticmethod(classify)
+
+    def __init__(self, lab):
+        root = pathlib.Path(lab.classify(lab.tasks[0].name if lab.quick else "signs"))
         self.images, self.tests = (
-            (torch.as_tensor(np.stack(images)), torch.tensor(labels))
-            for images, labels in members.values()
+            pictures(files_of(root / split), 44) for split in ("train", "val")
         )
-        if quick:
-            self.tests = tuple(part[::8] for part in self.tests)
 
     @staticmethod
     def crop(images, top, left):
-        part = images[:, top : top + 40, left : left + 40]
-        return part.permute(0, 3, 1, 2).float().sub_(127.5).div_(64).contiguous()
+        return floats(images[:, top : top + 40, left : left + 40])
 
     def batch(self, size, generator):
-        images, labels = self.images
-        chosen = torch.randint(len(images), (size,), generator=generator)
+        ((images, labels),) = drawn(self.images, size, 1, generator)
         top, left = torch.randint(0, 5, (2,), generator=generator).tolist()
-        return self.crop(images[chosen], top, left), labels[chosen]
+        return self.crop(images, top, left), labels
 
     def model(self):
         return ViT(10, **SMALL)
-
-    def loss(self, model, batch):
-        images, labels = batch
-        return functional.cross_entropy(model(images), labels)
 
     @torch.no_grad()
     def test(self, model):
@@ -130,24 +114,16 @@ def train(spec, data):
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, spec.steps)
     generator = torch.Generator().manual_seed(spec.seed)
     torch.manual_seed(spec.seed)  # dropout
-    losses = []
     begun = time.process_time()
-    for _ in range(spec.steps):
-        batch = data.batch(spec.batch, generator)
-        with saver:
-            loss = data.loss(model, batch)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        losses.append(float(loss.detach()))
+    batches = (data.batch(spec.batch, generator) for _ in range(spec.steps))
+    losses = fit(
+        model, optimizer, batches, loss=data.loss, schedule=schedule, saver=saver, clip=1.0
+    )
     seconds = time.process_time() - begun
     model.eval()
-    tail = losses[-max(spec.steps // 10, 1) :]
     return model, {
         "spec": dataclasses.asdict(spec),
-        "train_loss": sum(tail) / len(tail),
+        "train_loss": statistics.fmean(losses[-max(spec.steps // 10, 1) :]),
         **data.test(model),
         "ratio": saver.report().ratio,
         "cpu_seconds": seconds,
@@ -192,42 +168,25 @@ def ratios_of(model, loss):
     return rows
 
 
-def full_size(path, quick):
+def full_size(lab):
     """ViT-Tiny at 224x224 on photographs of flowers, after a few steps."""
-    size, steps = (2, 1) if quick else (8, 20)
-    images = []
-    with tarfile.open(path) as tar:
-        for number, member in enumerate(m for m in tar if "flowers/train" in m.name and m.isfile()):
-            if number % 16 == 0:
-                data = tar.extractfile(member).read()
-                images.append((pcrshard.decode_image(data, size=224), member.name.split("/")[-2]))
-    names = sorted({name for _, name in images})
-    pixels = torch.as_tensor(np.stack([image for image, _ in images]))
-    labels = torch.tensor([names.index(name) for _, name in images])
+    size, steps = (2, 1) if lab.quick else (8, 20)
+    root = pathlib.Path(lab.classify(lab.tasks[0].name), "train")
+    images, labels = pictures(files_of(root)[::16], 224)
     torch.manual_seed(0)
-    model = ViT(len(names))
+    model = ViT(int(labels.max()) + 1)
     optimizer = torch.optim.AdamW(model.parameters(), 5e-4)
     generator = torch.Generator().manual_seed(0)
-
-    def loss():
-        chosen = torch.randint(len(pixels), (size,), generator=generator)
-        batch = pixels[chosen].permute(0, 3, 1, 2).float().sub_(127.5).div_(64).contiguous()
-        return functional.cross_entropy(model(batch), labels[chosen])
-
-    for _ in range(steps):
-        value = loss()
-        optimizer.zero_grad()
-        value.backward()
-        optimizer.step()
-    return ratios_of(model, loss)
+    batches = drawn((floats(images), labels), size, steps + 1, generator)
+    fit(model, optimizer, itertools.islice(batches, steps))
+    last = next(batches)
+    return ratios_of(model, lambda: classify(model, last))
 
 
 def measure(lab, _parts=()):
     """The runs that are missing, and the ratios; there are no parts."""
     torch.set_num_threads(1)
-    beside = os.path.join(os.path.dirname(ROOT), "shared", "data")
-    path = os.path.join(os.environ.get("PCRSHARD_DATA") or beside, "classify.tar")
-    tasks = {"vit": Signs(path, lab.quick), "gpt": Manual(lab.quick)}
+    tasks = {"vit": Signs(lab), "gpt": Manual(lab.quick)}
     steps = {"vit": 3 if lab.quick else 220, "gpt": 3 if lab.quick else 260}
     batch = {"vit": 32, "gpt": 16}
     known = [row["spec"] for row in lab.rows()]
@@ -242,7 +201,7 @@ def measure(lab, _parts=()):
                     print(json.dumps(run), flush=True)
     if os.path.exists(lab.path("ratios.json")):
         return
-    found = {"vit_tiny": full_size(path, lab.quick)}
+    found = {"vit_tiny": full_size(lab)}
     for network, data in tasks.items():
         model = models.get(network) or data.model()
         model.train()
