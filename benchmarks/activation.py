@@ -159,7 +159,7 @@ def _overhead(bench, network, batch, size, limits):
     bench.show(f"Time of a step, {network}, batch {batch}, {size}x{size}, {DEVICE}", rows)
 
 
-def _held_bytes(loss, model, images):
+def held_bytes(loss, model, images):
     """Bytes of the storages that the graph holds for backward, without weights and images."""
     outside = [*model.parameters(), *model.buffers(), images]
     known = {tensor.untyped_storage()._cdata for tensor in outside}
@@ -191,7 +191,7 @@ def compiled(network, batch, size):
         model.zero_grad()
         with context:
             loss = functional.cross_entropy(forward(images), labels)
-        held = _held_bytes(loss, model, images) if forward is graph else None
+        held = held_bytes(loss, model, images) if forward is graph else None
         loss.backward()
         gradient = torch.cat([weight.grad.flatten() for weight in model.parameters()])
         expected = gradient if expected is None else expected

@@ -15,7 +15,6 @@ PCRError
 ├── StorageError (OSError)            bytes could not be read or written
 │   └── ConcurrentWriter              another process has written to the store
 ├── BrokenChain (LookupError)         a delta's reference is missing or differs
-├── ErrorBoundViolated (ValueError)   a restored value exceeds its error bound
 ├── UnsupportedState (TypeError)      a state holds an unsupported value
 ├── VersionUnavailable (LookupError)  a checkpoint or tensor does not exist
 └── MissingDependency (ImportError)   an optional package or library is absent
@@ -164,10 +163,6 @@ class ConcurrentWriter(StorageError):
 
 class BrokenChain(PCRError, LookupError):
     """The reference version of a delta is missing, or differs from the original one."""
-
-
-class ErrorBoundViolated(PCRError, ValueError):
-    """A restored value differs from its source by more than the error bound."""
 
 
 class UnsupportedState(PCRError, TypeError):

@@ -4,7 +4,7 @@ python -m evidence.activations.memory FUNCTION ARGUMENT ... prints what a functi
 gives, as JSON: each figure of memory is of a process of its own.
 """
 
-import dataclasses
+import bisect
 import functools
 import json
 import os
@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 
 from pcrshard import compress_activations
-from pcrshard.activation import find_batch_size, peak_memory
+from pcrshard.activation import peak_memory
 
 from .. import ROOT
 from .models import resnet18, resnet110
@@ -86,9 +86,17 @@ def peak(way, size, network="ResNet-18"):
 
 
 def largest_batch(way):
-    """The largest batch in BUDGET."""
+    """The largest batch, a multiple of 4, whose steps stay within BUDGET."""
     step, _ = _make_step(way, "ResNet-18")
-    return dataclasses.asdict(find_batch_size(step, BUDGET, most=256, multiple=4))
+
+    def exceeds(size):
+        with peak_memory() as found:
+            step(size)
+            step(size)
+        return found.num_bytes > BUDGET
+
+    sizes = range(4, 257, 4)
+    return {"batch_size": 4 * bisect.bisect_left(sizes, True, key=exceeds)}
 
 
 def _overhead(size, rounds):

@@ -9,9 +9,8 @@ from torch.nn import functional
 
 from pcrshard import compress_activations
 from pcrshard.activation import ActivationOptions
-from pcrshard.activation.noise_bound import noise_per_bound
+from pcrshard.activation.noise import convolutions
 from pcrshard.activation.quantizer import lattice_for, quantize, restore
-from pcrshard.activation.trace import convolutions
 
 from .ratios import NETWORKS, photographs, settle
 
@@ -54,17 +53,13 @@ def gradient_errors(model, images, rounding):
         return functional.cross_entropy(model(images), labels)
 
     exact = _gradients(saver, weights, set(), forward)
-    profiles = dict(saver.profiles)
-    positions = {ordinal for profile in profiles.values() for ordinal in profile.ordinals}
+    positions = {ordinal for ordinal, row in enumerate(saver.report().rows) if row.read_by}
     inexact = _gradients(saver, weights, positions, forward)
-    rows = saver.report().rows
+    predicted = {layer.name: layer.predicted_sigma for layer in saver.report().layers}
     found = {}
     for name, before, after in zip(weights, exact, inexact, strict=True):
-        profile = profiles[name]
-        bound = max((rows[ordinal].error_bound for ordinal in profile.ordinals), default=0.0)
-        if bound > 0:
-            errors = (after - before).flatten(1)
-            found[name] = (bound * noise_per_bound(profile, rounding), errors)
+        if predicted.get(name, 0) > 0:
+            found[name] = (predicted[name], (after - before).flatten(1))
     return found
 
 

@@ -9,19 +9,20 @@ until they fit; the error is then at most 1/254 of their largest value.
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import math
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 
 from ..errorbound import Absolute, RelativeStd
 from .bits import from_planes, pack_booleans, to_planes, unpack_booleans
-from .quantizer import MARGIN, MAX_CODE, standard_deviation
-from .stored import Row
+from .options import ActivationOptions
+from .quantizer import MARGIN, MAX_CODE, nearest_codes, standard_deviation
+from .report import Row
 
 _BLOCK = 256
 # One block in this many is stored exactly.
@@ -30,25 +31,24 @@ _BLOCKS_PER_EXACT = 128
 _REACH = 6.0
 _TINY = 2.0**-120
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-# Operations, by the name of their overload packet.
-_VIEWS = {
-    "_to_copy", "_unsafe_view", "alias", "clone", "convert_element_type", "detach", "expand",
-    "permute", "reshape", "slice", "squeeze", "t", "transpose", "unsqueeze", "view",
+# Operations, by their canonical names.
+VIEWS = {
+    "alias", "asstrided", "clone", "convertelementtype", "detach", "expand", "permute", "reshape",
+    "reshapealias", "select", "slice", "squeeze", "t", "tocopy", "transpose", "unsafeview",
+    "unsqueeze", "view",
 }  # fmt: skip
-_SPLITS = {"split", "split_with_sizes", "unbind"}
-_SENSITIVE = {
-    "_log_softmax", "_safe_softmax", "_softmax", "exp", "log_softmax", "logsumexp", "reciprocal",
-    "rsqrt", "softmax", "sqrt",
+SENSITIVE = {
+    "exp", "logsoftmax", "logsumexp", "reciprocal", "rsqrt", "safesoftmax", "softmax", "sqrt",
 }  # fmt: skip
+_SPLITS = {"split", "splitwithsizes", "unbind"}
 _NONNEGATIVE = {"relu", "sigmoid", "hardtanh"}
-_POOLS = {"max_pool2d_with_indices", "max_pool3d_with_indices"}
+_POOLS = {"maxpool2dwithindices", "maxpool3dwithindices"}
 # Tensors, and the sizes of the tensor that they encode.
 _Packed = tuple[tuple[Tensor, ...], tuple[int, ...]]
 _CONTEXT = "torch._functorch._aot_autograd.graph_compile"
 
 
-@dataclasses.dataclass(frozen=True)
-class Saved:
+class Saved(NamedTuple):
     """A saved tensor of a compiled graph.
 
     Attributes:
@@ -79,20 +79,17 @@ class CompiledHooks:
 
     Args:
         bound: Largest absolute error.
+        options: Selects the floats to compress.
         use_bits: Whether to pack codes into fewer than eight bits.
-        min_bytes: Smaller tensors are exact.
-        min_dims: Floats of fewer dimensions are exact.
     """
 
     def __init__(
-        self, bound: RelativeStd | Absolute, *, use_bits: bool, min_bytes: int, min_dims: int
+        self, bound: RelativeStd | Absolute, options: ActivationOptions, *, use_bits: bool
     ) -> None:
         self.rows: dict[tuple[str, str], Row] = {}
         self._bound = bound
         self._use_bits = use_bits
-        self._min_bytes = min_bytes
-        self._min_dims = min_dims
-        self._differentiable: tuple[fx.Graph | None, set[fx.Node]] = (None, set())
+        self._options = options
 
     def pack(self, tensor: Tensor, saved: Saved) -> Tensor | _Packed:
         """Return the packed form of a tensor for the forward graph, or the tensor unchanged."""
@@ -102,7 +99,7 @@ class CompiledHooks:
             parts = self._quantize(tensor, self._width(saved.node))
         elif kind == "lossless":
             parts = (_narrow(tensor, saved.node),)
-        name, function = describe(saved.node)
+        name, function = _describe(saved.node)
         self.rows[name, saved.node.name] = Row(
             name,
             function,
@@ -135,42 +132,27 @@ class CompiledHooks:
         return shaped.permute([order.index(dim) for dim in range(len(order))])
 
     def _kind(self, tensor: Tensor, saved: Saved) -> str:
-        """Return the kind of a tensor; see :func:`pcrshard.activation.hooks.kind_of`."""
+        """Return how to store a tensor, by the rules of eager code."""
         producer, relatives = _producer(saved.node)
-        if _bytes([tensor]) < self._min_bytes or producer.op == "placeholder":
+        if _bytes([tensor]) < self._options.min_bytes or producer.op == "placeholder":
             return "exact"
         if tensor.dtype == torch.bool or _pool_of(saved.node) is not None:
             return "lossless"
         if tensor.dtype not in _FLOATS or tensor.dim() < 2 or _hint(tensor.shape[-1]) == 1:
             return "exact"  # includes statistics of rows, such as logsumexp
-        if _name(producer) in _SENSITIVE or _is_second_result(producer):
+        if _name(producer) in SENSITIVE or _is_second_result(producer):
             return "exact"
-        if saved.node not in self._differentiable_in(saved):
+        if saved.node not in _differentiable(saved.forward, saved.backward):
             return "exact"
+        least = self._options.min_dims
         rows = _hint(tensor.shape[0])
-        is_tokens = any(
-            len(shape) >= self._min_dims and _hint(shape[0]) < rows for shape in relatives
-        )
-        return "lossy" if tensor.dim() >= self._min_dims or is_tokens else "exact"
-
-    def _differentiable_in(self, saved: Saved) -> set[fx.Node]:
-        """Return the nodes of the forward graph that depend on an input with a gradient."""
-        graph, known = self._differentiable
-        if graph is saved.forward:
-            return known
-        inputs = saved.forward.find_nodes(op="placeholder")
-        gradients: Any = saved.backward.output_node().args[0]
-        known = {node for node, gradient in zip(inputs, gradients, strict=False) if gradient}
-        for node in saved.forward.nodes:
-            if not known.isdisjoint(node.all_input_nodes):
-                known.add(node)
-        self._differentiable = (saved.forward, known)
-        return known
+        is_tokens = any(len(shape) >= least and _hint(shape[0]) < rows for shape in relatives)
+        return "lossy" if tensor.dim() >= least or is_tokens else "exact"
 
     def _width(self, node: fx.Node) -> tuple[int, bool]:
         """Return the number of bits per code, and whether one of them is the sign."""
         producer, _ = _producer(node)
-        while _is_first_result(producer) or _name(producer) in _POOLS:
+        while _name(producer) in ("getitem", *_POOLS):
             producer, _ = _producer(producer.all_input_nodes[0])
         signed = _name(producer) not in _NONNEGATIVE
         if not self._use_bits or isinstance(self._bound, Absolute):
@@ -197,8 +179,7 @@ class CompiledHooks:
         # If more blocks contain NaN than can be exact, the step and the whole tensor become NaN.
         step = torch.maximum(error_bound * (1 - MARGIN), least).clamp(min=_TINY)
         values = blocks.float()
-        code = (values.abs() * (0.5 / step)).ceil().clamp(max=most)
-        code = torch.maximum(code, (values != 0).float()).copysign(values)
+        code = nearest_codes(values, step).clamp(max=most).copysign(values)
         # NaN has no integer value; its block is exact.
         codes = code.nan_to_num(0).to(torch.int8)
         packed = codes
@@ -217,6 +198,18 @@ class CompiledHooks:
         code = codes.float()
         values = ((2 * code - code.sign()) * step).to(kept.dtype)
         return values.index_copy(0, exact.long(), kept).flatten()
+
+
+@functools.lru_cache(maxsize=1)
+def _differentiable(forward: fx.Graph, backward: fx.Graph) -> set[fx.Node]:
+    """Return the nodes of the forward graph that depend on an input with a gradient."""
+    inputs = forward.find_nodes(op="placeholder")
+    gradients: Any = backward.output_node().args[0]
+    known = {node for node, gradient in zip(inputs, gradients, strict=False) if gradient}
+    for node in forward.nodes:
+        if not known.isdisjoint(node.all_input_nodes):
+            known.add(node)
+    return known
 
 
 def graph_of(function: Any) -> fx.GraphModule:
@@ -261,12 +254,12 @@ def _pool_of(node: fx.Node) -> torch.dtype | None:
 
 def _producer(node: fx.Node) -> tuple[fx.Node, list[torch.Size]]:
     """Return the node that computes a node's values, and the shapes that views give them."""
-    shapes = [user.meta["val"].shape for user in node.users if _name(user) in _VIEWS]
+    shapes = [user.meta["val"].shape for user in node.users if _name(user) in VIEWS]
     while True:
         source = node.args[0] if node.args else None
         if isinstance(source, fx.Node) and _name(source) in _SPLITS:
             source = source.args[0]
-        elif _name(node) not in _VIEWS:
+        elif _name(node) not in VIEWS:
             return node, shapes
         if not isinstance(source, fx.Node):
             return node, shapes
@@ -274,14 +267,19 @@ def _producer(node: fx.Node) -> tuple[fx.Node, list[torch.Size]]:
         shapes.append(node.meta["val"].shape)
 
 
+def canonical(name: str) -> str:
+    """Return the name of an operation as eager and compiled code share it.
+
+    >>> canonical("ToCopy") == canonical("_to_copy")
+    True
+    """
+    return name.replace("_", "").lower()
+
+
 def _name(node: fx.Node) -> str:
     """Return the operation's name without its overload: ``relu`` for ``aten.relu.default``."""
-    packet = getattr(node.target, "overloadpacket", None)
-    return packet.__name__ if packet is not None else str(getattr(node.target, "__name__", ""))
-
-
-def _is_first_result(node: fx.Node) -> bool:
-    return _name(node) == "getitem" and bool(node.args[1] == 0)
+    packet = getattr(node.target, "overloadpacket", node.target)
+    return canonical(getattr(packet, "__name__", ""))
 
 
 def _is_second_result(node: fx.Node) -> bool:
@@ -289,13 +287,13 @@ def _is_second_result(node: fx.Node) -> bool:
     return _name(node) == "getitem" and bool(node.args[1] != 0)
 
 
-def describe(node: fx.Node) -> tuple[str, str]:
+def _describe(node: fx.Node) -> tuple[str, str]:
     """Return the module and the function that a node comes from."""
     stack = node.meta.get("nn_module_stack") or {}
     path = next(reversed(stack.values()))[0] if stack else ""
     producer, _ = _producer(node)
     source = producer.all_input_nodes[0] if _name(producer) == "getitem" else producer
-    return path.rpartition("]")[2].removeprefix("._orig_mod").lstrip("."), _name(source)
+    return path.rpartition("]")[2].removeprefix("._orig_mod").lstrip("."), str(source.target)
 
 
 def _hint(size: Any) -> int:

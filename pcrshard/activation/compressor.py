@@ -7,26 +7,27 @@ import math
 import warnings
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from ..errorbound import Absolute, RelativeStd
-from .adaptive import FALLBACK, AdaptiveBounds, mean_momentum
-from .codecs import Codec, CodecName
+from .codecs import Codec, CodecName, Content, pack_exactly
 from .compiled import CompiledHooks
-from .exact import pack_exactly
 from .hooks import Hooks
 from .layout import Layout
-from .noise_bound import GradientNoise, Profile, noise_per_bound
+from .noise import GradientNoise, Profile, layers, mean_momentum, profile_convolutions
 from .options import ActivationOptions
+from .prediction import Encoder
 from .quantizer import MAX_CODE, lattice_for, standard_deviation
-from .report import Layer, Report
-from .stored import Constant, Content, Encoder, Ledger, Row
-from .trace import Trace
+from .report import Report, Row
 
 Bound = RelativeStd | Absolute | GradientNoise
+# Fractions of the standard deviation: where there is no adaptive bound, and the range of these.
+_FALLBACK = 0.05
+_LEAST = 1e-4
+_MOST = 0.25
 # Warn if at least this many bytes were saved and none were compressed.
 _WORTH_A_WARNING = 1 << 20
 
@@ -72,9 +73,7 @@ def compress_activations(
         ValueError: The bound cannot be met, or two settings conflict.
         TypeError: The bound has an unsupported type.
     """
-    return Compressor(
-        model, _checked(bound), Codec(codec), ActivationOptions() if options is None else options
-    )
+    return Compressor(model, _checked(bound), codec, options or ActivationOptions())
 
 
 def _checked(bound: Bound | float) -> Bound:
@@ -100,7 +99,6 @@ class Compressor:
     Attributes:
         ledger: Counter of live compressed bytes.
         bound: The error bound.
-        rounding: The quantizer's rounding mode.
         profiles: Profiles of the convolutions in the last profiled step.
 
     Args:
@@ -111,42 +109,38 @@ class Compressor:
     """
 
     def __init__(
-        self, model: nn.Module, bound: Bound, codec: Codec, options: ActivationOptions
+        self, model: nn.Module, bound: Bound, codec: CodecName, options: ActivationOptions
     ) -> None:
-        if codec.name == "predicted" and options.rounding != "nearest":
+        if codec == "predicted" and options.rounding != "nearest":
             raise ValueError("expected rounding nearest with the codec predicted, got stochastic")
         self.bound = bound
-        self.rounding = options.rounding
-        self.ledger = Ledger()
         self.profiles: dict[str, Profile] = {}
         self._model = model
-        self._codec = Codec(codec.name, options.offload)
-        self._seed = options.seed
+        self._codec = Codec(codec)
+        self._options = options
         self._generators: dict[torch.device, torch.Generator] = {}
         self._encoder = Encoder(self._codec)
-        self._compiled = None if codec.name == "none" else _compiled_hooks(bound, codec, options)
-        self._hooks = Hooks(self._encode, self.ledger, options, self._compiled)
-        self._adaptive = (
-            AdaptiveBounds(bound, options.rounding) if isinstance(bound, GradientNoise) else None
-        )
+        self._compiled = None
+        if codec != "none":
+            fixed = RelativeStd(_FALLBACK) if isinstance(bound, GradientNoise) else bound
+            self._compiled = CompiledHooks(fixed, options, use_bits=codec == "bits")
+        self._hooks = Hooks(self._encode, options, self._compiled)
+        self.ledger = self._hooks.ledger
         self._context: contextlib.AbstractContextManager[object] | None = None
         self._steps = 0
         self._passes = 0
-        self._names: list[str] = []
+        # The rows of the last profiled step, and its adaptive bounds by position.
         self._profiled: list[Row] = []
+        self._bounds: dict[int, float] = {}
+        # In a trial, the positions of the tensors to compress.
         self._only: set[int] | None = None
-        self._in_trial = False
         self._warned: set[str] = set()
 
     def __enter__(self) -> Self:
         """Start compressing the tensors that autograd saves in this thread."""
         if self._context is not None:
             raise RuntimeError("expected one with block at a time for each compressor")
-        self._hooks.begin(self._model)
-        profile = self._in_trial or (self._passes == 0 and self._is_due())
-        if profile or not self._names:
-            self._hooks.trace = Trace(self._model, measure=profile)
-        self._context = torch.autograd.graph.saved_tensors_hooks(*self._hooks.graphs)
+        self._context = self._forward_pass()
         self._context.__enter__()
         return self
 
@@ -161,12 +155,25 @@ class Compressor:
         assert context is not None
         self._context = None
         context.__exit__(kind, error, traceback)
-        self._hooks.end()
-        self._encoder.forget()
-        self._end_trace(complete=kind is None)
-        self._passes += 1
-        if kind is None:
-            self._warn_of_little()
+
+    @contextlib.contextmanager
+    def _forward_pass(self) -> Iterator[None]:
+        self._hooks.begin(self._model)
+        handles: list[Any] = []
+        if self._only is not None or (self._passes == 0 and self._is_due()):
+            self.profiles, handles = profile_convolutions(self._model)
+            self._profiled = self._hooks.rows
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(*self._hooks.graphs):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._hooks.end()
+            self._encoder.forget()
+            self._passes += 1
+        if self._only is None and self._compiled is not None:
+            self._warn_of_little(self._compiled)
 
     @contextlib.contextmanager
     def trial(self, positions: set[int]) -> Iterator[None]:
@@ -177,56 +184,37 @@ class Compressor:
         """
         passes = self._passes
         self._only = positions
-        self._in_trial = True
         try:
             with self:
                 yield
         finally:
             self._only = None
-            self._in_trial = False
             self._passes = passes
 
-    def _end_trace(self, *, complete: bool) -> None:
-        trace = self._hooks.trace
-        self._hooks.trace = None
-        rows = self._hooks.rows
-        if trace is not None:
-            trace.close()
-            if complete:
-                self.profiles = trace.profiles
-                self._profiled = rows
-                self._names = [row.name for row in rows]
-        for row, name in zip(rows, self._names, strict=False):
-            row.name = name
-        for name, profile in self.profiles.items():
-            for ordinal in profile.ordinals:
-                if ordinal < len(rows):
-                    rows[ordinal].read_by += (name,)
-
-    def _warn_of_little(self) -> None:
+    def _warn_of_little(self, compiled: CompiledHooks) -> None:
         """Warn if less is compressed than a user would expect."""
-        compiled = self._compiled
         report = self.report()
-        if compiled is not None and not self._in_trial:
-            if report.raw_bytes > _WORTH_A_WARNING and report.stored_bytes == report.raw_bytes:
-                self._warn(
-                    f"none of the {len(report.rows)} saved tensors was compressed: expected results"
-                    " of differentiable operations, of at least min_bytes and min_dims"
-                )
-            others = self._codec.is_zstd or self._adaptive is not None
-            if compiled.rows and (others or self.rounding != "nearest"):
-                self._warn(
-                    "torch.compile: compiled code packs codes as int8, rounded to the nearest one, "
-                    "with a fraction of the standard deviation as the bound; codec "
-                    f"{self._codec.name}, rounding {self.rounding} and {type(self.bound).__name__} "
-                    "apply to the parts of the model that run eagerly"
-                )
+        if report.raw_bytes > _WORTH_A_WARNING and report.stored_bytes == report.raw_bytes:
+            self._warn(
+                f"none of the {len(report.rows)} saved tensors was compressed: expected results of "
+                "differentiable operations, of at least min_bytes and min_dims",
+                stacklevel=7,
+            )
+        is_other = isinstance(self.bound, GradientNoise) or self._options.rounding != "nearest"
+        if compiled.rows and (self._codec.is_zstd or is_other):
+            self._warn(
+                "torch.compile: compiled code packs codes as int8, rounded to the nearest one, "
+                "with a fraction of the standard deviation as the bound; codec "
+                f"{self._codec.name}, rounding {self._options.rounding} and "
+                f"{type(self.bound).__name__} apply to the parts of the model that run eagerly",
+                stacklevel=7,
+            )
 
-    def _warn(self, message: str) -> None:
+    def _warn(self, message: str, stacklevel: int) -> None:
         """Log a warning once."""
         if message not in self._warned:
             self._warned.add(message)
-            warnings.warn(message, stacklevel=4)
+            warnings.warn(message, stacklevel=stacklevel)
 
     def _encode(self, flat: Tensor, layout: Layout, ordinal: int, row: Row) -> Content | None:
         """Encode a flat tensor; return ``None`` to keep the tensor itself."""
@@ -238,28 +226,32 @@ class Compressor:
         guard = self.bound.outlier_guard if isinstance(self.bound, RelativeStd) else math.inf
         row.deviation = float(standard_deviation(flat, guard))
         if row.deviation == 0 and bool((flat == flat[0]).all()):
-            row.kind = "constant"
-            return Constant(flat[:1].clone(), flat.numel())
+            row.kind = "lossless"
+            return pack_exactly(flat, self._codec)
         row.error_bound = self._error_bound(ordinal, row)
-        lattice = lattice_for(row.error_bound, flat.dtype, self.rounding)
-        generator = self._generator(flat.device)
+        lattice = lattice_for(row.error_bound, flat.dtype, self._options.rounding)
         if lattice is None:
             return None
-        return self._encoder.encode(flat, lattice, layout, generator)
+        return self._encoder.encode(flat, lattice, layout, self._generator(flat.device))
 
     def _error_bound(self, ordinal: int, row: Row) -> float:
         if isinstance(self.bound, Absolute):
             return self.bound.error_bound
         if isinstance(self.bound, RelativeStd):
             return self.bound.fraction * row.deviation
-        assert self._adaptive is not None
-        return self._adaptive.bound(ordinal, row)
+        # Another batch size, as at the end of an epoch, keeps the bound; another tensor does not.
+        if ordinal in self._bounds:
+            profiled = self._profiled[ordinal]
+            if (profiled.dtype, profiled.shape[1:]) == (row.dtype, row.shape[1:]):
+                least = _LEAST * row.deviation
+                return min(max(self._bounds[ordinal], least), _MOST * row.deviation)
+        return _FALLBACK * row.deviation
 
     def _generator(self, device: torch.device) -> torch.Generator | None:
-        if self.rounding == "nearest":
+        if self._options.rounding == "nearest":
             return None
         if device not in self._generators:
-            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+            self._generators[device] = torch.Generator(device).manual_seed(self._options.seed)
         return self._generators[device]
 
     def step(
@@ -276,12 +268,16 @@ class Compressor:
             grad_scale: The gradient scaler's factor, if any.
         """
         if self._passes == 0:
-            self._warn("no forward pass ran inside of `with saver:` since the last step")
-        if self._adaptive is not None and self._is_due() and self._profiled:
+            self._warn(
+                "no forward pass ran inside of `with saver:` since the last step", stacklevel=3
+            )
+        if isinstance(self.bound, GradientNoise) and self._is_due():
             # Each accumulated backward pass adds its own noise.
             scale = grad_scale / math.sqrt(max(self._passes, 1))
-            momentum = mean_momentum(self._model, optimizer)
-            self._adaptive.update(self.profiles, self._profiled, momentum, scale)
+            momentum = mean_momentum(self._model, optimizer, scale)
+            self._bounds = self.bound.bounds(
+                self.profiles, self._profiled, momentum, self._options.rounding
+            )
         self._steps += 1
         self._passes = 0
 
@@ -294,27 +290,7 @@ class Compressor:
         return Report(
             self.ledger.peak_bytes,
             self.ledger.live_bytes,
-            torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
             (*self._hooks.rows, *compiled),
-            self._layers(),
+            layers(self.profiles, self._profiled, self._options.rounding),
             tuple(self._warned),
         )
-
-    def _layers(self) -> tuple[Layer, ...]:
-        layers = []
-        for name, profile in self.profiles.items():
-            if profile.energy > 0:
-                bounds = [self._profiled[ordinal].error_bound for ordinal in profile.ordinals]
-                error_bound = max(bounds, default=0.0)
-                sigma = error_bound * noise_per_bound(profile, self.rounding)
-                layers.append(Layer(name, error_bound, sigma))
-        return tuple(layers)
-
-
-def _compiled_hooks(bound: Bound, codec: Codec, options: ActivationOptions) -> CompiledHooks:
-    return CompiledHooks(
-        RelativeStd(FALLBACK) if isinstance(bound, GradientNoise) else bound,
-        use_bits=codec.name == "bits",
-        min_bytes=options.min_bytes,
-        min_dims=options.min_dims,
-    )

@@ -5,47 +5,94 @@ Parameters, buffers, copies of weights, and results that backward divides by are
 
 from __future__ import annotations
 
-import dataclasses
+import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 
-from .compiled import CompiledHooks, graph_of, tracing
-from .layout import Layout, flatten, layout_of
+from .codecs import Content
+from .compiled import SENSITIVE, VIEWS, CompiledHooks, canonical, graph_of, tracing
+from .layout import Layout, flatten, layout_of, restore
+from .noise import CONVOLUTIONS
 from .options import ActivationOptions
-from .stored import Blob, Content, Kept, Ledger, Row
-from .trace import Trace
+from .report import Row
 
 # Encodes the flat tensor at a position; returns None to keep the tensor unchanged.
 Encode = Callable[[Tensor, Layout, int, Row], Content | None]
-_Key = tuple[object, ...]
-# Graph nodes between a saved tensor and the parameter of which it is a view or a copy. Autocast
-# copies weights by ToCopyBackward; a linear layer transposes its weight by TBackward.
-_VIEWS = {
-    "Alias", "AsStrided", "Clone", "Expand", "Permute", "ReshapeAlias", "Select", "Slice",
-    "Squeeze", "T", "ToCopy", "Transpose", "UnsafeView", "Unsqueeze", "View",
-}  # fmt: skip
-# Results whose own backward divides by them or depends on their small differences.
-_SENSITIVE = {"Exp", "LogSoftmax", "Reciprocal", "Rsqrt", "Softmax", "Sqrt"}
 
 
-@dataclasses.dataclass
-class _Seen:
-    """A tensor that was saved before: its storage, stored form, and row index."""
+class Ledger:
+    """A counter of the current and peak bytes of live compressed tensors.
+
+    Finalizers decrease the count, so it returns to 0 however a step ends: with the backward pass,
+    an exception, or a graph that is never differentiated.
+    """
+
+    def __init__(self) -> None:
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        # Garbage collection may start while this thread holds the lock.
+        self._lock = threading.RLock()
+
+    def add(self, content: Content) -> None:
+        """Count a compressed tensor until it is garbage-collected."""
+        self._change(content.num_bytes)
+        weakref.finalize(content, self._change, -content.num_bytes).atexit = False
+
+    def _change(self, num_bytes: int) -> None:
+        with self._lock:
+            self.live_bytes += num_bytes
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+
+class _Blob:
+    """A compressed tensor that the graph holds in place of the original."""
+
+    __slots__ = ("__weakref__", "content", "layout", "row")
+
+    def __init__(self, content: Content, layout: Layout, row: Row) -> None:
+        self.content = content
+        self.layout = layout
+        self.row = row
+
+
+class _Kept(NamedTuple):
+    """A tensor kept by reference, as autograd does without hooks.
+
+    A pack hook that returns its argument disables autograd's own check for in-place changes, so
+    its version is compared. The tensor is detached, because a result that referenced its own graph
+    would never be freed.
+    """
+
+    detached: Tensor
+    version: int
+
+    def tensor(self) -> Tensor:
+        """Return the tensor, unless it was changed in place after it was saved."""
+        found = self.detached._version
+        if found != self.version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an "
+                f"inplace operation: a tensor of shape {tuple(self.detached.shape)} is at version "
+                f"{found}; expected version {self.version} instead"
+            )
+        return self.detached
+
+
+class _Seen(NamedTuple):
+    """A tensor that was saved before: its storage, its blob if compressed, and its row's index."""
 
     storage: StorageWeakRef
-    kept: weakref.ref[Blob] | None
+    blob: weakref.ref[_Blob] | None
     ordinal: int
-
-    def is_gone(self) -> bool:
-        """Whether the memory was freed and may now belong to another tensor."""
-        return bool(self.storage.expired())  # type: ignore[no-untyped-call]
 
 
 class Hooks:
@@ -57,40 +104,40 @@ class Hooks:
 
     Attributes:
         rows: One row for each tensor that eager code saved in the last forward pass.
-        trace: Finds the modules that save tensors; ``None`` if they are known.
+        ledger: Counts the live bytes.
         graphs: The two hooks as FX GraphModules, which compiled code inlines.
 
     Args:
         encode: Packs flat tensors.
-        ledger: Counts bytes.
         options: Selects the floats to compress.
         compiled: Packs tensors in compiled code; ``None`` to pack nothing there.
     """
 
     def __init__(
-        self,
-        encode: Encode,
-        ledger: Ledger,
-        options: ActivationOptions,
-        compiled: CompiledHooks | None,
+        self, encode: Encode, options: ActivationOptions, compiled: CompiledHooks | None
     ) -> None:
         self.rows: list[Row] = []
-        self.trace: Trace | None = None
+        self.ledger = Ledger()
         # Created once, because compiled code has guards on their identity.
         self.graphs = (graph_of(self.pack), graph_of(self.unpack))
         self._compiled = compiled
         self._encode = encode
-        self._ledger = ledger
         self._options = options
+        self._names: dict[nn.Module, str] = {}
         self._parameters: set[int] = set()
-        self._seen: dict[_Key, _Seen] = {}
-        self._latest: weakref.ref[Blob] | None = None
+        self._seen: dict[object, _Seen] = {}
+        # A decoded tensor may be needed again immediately (by a convolution, then by the ReLU
+        # before it), so the last one is cached, with its version, while its blob is alive.
+        self._decoded: weakref.WeakKeyDictionary[_Blob, tuple[Tensor, int]] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def begin(self, model: nn.Module) -> None:
         """Start a forward pass."""
-        self._parameters = parameter_storages(model)
+        self._names = {module: name for name, module in model.named_modules()}
+        self._parameters = _parameter_storages(model)
         self.rows = []
-        self.forget()
+        self._decoded.clear()
 
     def end(self) -> None:
         """Forget the saved tensors: their memory may be changed or freed from now on."""
@@ -101,75 +148,104 @@ class Hooks:
         saved = tracing()
         if saved is not None:
             return tensor if self._compiled is None else self._compiled.pack(tensor, saved)
+        kept = _Kept(tensor.detach(), tensor._version)
         if type(tensor) is not Tensor or tensor.layout != torch.strided:
-            return Kept(tensor)  # a parameter, or a subclass with unknown semantics
-        if storage_id(tensor) in self._parameters or is_weight(tensor):
-            return Kept(tensor)
-        key = _key(tensor)
+            return kept  # a parameter, or a subclass with unknown semantics
+        if _storage_id(tensor) in self._parameters or _is_weight(tensor):
+            return kept
+        key = (
+            _storage_id(tensor),
+            tensor.data_ptr(),
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.dtype,
+            tensor._version,
+            tensor.requires_grad,
+        )
         seen = self._seen.get(key)
-        is_first = seen is None or seen.is_gone()
-        ordinal = len(self.rows) if seen is None or is_first else seen.ordinal
-        name = self.trace.saves(tensor, ordinal) if self.trace is not None else ""
-        if seen is None or is_first:
+        if seen is not None and seen.storage.expired():  # type: ignore[no-untyped-call]
+            seen = None  # the memory was freed, and belongs to another tensor
+        ordinal = len(self.rows) if seen is None else seen.ordinal
+        name, convolution = self._module_of(tensor)
+        if seen is None:
             self.rows.append(_row(tensor, name))
-        elif seen.kept is None:
-            return Kept(tensor)
-        # The blob may be gone if the graph was freed but the tensor was not.
-        elif (known := seen.kept()) is not None:
-            return known
-        blob = self._make(tensor, ordinal)
-        storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-        self._seen[key] = _Seen(storage, None if blob is None else weakref.ref(blob), ordinal)
-        return Kept(tensor) if blob is None else blob
+        if convolution is not None and convolution not in self.rows[ordinal].read_by:
+            self.rows[ordinal].read_by += (convolution,)
+        if seen is not None and seen.blob is None:
+            return kept
+        blob = seen.blob() if seen is not None and seen.blob is not None else None
+        if blob is None:  # new, or its graph was freed but the tensor was not
+            blob = self._make(tensor, ordinal)
+            storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+            self._seen[key] = _Seen(storage, None if blob is None else weakref.ref(blob), ordinal)
+        return kept if blob is None else blob
+
+    def _module_of(self, tensor: Tensor) -> tuple[str, str | None]:
+        """Return the innermost running module, and the convolution whose input a tensor is.
+
+        They are found on the caller's stack, not by forward hooks, which would make
+        ``torch.compile`` compile the model twice. What a convolution saves with the shape of its
+        input is that input, even if autocast changed its type.
+        """
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            arguments = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+            module = frame.f_locals.get("self") if arguments[:1] == ("self",) else None
+            if isinstance(module, nn.Module) and module in self._names:
+                name = self._names[module]
+                values = None
+                if isinstance(module, CONVOLUTIONS) and len(arguments) > 1:
+                    values = frame.f_locals[arguments[1]]
+                is_input = isinstance(values, Tensor) and values.shape == tensor.shape
+                return name or type(module).__name__, name if is_input else None
+            frame = frame.f_back
+        return "", None
 
     @torch.no_grad()
-    def _make(self, tensor: Tensor, ordinal: int) -> Blob | None:
+    def _make(self, tensor: Tensor, ordinal: int) -> _Blob | None:
         layout = layout_of(tensor)
-        kind = kind_of(tensor, self._options)
+        kind = _kind_of(tensor, self._options)
         if layout is None or kind == "exact":
             return None
         row = self.rows[ordinal]
         row.kind = kind
         begun = time.perf_counter()
         content = self._encode(flatten(tensor.detach(), layout), layout, ordinal, row)
-        row.encode_seconds += time.perf_counter() - begun
+        row.seconds += time.perf_counter() - begun
         if content is None:
             row.kind = "exact"
             row.error_bound = 0.0
             return None
         row.stored_bytes = content.num_bytes
         # Other tensors predicted from the content may keep it alive longer than the blob.
-        self._ledger.add(content, content.num_bytes)
-        return Blob(content, layout, row)
+        self.ledger.add(content)
+        return _Blob(content, layout, row)
 
     def unpack(self, kept: Any) -> Tensor:
-        """Return the tensor, caching the last one decoded."""
+        """Return the tensor with its original shape, strides, type, and device."""
         saved = tracing()
         if saved is not None:
             return kept if self._compiled is None else self._compiled.unpack(kept, saved)
-        if isinstance(kept, Blob):
-            latest = None if self._latest is None else self._latest()
-            if latest is not None and latest is not kept:
-                latest.forget()
-            self._latest = weakref.ref(kept)
-        tensor: Tensor = kept.tensor()
+        if isinstance(kept, _Kept):
+            return kept.tensor()
+        tensor, version = self._decoded.get(kept, (None, 0))
+        if tensor is None or tensor._version != version:
+            begun = time.perf_counter()
+            with torch.no_grad():
+                tensor = restore(kept.content.decode(), kept.layout)
+            kept.row.seconds += time.perf_counter() - begun
+            self._decoded.clear()
+            self._decoded[kept] = (tensor, tensor._version)
         return tensor
 
-    def forget(self) -> None:
-        """Release the last decoded tensor."""
-        latest = None if self._latest is None else self._latest()
-        if latest is not None:
-            latest.forget()
-        self._latest = None
 
-
-def kind_of(tensor: Tensor, options: ActivationOptions) -> str:
+def _kind_of(tensor: Tensor, options: ActivationOptions) -> str:
     """Return how a tensor may be stored: ``lossy``, ``lossless``, or ``exact``."""
     if tensor.nbytes < options.min_bytes or tensor.dtype.is_complex:
         return "exact"
     if not tensor.dtype.is_floating_point or not (tensor.requires_grad or options.inputs):
         return "lossless"  # integers, masks; inputs and statistics, which are seldom smaller
-    if tensor.grad_fn is not None and _operation(tensor.grad_fn) in _SENSITIVE:
+    if tensor.grad_fn is not None and canonical(_operation(tensor.grad_fn)) in SENSITIVE:
         return "exact"
     if tensor.dim() >= options.min_dims:
         return "lossy"
@@ -186,24 +262,12 @@ def _row(tensor: Tensor, name: str) -> Row:
     return Row(name, function, "exact", shape, tensor.dtype, tensor.nbytes, tensor.nbytes)
 
 
-def _key(tensor: Tensor) -> _Key:
-    return (
-        storage_id(tensor),
-        tensor.data_ptr(),
-        tuple(tensor.shape),
-        tensor.stride(),
-        tensor.dtype,
-        tensor._version,
-        tensor.requires_grad,
-    )
-
-
-def storage_id(tensor: Tensor) -> int:
+def _storage_id(tensor: Tensor) -> int:
     """Return an id of the tensor's storage, unique while a weak reference to it is held."""
     return int(tensor.untyped_storage()._cdata)
 
 
-def parameter_storages(model: nn.Module) -> set[int]:
+def _parameter_storages(model: nn.Module) -> set[int]:
     """Return the storages of a model's parameters and buffers."""
     storages = set()
     for tensor in (*model.parameters(), *model.buffers()):
@@ -211,7 +275,7 @@ def parameter_storages(model: nn.Module) -> set[int]:
             continue  # uninitialized, in a lazy module
         local = getattr(tensor, "_local_tensor", tensor)  # local part of a DTensor
         if local.layout == torch.strided and local.device.type != "meta":
-            storages.add(storage_id(local))
+            storages.add(_storage_id(local))
     return storages
 
 
@@ -221,11 +285,14 @@ def _operation(node: Any) -> str:
     return name.rstrip("0123456789").removesuffix("Backward")
 
 
-def is_weight(tensor: Tensor) -> bool:
-    """Return whether a tensor is a leaf of the graph, or a view or a cast of one."""
+def _is_weight(tensor: Tensor) -> bool:
+    """Return whether a tensor is a leaf of the graph, or a view or a cast of one.
+
+    Autocast copies weights; a linear layer transposes its weight.
+    """
     node = tensor.grad_fn
     if node is None:
         return tensor.requires_grad
-    while node is not None and _operation(node) in _VIEWS:
+    while node is not None and canonical(_operation(node)) in VIEWS:
         node = node.next_functions[0][0]
     return node is not None and _operation(node).endswith("AccumulateGrad")

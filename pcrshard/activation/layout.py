@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch
 from torch import Tensor
 
 
@@ -23,9 +24,8 @@ class Layout:
 
 
 def layout_of(tensor: Tensor) -> Layout | None:
-    """Return the layout, or ``None`` if indices may alias the same memory, as after ``expand``.
+    """Return the layout, or ``None`` if elements share memory, as after ``expand``.
 
-    >>> import torch
     >>> layout_of(torch.empty(2, 3).t()).dense
     True
     >>> layout_of(torch.empty(2, 4)[:, :3]).dense
@@ -33,16 +33,11 @@ def layout_of(tensor: Tensor) -> Layout | None:
     >>> layout_of(torch.empty(3).expand(2, 3)) is None
     True
     """
-    shape = tuple(tensor.shape)
-    stride = tuple(tensor.stride())
-    extent = 1
-    for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True)):
-        if size == 1:
-            continue
-        if step < extent:
-            return Layout(shape, stride, dense=True) if tensor.numel() == 0 else None
-        extent = step * (size - 1) + extent
-    return Layout(shape, stride, dense=extent == tensor.numel())
+    strides = zip(tensor.stride(), tensor.shape, strict=True)
+    if any(step == 0 and size > 1 for step, size in strides):
+        return None
+    dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
+    return Layout(tuple(tensor.shape), tensor.stride(), dense)
 
 
 def flatten(tensor: Tensor, layout: Layout) -> Tensor:

@@ -19,7 +19,6 @@ class ActivationOptions:
             this saves memory only if nothing else references them.
         rounding: ``nearest``, or ``stochastic``, which is unbiased but slower on a CPU.
         seed: Seed of stochastic rounding, which does not use the global generators.
-        offload: Whether to keep compressed tensors in host memory; for accelerators.
 
     Raises:
         ValueError: The rounding is unknown.
@@ -30,7 +29,6 @@ class ActivationOptions:
     inputs: bool = False
     rounding: Rounding = "nearest"
     seed: int = 0
-    offload: bool = False
 
     def __post_init__(self) -> None:
         if self.rounding not in ("nearest", "stochastic"):

@@ -1,23 +1,36 @@
-"""Predict the codes of a ReLU's output from those of the tensors that it was computed from.
+"""Code quantized floats, and predict those of a ReLU from the tensors that it was computed from.
 
 Autograd saves the input of a normalization and the output of the ReLU after it, which is
 ``max(0, a x + b)`` with a and b per channel, or ``max(0, a x + c y + b)`` if a shortcut is added.
 Given the input, little more than the rounding of the output remains to be stored: 1 bit per value
 instead of 3.5. The codes themselves, and so the bound, signs, and zeros, do not change.
+
+Predictions are computed on the CPU, which compresses the codes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..errorbound import Quantized
 from ..native import fused_quantizer as native
+from .codecs import Codec, Content
 from .layout import Layout
-from .quantizer import SignExactLattice
+from .quantizer import SignExactLattice, quantize, restore
 
+# Number of recently coded tensors to remember: the input of a block with a shortcut is saved up to
+# seven tensors before its output.
+_REMEMBERED = 8
+# With fewer values per channel, the table of 256 entries costs more than it saves.
+_WORTH_A_TABLE = 1024
+# Maximum number of tensors that must be decoded before a predicted one.
+_MAX_DEPTH = 2
 # Sample for fitting a channel's line: at most this many images, and places in each.
 _IMAGES = 8
 _PLACES = 32
@@ -30,117 +43,199 @@ _LIMIT = 16_000
 # Keeps the fit of a constant channel finite.
 _RIDGE = 1e-6
 
+_Grid = tuple[int, int, int]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Coded(Content):
+    """Quantized and coded floats, from which others can be predicted.
+
+    Attributes:
+        codes: Returns the (n,) codes.
+        lattice: The values that codes represent.
+        depth: Number of tensors that must be decoded in sequence before this one.
+    """
+
+    codes: Callable[[], Tensor]
+    lattice: SignExactLattice
+    depth: int
+
+
+class _Known(NamedTuple):
+    """A previously coded tensor, a :func:`_sample` of its codes, and its layout."""
+
+    coded: Coded
+    sample: Tensor
+    layout: Layout
+
 
 @dataclasses.dataclass(frozen=True)
-class Grid:
-    """The position of the channels in a flat tensor: (outer, channels, inner)."""
+class _Lines:
+    """A linear prediction of one tensor's codes from one or two others, per channel.
 
-    outer: int
-    channels: int
-    inner: int
+    Attributes:
+        sources: The other tensors.
+        lattice: What the predicted codes represent.
+        slopes: (sources, channels) float32.
+        offset: (channels,) float32.
+        most: The largest code, for clipped activations such as ReLU6.
+    """
 
-    @property
-    def sizes(self) -> tuple[int, int, int]:
-        """The three sizes as a tuple."""
-        return (self.outer, self.channels, self.inner)
+    sources: Sequence[Coded]
+    lattice: SignExactLattice
+    slopes: Tensor
+    offset: Tensor
+    most: int
+
+    def shift(self, codes: Tensor, sources: Sequence[Tensor], grid: Any, sign: int) -> None:
+        """Add ``sign`` times the prediction to (n,) int8 codes, in place and modulo 256.
+
+        Args:
+            codes: Contiguous codes, changed in place.
+            sources: Contiguous codes of each source.
+            grid: The position of the channels in all of them.
+            sign: 1 or -1.
+        """
+        # What each code of a source contributes, in each channel.
+        meanings = torch.stack([_meanings(source.lattice) for source in self.sources])
+        parts = self.slopes.t()[:, :, None] * meanings
+        parts[:, 0] += self.offset[:, None]
+        scaled = (parts * (_PARTS / (2 * self.lattice.step))).round_().clamp_(-_LIMIT, _LIMIT)
+        tables = scaled.to(torch.int16).contiguous()
+        native.shift(
+            codes.data_ptr(),
+            [source.data_ptr() for source in sources],
+            tables.data_ptr(),
+            grid,
+            self.most,
+            sign,
+        )
 
 
-def grid_of(layout: Layout) -> Grid | None:
-    """Return the grid of a dense tensor with channels as dimension 1, first or last in memory.
+class Encoder:
+    """The quantizer and coder of floats; with ``predicted`` it remembers previous tensors.
 
-    >>> grid_of(Layout((2, 3, 4, 5), (60, 20, 5, 1), dense=True)).sizes
+    Args:
+        codec: The lossless coder of codes.
+    """
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        remembers = codec.name == "predicted"
+        self._known: deque[_Known] = deque(maxlen=_REMEMBERED if remembers else 0)
+
+    def forget(self) -> None:
+        """Release the remembered tensors."""
+        self._known.clear()
+
+    def encode(
+        self,
+        flat: Tensor,
+        lattice: SignExactLattice,
+        layout: Layout,
+        generator: torch.Generator | None = None,
+    ) -> Coded | None:
+        """Quantize and code (n,) floats; return ``None`` if this would save nothing.
+
+        Args:
+            flat: The floats.
+            lattice: The values that codes represent.
+            layout: The memory layout of the floats.
+            generator: Random generator for stochastic rounding.
+        """
+        quantized = quantize(flat, lattice, generator)
+        if quantized is None:
+            return None
+        index, words = quantized.escape_index, quantized.escape_words
+        device = flat.device
+        codes = quantized.codes.cpu() if self._codec.is_zstd else quantized.codes
+        num_bytes = index.nbytes + words.nbytes
+        grid = _grid_of(layout) if self._known.maxlen else None
+        lines = sample = None
+        depth = 0
+        if grid is not None and grid[0] * grid[2] >= _WORTH_A_TABLE:
+            sample = _sample(codes, grid)
+            lines = self._predict(_sample(flat, grid).float().cpu(), sample, lattice, layout)
+        if lines is not None:
+            lines.shift(codes, [source.codes() for source in lines.sources], grid, -1)
+            depth = 1 + max(source.depth for source in lines.sources)
+            num_bytes += lines.slopes.nbytes + lines.offset.nbytes
+        packed = self._codec.encode(codes)
+        num_bytes += packed.num_bytes
+        if num_bytes >= flat.nbytes:
+            return None
+
+        def decode_codes() -> Tensor:
+            found = packed.decode()
+            if lines is not None:
+                lines.shift(found, [source.codes() for source in lines.sources], grid, 1)
+            return found
+
+        def decode() -> Tensor:
+            return restore(Quantized(decode_codes().to(device), index, words), lattice)
+
+        coded = Coded(num_bytes, decode, decode_codes, lattice, depth)
+        if sample is not None and depth <= _MAX_DEPTH:
+            self._known.append(_Known(coded, sample, layout))
+        return coded
+
+    def _predict(
+        self, values: Tensor, codes: Tensor, lattice: SignExactLattice, layout: Layout
+    ) -> _Lines | None:
+        """Predict from the last tensor, alone or with an earlier one; ``None`` if this is poor."""
+        alike = [known for known in reversed(self._known) if known.layout == layout]
+        if not alike or bool((values < 0).any()):
+            return None
+        last, *others = alike
+        for sources in ((last,), *((last, other) for other in others)):
+            meant = [
+                _meanings(source.coded.lattice)[source.sample.view(torch.uint8).long()]
+                for source in sources
+            ]
+            slopes, offset = _fit(torch.stack(meant), values)
+            coded = tuple(source.coded for source in sources)
+            lines = _Lines(coded, lattice, slopes, offset, int(codes.max()))
+            rest = codes.clone()
+            lines.shift(rest, [source.sample for source in sources], codes.shape, -1)
+            if float(rest.float().abs().mean()) < _WORTH * float(codes.float().abs().mean()):
+                return lines
+        return None
+
+
+def _meanings(lattice: SignExactLattice) -> Tensor:
+    """Return the (256,) values of all codes, float32 on the CPU."""
+    return lattice.table(torch.device("cpu")).float()
+
+
+def _grid_of(layout: Layout) -> _Grid | None:
+    """Return the position of the channels in a flat tensor: (outer, channels, inner).
+
+    They are dimension 1 of a dense tensor, first or last in memory.
+
+    >>> _grid_of(Layout((2, 3, 4, 5), (60, 20, 5, 1), dense=True))
     (2, 3, 20)
-    >>> grid_of(Layout((2, 3, 4, 5), (60, 1, 15, 3), dense=True)).sizes
+    >>> _grid_of(Layout((2, 3, 4, 5), (60, 1, 15, 3), dense=True))
     (40, 3, 1)
     """
     if not layout.dense or len(layout.shape) < 3:
         return None
     images, channels, *places = layout.shape
     inner = torch.Size(places).numel()
-    if layout.stride == _strides(layout.shape):
-        return Grid(images, channels, inner)
-    last = _strides((images, *places, channels))
-    if layout.stride == (last[0], last[-1], *last[1:-1]):
-        return Grid(images * inner, channels, 1)
+    like = torch.empty_strided(layout.shape, layout.stride, device="meta")
+    if like.is_contiguous():
+        return images, channels, inner
+    if like.movedim(1, -1).is_contiguous():
+        return images * inner, channels, 1
     return None
 
 
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides of a contiguous tensor."""
-    strides = [1]
-    for size in reversed(shape[1:]):
-        strides.append(strides[-1] * size)
-    return tuple(reversed(strides))
-
-
-@dataclasses.dataclass(frozen=True)
-class Lines:
-    """A linear prediction of one tensor from one or two others, per channel.
-
-    Attributes:
-        grid: The grid of all the tensors.
-        slopes: (sources, channels) float32.
-        offset: (channels,) float32.
-        most: The largest code, for clipped activations such as ReLU6.
-    """
-
-    grid: Grid
-    slopes: Tensor
-    offset: Tensor
-    most: int
-
-    @property
-    def num_bytes(self) -> int:
-        """Size in memory, in bytes."""
-        return self.slopes.nbytes + self.offset.nbytes
-
-    def tables(self, sources: Sequence[SignExactLattice], target: SignExactLattice) -> Tensor:
-        """Return (channels, sources, 256) int16: the contribution of each source code byte."""
-        scale = _PARTS / (2 * target.step)
-        device = self.slopes.device
-        meanings = torch.stack([source.table(device).to(self.slopes) for source in sources])
-        parts = self.slopes.t()[:, :, None] * meanings
-        parts[:, 0] += self.offset[:, None]
-        told = (parts * scale).round_().clamp_(-_LIMIT, _LIMIT)
-        return told.to(torch.int16).contiguous()
-
-    def shift(
-        self,
-        codes: Tensor,
-        sources: Sequence[Tensor],
-        tables: Tensor,
-        sign: int,
-    ) -> None:
-        """Add ``sign`` times the prediction to codes, in place and modulo 256.
-
-        Args:
-            codes: (n,) contiguous int8 codes, changed in place.
-            sources: (n,) contiguous int8 codes of each source.
-            tables: The result of :meth:`tables`.
-            sign: 1 or -1.
-        """
-        if native.available and codes.device.type == "cpu":
-            places = [source.data_ptr() for source in sources]
-            native.shift(
-                codes.data_ptr(), places, tables.data_ptr(), self.grid.sizes, self.most, sign
-            )
-            return
-        channels = torch.arange(self.grid.channels, device=codes.device)[:, None]
-        parts = torch.full((), _PARTS - 1, dtype=torch.int32, device=codes.device)
-        for number, source in enumerate(sources):
-            rows = source.view(self.grid.sizes).view(torch.uint8).long()
-            parts = parts + tables[channels, number, rows]
-        told = (parts >> 5).clamp_(0, self.most).to(torch.int8)
-        codes.view(self.grid.sizes).add_(told, alpha=sign)
-
-
-def sample(flat: Tensor, grid: Grid) -> Tensor:
+def _sample(flat: Tensor, grid: _Grid) -> Tensor:
     """Return a contiguous (images, channels, places) sample, spread over each channel."""
-    whole = flat.view(grid.sizes)
-    images = _IMAGES * _PLACES if grid.inner == 1 else _IMAGES
-    outer = _spread(grid.outer, images).to(flat.device)
-    inner = _spread(grid.inner, _PLACES).to(flat.device)
-    found: Tensor = whole[outer[:, None], :, inner]
+    outer, _, inner = grid
+    images = _IMAGES * _PLACES if inner == 1 else _IMAGES
+    rows = _spread(outer, images).to(flat.device)
+    places = _spread(inner, _PLACES).to(flat.device)
+    found: Tensor = flat.view(grid)[rows[:, None], :, places]
     return found.movedim(2, 1).contiguous()
 
 
@@ -149,49 +244,10 @@ def _spread(count: int, most: int) -> Tensor:
 
     A fixed stride would often hit only the left edge of each row, which is padding or a frame.
     """
-    if count <= most:
-        return torch.arange(count)
-    generator = torch.Generator().manual_seed(0)
-    within = torch.rand(most, generator=generator, dtype=torch.float64)
-    return (within.add_(torch.arange(most)) * (count / most)).long()
-
-
-@dataclasses.dataclass(frozen=True)
-class Sampled:
-    """A :func:`sample` of a tensor's codes, and their lattice."""
-
-    codes: Tensor
-    lattice: SignExactLattice
-
-
-def predict(
-    values: Tensor,
-    target: Sampled,
-    sources: Sequence[Sampled],
-    grid: Grid,
-) -> Lines | None:
-    """Fit the lines from the sources to a tensor's values; ``None`` if they predict it poorly.
-
-    Args:
-        values: :func:`sample` of the tensor's values.
-        target: The same sample of its codes.
-        sources: The same sample of the codes of one or two tensors.
-        grid: The grid of all the tensors.
-    """
-    meant = [
-        source.lattice.table(values.device).to(values)[source.codes.view(torch.uint8).long()]
-        for source in sources
-    ]
-    slopes, offset = _fit(torch.stack(meant), values)
-    codes = target.codes
-    few = Lines(Grid(*codes.shape), slopes, offset, int(codes.max()))
-    rest = codes.clone()
-    tables = few.tables([source.lattice for source in sources], target.lattice)
-    few.shift(rest, [source.codes for source in sources], tables, -1)
-    left = float(rest.float().abs().mean())
-    if left >= _WORTH * float(codes.float().abs().mean()):
-        return None
-    return dataclasses.replace(few, grid=grid)
+    within = torch.rand(
+        min(count, most), generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    return (within.add_(torch.arange(len(within))) * (count / len(within))).long()
 
 
 def _fit(meant: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -204,16 +260,10 @@ def _fit(meant: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     # No matrix products: autocast would round them.
     products = (apart[:, None] * apart).sum((2, 4)).movedim(-1, 0)
     both = (apart * (values - mean[:, None])).sum((1, 3)).t()
-    slopes = _solve(products, both)
-    # NaN predicts nothing.
-    offset = mean - (slopes * means).sum(0)
-    return slopes, offset.nan_to_num(0, 0, 0)
-
-
-def _solve(products: Tensor, both: Tensor) -> Tensor:
-    """Solve (channels, sources, sources) normal equations for slopes (sources, channels)."""
     ridge = _RIDGE * (1 + products.diagonal(dim1=1, dim2=2).amax(1))
     diagonal = torch.diag_embed(ridge[:, None].expand_as(both))
     solved = torch.linalg.solve_ex(products + diagonal, both).result
-    slopes: Tensor = solved.t().nan_to_num(0, 0, 0).contiguous()
-    return slopes
+    # NaN predicts nothing.
+    slopes = solved.t().nan_to_num(0, 0, 0).contiguous()
+    offset = mean - (slopes * means).sum(0)
+    return slopes, offset.nan_to_num(0, 0, 0)

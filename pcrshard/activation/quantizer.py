@@ -31,6 +31,8 @@ MAX_CODE = 127
 MARGIN = 2.0**-13
 _INDEX_BYTES = 4
 _MAX_COUNT = 2**31 - 1
+# Where the native core quantizes; elsewhere, PyTorch operations do.
+CORE_DEVICE = "cpu"
 # The sample for standard_deviation: this many runs of this many neighbors.
 _RUN = 64
 _RUNS = 512
@@ -75,8 +77,6 @@ def lattice_for(
     info = torch.finfo(dtype)
     # float16 activations can be subnormal; those of other types are not.
     least = 2.0**-23 if dtype == torch.float16 else 2 * info.tiny
-    if dtype == torch.bfloat16:
-        least = 2 * torch.finfo(torch.float32).tiny
     if least <= step and 2 * (MAX_CODE + 1) * step <= info.max:
         return SignExactLattice(step, dtype, rounding)
     return None
@@ -98,15 +98,12 @@ def standard_deviation(flat: Tensor, outlier_guard: float = float("inf")) -> Ten
         runs = flat[: flat.shape[0] // _RUN * _RUN].view(-1, _RUN)
         sample = runs[:: (runs.shape[0] // _RUNS) | 1].reshape(-1)
     exact = sample.to(_exact_type(flat.dtype))
-    finite = exact.isfinite()
-    count = finite.sum()
-    mean = torch.where(finite, exact, 0).sum() / count
-    std = (torch.where(finite, exact - mean, 0).square().sum() / count).sqrt()
+    exact = torch.where(exact.isfinite(), exact, torch.nan)
+    std = (exact - exact.nanmean()).square().nanmean().sqrt()
     if outlier_guard == float("inf"):
         return std
-    some = exact[::_MEDIAN_STRIDE]
-    nonzero = some.isfinite() & (some != 0)
-    typical = torch.where(nonzero, some.abs(), torch.nan).nanmedian()
+    some = exact[::_MEDIAN_STRIDE].abs()
+    typical = torch.where(some > 0, some, torch.nan).nanmedian()
     # fmin ignores the NaN that results from an all-zero sample.
     return torch.fmin(std, typical * (outlier_guard / MEDIAN_OF_NORMAL))
 
@@ -127,7 +124,12 @@ def quantize(
     if flat.numel() > _MAX_COUNT:
         return None
     if _is_native(flat.device, lattice):
-        codes, escapes = _quantize_native(flat, lattice.step)
+        source = flat.float() if flat.dtype == torch.float16 else flat
+        name = "bfloat16" if flat.dtype == torch.bfloat16 else "float32"
+        codes = torch.empty(flat.shape, dtype=torch.int8)
+        escapes = native.quantize(
+            source.data_ptr(), flat.numel(), name, lattice.step, codes.data_ptr()
+        )
     else:
         codes = _quantize_torch(flat, lattice, generator)
         escapes = int((codes == ESCAPE).sum())
@@ -144,37 +146,28 @@ def quantize(
 
 def _is_native(device: torch.device, lattice: SignExactLattice) -> bool:
     """Return whether to use the native core, whose float32 is too coarse for float64."""
-    on_cpu = native.available and device.type == "cpu"
-    return on_cpu and lattice.rounding == "nearest" and lattice.dtype != torch.float64
-
-
-def _quantize_native(flat: Tensor, step: float) -> tuple[Tensor, int]:
-    source = flat.float() if flat.dtype == torch.float16 else flat
-    name = "bfloat16" if flat.dtype == torch.bfloat16 else "float32"
-    count = flat.numel()
-    codes = torch.empty(count, dtype=torch.int8)
-    escapes = native.quantize(source.data_ptr(), count, name, step, codes.data_ptr())
-    return codes, escapes
+    is_nearest = lattice.rounding == "nearest" and lattice.dtype != torch.float64
+    return is_nearest and device.type == CORE_DEVICE
 
 
 def _quantize_torch(
     flat: Tensor, lattice: SignExactLattice, generator: torch.Generator | None
 ) -> Tensor:
-    exact = _exact_type(flat.dtype)
-    values = flat.to(exact)
-    magnitude = values.abs()
-    positive = magnitude > 0
+    values = flat.to(_exact_type(flat.dtype))
     if lattice.rounding == "nearest":
-        code = magnitude.mul_(1 / (2 * lattice.step)).ceil_()
+        code = nearest_codes(values, lattice.step)
     else:
-        draw = torch.rand(flat.shape, dtype=exact, device=flat.device, generator=generator)
-        code = magnitude.mul_(1 / lattice.step).add_(draw).floor_()
-        code = code.add_(1).mul_(positive)
-    # Every nonzero value gets a nonzero code, even if the product underflows.
-    code = torch.maximum(code, positive.to(exact))
+        draw = torch.rand(flat.shape, dtype=values.dtype, device=flat.device, generator=generator)
+        code = (values.abs() / lattice.step + draw).floor_().add_(1).mul_(values != 0)
     escapes = ~(code <= MAX_CODE)
     code = code.masked_fill_(escapes, 0).copysign_(values)
     return code.to(torch.int8).masked_fill_(escapes, ESCAPE)
+
+
+def nearest_codes(values: Tensor, step: float | Tensor) -> Tensor:
+    """Return ``ceil(|x| / (2 step))``, at least 1 for nonzero values, even if that underflows."""
+    magnitude = values.abs()
+    return torch.maximum((magnitude * (0.5 / step)).ceil(), (magnitude > 0).to(values.dtype))
 
 
 def _exact_type(dtype: torch.dtype) -> torch.dtype:
@@ -183,28 +176,14 @@ def _exact_type(dtype: torch.dtype) -> torch.dtype:
 
 
 def restore(quantized: Quantized[Tensor], lattice: SignExactLattice) -> Tensor:
-    """Return the (n,) values on the device of the codes.
-
-    On a CPU, the native core makes one pass: arithmetic for float32, table lookup otherwise.
-    """
+    """Return the (n,) values on the device of the codes."""
     codes = quantized.codes
-    if native.available and codes.device.type == "cpu":
-        values = _restore_native(codes, lattice)
+    if _is_native(codes.device, lattice):
+        exact = torch.empty(codes.shape, dtype=torch.float32)
+        native.dequantize(codes.data_ptr(), codes.numel(), lattice.step, exact.data_ptr())
+        values = exact.to(lattice.dtype)
     else:
         values = lattice.values(codes)
     if len(quantized.escape_index):
         values[quantized.escape_index.long()] = quantized.escape_words
-    return values
-
-
-def _restore_native(codes: Tensor, lattice: SignExactLattice) -> Tensor:
-    count = codes.numel()
-    values = torch.empty(count, dtype=lattice.dtype)
-    if lattice.dtype == torch.float32 and lattice.rounding == "nearest":
-        native.dequantize(codes.data_ptr(), count, lattice.step, values.data_ptr())
-        return values
-    table = lattice.table(codes.device)
-    native.look_up(
-        codes.data_ptr(), count, values.element_size(), table.data_ptr(), values.data_ptr()
-    )
     return values

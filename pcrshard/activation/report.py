@@ -5,9 +5,48 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from .stored import Row
+import torch
 
 _LARGEST = 10
+
+
+@dataclasses.dataclass
+class Row:
+    """The report row of one saved tensor.
+
+    Attributes:
+        name: The innermost module that ran when it was first saved; ``""`` outside modules.
+        function: The operation that computed it; ``""`` for inputs and parameters.
+        kind: ``lossy``, ``lossless`` or ``exact`` (kept by reference).
+        shape: The tensor's shape.
+        dtype: The tensor's type.
+        raw_bytes: Size of the elements in bytes.
+        stored_bytes: Size of the stored form in bytes.
+        error_bound: Largest absolute error of an element; 0 if exact, NaN if determined inside
+            compiled code.
+        deviation: Standard deviation of its elements, estimated from a sample.
+        seconds: Time of packing and unpacking.
+        read_by: The convolutions that read it as their input.
+        compiled: Whether it is packed in compiled code.
+    """
+
+    name: str
+    function: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    raw_bytes: int
+    stored_bytes: int
+    error_bound: float = 0.0
+    deviation: float = 0.0
+    seconds: float = 0.0
+    read_by: tuple[str, ...] = ()
+    compiled: bool = False
+
+    @property
+    def label(self) -> str:
+        """The module's name, or the function's if no module saved the tensor."""
+        return self.name or self.function or "input"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,10 +71,9 @@ class Report:
     """The figures of a compressor.
 
     Attributes:
-        peak_bytes: Peak of live compressed bytes in eager code, over all steps.
-        live_bytes: Current live compressed bytes.
-        device_peak_bytes: Peak of the accelerator's allocator; ``None`` on a CPU, where you can use
+        peak_bytes: Peak of live compressed bytes in eager code, over all steps; see also
             :func:`pcrshard.activation.peak_memory`.
+        live_bytes: Current live compressed bytes.
         rows: Every tensor saved in the last forward pass, once, excluding parameters; for compiled
             code, every saved tensor, excluding inputs and outputs.
         layers: The convolutions of the last profiled step.
@@ -44,7 +82,6 @@ class Report:
 
     peak_bytes: int
     live_bytes: int
-    device_peak_bytes: int | None
     rows: Sequence[Row]
     layers: Sequence[Layer] = ()
     notes: Sequence[str] = ()
@@ -72,43 +109,40 @@ class Report:
     @property
     def seconds(self) -> float:
         """Seconds of packing and unpacking; on an accelerator, only the time to launch the work."""
-        return self.encode_seconds + self.decode_seconds
-
-    @property
-    def encode_seconds(self) -> float:
-        """Seconds of packing in the forward pass."""
-        return sum(row.encode_seconds for row in self.rows)
-
-    @property
-    def decode_seconds(self) -> float:
-        """Seconds of unpacking in backward passes."""
-        return sum(row.decode_seconds for row in self.rows)
+        return sum(row.seconds for row in self.rows)
 
     def __str__(self) -> str:
         """Format the figures: memory, the ten largest tensors, then the noise."""
         lines = [f"warning: {note}" for note in self.notes]
         if not self.rows:
             return "\n".join([*lines, "no forward pass with gradients ran inside of `with saver:`"])
-        figures = {
-            "saved for backward without compression": f"{_mega(self.raw_bytes)} MB",
-            "saved for backward": f"{_mega(self.stored_bytes)} MB, {self.ratio:.2f} times less",
-            "compressed bytes alive at most": f"{_mega(self.peak_bytes)} MB",
-            "time of packing": f"{self.encode_seconds:.3f} s",
-            "time of unpacking": f"{self.decode_seconds:.3f} s",
-        }
-        if self.device_peak_bytes is not None:
-            figures["peak of the accelerator's memory"] = f"{_mega(self.device_peak_bytes)} MB"
-        lines += [f"{name}: {figure}" for name, figure in figures.items()]
+        lines += [
+            f"saved for backward without compression: {_mega(self.raw_bytes)} MB",
+            f"saved for backward: {_mega(self.stored_bytes)} MB, {self.ratio:.2f} times less",
+            f"compressed bytes alive at most: {_mega(self.peak_bytes)} MB",
+            f"time of packing and unpacking: {self.seconds:.3f} s",
+        ]
         largest = sorted(self.rows, key=lambda row: -row.raw_bytes)
-        rest = largest[_LARGEST:]
         lines.append(_line("tensor", "kind", "MB", "ratio", "bound", "seconds"))
-        lines += [_row(row) for row in largest[:_LARGEST]]
-        if rest:
+        for row in largest[:_LARGEST]:
+            lines.append(
+                _line(
+                    f"{row.label} {'x'.join(map(str, row.shape))}",
+                    row.kind,
+                    _mega(row.raw_bytes),
+                    f"{_ratio([row]):.1f}",
+                    f"{row.error_bound:.3g}" if row.error_bound > 0 else "",
+                    "compiled" if row.compiled else f"{row.seconds:.4f}",
+                )
+            )
+        if rest := largest[_LARGEST:]:
             raw = sum(row.raw_bytes for row in rest)
             lines.append(_line(f"{len(rest)} smaller ones", "", _mega(raw), f"{_ratio(rest):.1f}"))
         if self.layers:
-            lines += ["", _line("convolution", "", "", "bound", "predicted", "measured")]
-            lines += [_layer(layer) for layer in self.layers]
+            lines += ["", _line("convolution", "bound", "predicted", "measured")]
+        for layer in self.layers:
+            sigmas = (layer.error_bound, layer.predicted_sigma, layer.measured_sigma)
+            lines.append(_line(layer.name, *("" if s is None else f"{s:.3g}" for s in sigmas)))
         return "\n".join(lines)
 
 
@@ -124,18 +158,3 @@ def _mega(num_bytes: int) -> str:
 
 def _line(name: str, *cells: str) -> str:
     return f"{name:<44}" + "".join(f"{cell:>10}" for cell in cells)
-
-
-def _row(row: Row) -> str:
-    shape = "x".join(map(str, row.shape))
-    seconds = row.encode_seconds + row.decode_seconds
-    time = "compiled" if row.compiled else f"{seconds:.4f}"
-    bound = f"{row.error_bound:.3g}" if row.error_bound > 0 else ""
-    cells = (row.kind, _mega(row.raw_bytes), f"{_ratio([row]):.1f}", bound, time)
-    return _line(f"{row.label} {shape}", *cells)
-
-
-def _layer(layer: Layer) -> str:
-    measured = "" if layer.measured_sigma is None else f"{layer.measured_sigma:.3g}"
-    figures = (f"{layer.error_bound:.3g}", f"{layer.predicted_sigma:.3g}", measured)
-    return _line(layer.name, "", "", *figures)

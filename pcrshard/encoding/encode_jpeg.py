@@ -8,9 +8,8 @@ from ..errors import UnsupportedJpeg
 from ..format.group_table import MAX_HEADER_BYTES
 from ..format.scan_script import STANDARD, ScanScript, group_scans, scans_for
 from ..format.shard_index import MAX_PIECE_BYTES
-from ..jpeg.markers import map_jpeg
+from ..jpeg.markers import map_jpeg, read_segment
 from ..jpeg.pixels import make_progressive
-from ..jpeg.segments import read_segment
 from ..jpeg.split import check_complete, cut_scans, cut_tail, with_height
 
 

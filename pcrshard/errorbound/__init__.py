@@ -29,7 +29,7 @@ from .lattice import (
     LogLattice,
     lattice_from,
 )
-from .quantize import Quantized, check_error, quantize, restore
+from .quantize import Quantized, quantize, restore
 
 __all__ = [
     "FLOAT_TYPES",
@@ -45,7 +45,6 @@ __all__ = [
     "Quantized",
     "RelativeStd",
     "Words",
-    "check_error",
     "check_fraction",
     "check_positive",
     "compress",

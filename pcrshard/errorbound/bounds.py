@@ -129,10 +129,8 @@ def _linear(
     if not 0 < error_bound < math.inf:
         return None
     margin = 3 * scale * float_type.half_ulp
-    if margin > error_bound / 2:
-        margin = 0.0
-    step = 2 * (error_bound - margin)
-    return LinearLattice(step, error_bound) if step > 0 else None
+    step = 2 * (error_bound - margin) if margin <= error_bound / 2 else 2 * error_bound
+    return LinearLattice(step, error_bound)
 
 
 def _deviation(words: Words, float_type: FloatType) -> float:
@@ -147,17 +145,8 @@ def _deviation(words: Words, float_type: FloatType) -> float:
         with np.errstate(over="ignore"):
             # Not a dot product: BLAS would start its own threads.
             squares += float(np.square(values).sum())
-    return _root_of_variance(count, total, squares) if count else 0.0
-
-
-def _root_of_variance(
-    count: int,
-    total: float,
-    squares: float,
-) -> float:
-    mean = total / count
-    variance = squares / count - mean * mean
-    return math.sqrt(max(variance, 0.0))
+    mean = total / max(count, 1)
+    return math.sqrt(max(squares / max(count, 1) - mean * mean, 0.0))
 
 
 def _typical(words: Words, float_type: FloatType) -> float:
@@ -165,21 +154,12 @@ def _typical(words: Words, float_type: FloatType) -> float:
 
     Zeros are excluded so that a sparse tensor is judged by its nonzero values.
     """
-    magnitudes = _some_magnitudes(words, float_type)
-    if len(magnitudes) == 0:
-        return math.inf
-    return float(np.median(magnitudes)) / MEDIAN_OF_NORMAL
-
-
-def _some_magnitudes(words: Words, float_type: FloatType) -> Values:
-    """Return the magnitudes of a sample of the finite nonzero values."""
-    stride = max(1, len(words) // _SAMPLE)
-    sample = float_type.widen(words[::stride])
-    magnitudes = np.abs(_finite(sample))
-    return magnitudes[magnitudes > 0]
+    sample = words[:: max(1, len(words) // _SAMPLE)]
+    magnitudes = np.abs(_finite(float_type.widen(sample)))
+    magnitudes = magnitudes[magnitudes > 0]
+    return float(np.median(magnitudes)) / MEDIAN_OF_NORMAL if len(magnitudes) else math.inf
 
 
 def _finite(values: Values) -> Values:
-    if np.isfinite(values).all():
-        return values
-    return values[np.isfinite(values)]
+    finite = np.isfinite(values)
+    return values if finite.all() else values[finite]

@@ -45,7 +45,8 @@ def decode_integers(
     """
     integers: Integers = np.empty(count, kind)
     if count == 0:
-        _check_empty(payload)
+        if len(payload):
+            raise CorruptCheckpoint(f"expected no integers, got {len(payload)} bytes")
         return integers
     try:
         progress = standalone.simple_decompress_into(bytes(payload), integers)
@@ -59,8 +60,3 @@ def decode_integers(
     if progress.n_processed != count or not progress.finished:
         raise CorruptCheckpoint(f"expected {count} integers, got {progress.n_processed}")
     return integers
-
-
-def _check_empty(payload: Buffer) -> None:
-    if len(payload):
-        raise CorruptCheckpoint(f"expected no integers, got {len(payload)} bytes")

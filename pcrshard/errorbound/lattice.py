@@ -148,19 +148,13 @@ def powers_of_two(denominator: int) -> Values:
     """
     exponents = np.arange(denominator, dtype=np.float64) / denominator * math.log(2)
     # exp(x / 4) ** 4: sixteen terms of the series are exact in float64 for x / 4 below 0.18.
-    root = _exp(exponents / 4)
+    root = np.ones(denominator)
+    for term in range(16, 0, -1):
+        root = 1 + root * (exponents / 4) / term
     squared = root * root
     powers: Values = squared * squared
     powers.flags.writeable = False
     return powers
-
-
-def _exp(exponents: Values) -> Values:
-    """Return the sum of sixteen terms of the exponential series."""
-    total = np.ones(len(exponents))
-    for term in range(16, 0, -1):
-        total = 1 + total * exponents / term
-    return total
 
 
 def log_lattice(error_bound: float, margin: float) -> LogLattice | None:
@@ -172,18 +166,13 @@ def log_lattice(error_bound: float, margin: float) -> LogLattice | None:
     if error_bound <= 2 * margin:
         return None
     step = 2 * math.log2(1 + error_bound - margin)
-    denominator = _fine_enough(step)
-    if denominator > _MAX_DENOMINATOR:
-        return None
-    return LogLattice(int(step * denominator), denominator, error_bound)
-
-
-def _fine_enough(step: float) -> int:
-    """Return a denominator large enough to approximate a step closely."""
+    # Large enough to approximate the step closely.
     denominator = 1024
     while step * denominator < _MIN_NUMERATOR:
         denominator *= 2
-    return denominator
+    if denominator > _MAX_DENOMINATOR:
+        return None
+    return LogLattice(int(step * denominator), denominator, error_bound)
 
 
 def lattice_from(kind: Any, numbers: Any) -> Lattice:
@@ -192,33 +181,13 @@ def lattice_from(kind: Any, numbers: Any) -> Lattice:
     Raises:
         CorruptCheckpoint: The description is invalid.
     """
-    lattice = _parse_lattice(kind, numbers) if _are_numbers(numbers) else None
-    if lattice is None:
-        raise CorruptCheckpoint(f"expected a lattice, got {kind!r} with {numbers!r}")
-    return lattice
-
-
-def _are_numbers(numbers: Any) -> bool:
-    return isinstance(numbers, list) and all(type(number) in (int, float) for number in numbers)
-
-
-def _is_positive(number: float) -> bool:
-    return 0 < number < math.inf
-
-
-def _parse_lattice(kind: Any, numbers: list[Any]) -> Lattice | None:
-    if not numbers or not _is_positive(numbers[-1]):
-        return None
-    if kind == LinearLattice.kind and len(numbers) == 2 and _is_positive(numbers[0]):
-        return LinearLattice(float(numbers[0]), float(numbers[1]))
-    if kind == LogLattice.kind and len(numbers) == 3:
-        return _parse_log_lattice(numbers)
-    return None
-
-
-def _parse_log_lattice(numbers: list[Any]) -> LogLattice | None:
-    numerator, denominator, error_bound = numbers
-    whole = type(numerator) is int and type(denominator) is int
-    if whole and 0 < denominator <= _MAX_DENOMINATOR and 0 < numerator <= 64 * denominator:
-        return LogLattice(numerator, denominator, float(error_bound))
-    return None
+    is_list = isinstance(numbers, list)
+    if is_list and all(type(each) in (int, float) and 0 < each < math.inf for each in numbers):
+        if kind == LinearLattice.kind and len(numbers) == 2:
+            return LinearLattice(float(numbers[0]), float(numbers[1]))
+        if kind == LogLattice.kind and len(numbers) == 3:
+            numerator, denominator, error_bound = numbers
+            whole = type(numerator) is type(denominator) is int
+            if whole and denominator <= _MAX_DENOMINATOR and numerator <= 64 * denominator:
+                return LogLattice(numerator, denominator, float(error_bound))
+    raise CorruptCheckpoint(f"expected a lattice, got {kind!r} with {numbers!r}")

@@ -8,8 +8,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ErrorBoundViolated
-from .float_types import FloatType, Values, Words
+from .float_types import FloatType, Words
 from .lattice import MAX_CODE, Codes, Lattice
 
 # 32 Ki float64 are 256 KiB, so a block's arrays stay in a core's cache. Blocks of 64 Ki take three
@@ -103,51 +102,3 @@ def restore(
         words[start : start + _BLOCK] = float_type.narrow(lattice.values(codes))
     words[quantized.escape_index] = quantized.escape_words
     return words
-
-
-def check_error(
-    original: Words,
-    restored: Words,
-    float_type: FloatType,
-    lattice: Lattice,
-) -> float:
-    """Compare every restored value with its original.
-
-    Returns:
-        The largest error as a fraction of the allowed error, at most 1.
-
-    Raises:
-        ErrorBoundViolated: An error exceeds the bound, or a special value differs.
-    """
-    worst = 0.0
-    for start in range(0, len(original), _BLOCK):
-        block = original[start : start + _BLOCK]
-        back = restored[start : start + _BLOCK]
-        share = _error_share(block, back, float_type, lattice)
-        largest = float(share.max(initial=0.0))
-        if not largest <= 1:
-            raise _violation(largest, start + int(np.argmax(~(share <= 1))))
-        worst = max(worst, largest)
-    return worst
-
-
-def _violation(share: float, where: int) -> ErrorBoundViolated:
-    return ErrorBoundViolated(
-        f"expected an error of at most one bound, got {share:g} bounds at value {where}"
-    )
-
-
-def _error_share(
-    original: Words,
-    restored: Words,
-    float_type: FloatType,
-    lattice: Lattice,
-) -> Values:
-    """Return each error as a fraction of the allowed error; 0 if all bits are equal."""
-    values = float_type.widen(original)
-    wide = float_type.widen(restored)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        share = np.abs(wide - values) / lattice.tolerance(np.abs(values))
-    # A NaN here is a special value that was not preserved.
-    share = np.where(np.isnan(share), np.inf, share)
-    return np.where(original != restored, share, 0.0)

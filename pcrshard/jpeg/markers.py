@@ -1,64 +1,63 @@
-"""Parse the markers of a JPEG: locate its parts, and detect errors.
+"""Parse the markers of a JPEG: locate its parts, and detect errors (ITU-T T.81 annex B).
 
-Pure functions on bytes (ITU-T T.81 annex B): no decoder, no I/O. Entropy-coded data is only
-searched for its end, never decoded.
+Pure functions on bytes: no decoder, no I/O. Entropy-coded data is only searched for its end, never
+decoded.
 """
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from ..errors import CorruptJpeg, UnsupportedJpeg
+from ..memory import Buffer
 from ..native import exif_orientation, scan_end
-from .segments import (
-    ALONE,
-    APP0,
-    APP1,
-    EOI,
-    FRAMES,
-    SOI,
-    Frame,
-    ScanHeader,
-    Segment,
-    check_soi,
-    parse_frame,
-    parse_scan,
-    read_segment,
-    require,
-)
 
-__all__ = [
-    "APP0",
-    "APP14",
-    "APPLICATION",
-    "COM",
-    "EOI",
-    "SOI",
-    "JpegMap",
-    "Range",
-    "ScanHeader",
-    "check_area",
-    "find_frame",
-    "map_jpeg",
-]
-
+SOI = b"\xff\xd8"
+EOI = b"\xff\xd9"
+APP0 = 0xE0
+APP14 = 0xEE
+COM = 0xFE
+APPLICATION = range(0xE0, 0xF0)
+DQT = 0xDB
 MAX_PIXELS = 1 << 28
 MAX_SCANS = 256
 
-COM = 0xFE
-APP14 = 0xEE
-APPLICATION = range(0xE0, 0xF0)
-
+_APP1 = 0xE1
 _DHT = 0xC4
 _DAC = 0xCC
 _EOI = 0xD9
 _SOS = 0xDA
-_DQT = 0xDB
 _DNL = 0xDC
 _DRI = 0xDD
-
-_TABLES = {_DHT, _DAC, _DQT, _DRI}
+_FRAMES = set(range(0xC0, 0xD0)) - {_DHT, 0xC8, _DAC}
+# TEM, RSTn and EOI are markers without a segment.
+_ALONE = {0x01, *range(0xD0, 0xD8), _EOI}
+_MISPLACED = {
+    0x00: "expected a marker, got a stuffed byte",
+    0xD8: "expected one SOI, got a second one",
+}
+_UNSUPPORTED_FRAMES = {
+    0xC3: "lossless",
+    **dict.fromkeys((0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF), "hierarchical"),
+    0xCB: "lossless arithmetic",
+}
+# The first bytes of other image formats.
+_OTHER_FORMATS = {
+    b"\x89PNG": "PNG",
+    b"GIF8": "GIF",
+    b"BM": "BMP",
+    b"RIFF": "WebP or another RIFF",
+    b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+    b"\0\0\0\x0cjP": "JPEG 2000",
+    b"\xff\x4f\xff\x51": "JPEG 2000",
+    b"\xff\x0a": "JPEG XL",
+    b"\0\0\0\x0cJXL": "JPEG XL",
+    b"%PDF": "PDF",
+    b"<": "HTML, XML or SVG",
+}
 # The color space of 3 and 4 components, by the transform in an Adobe segment.
 _ADOBE_COLORS: dict[int, dict[int | None, str]] = {
     3: {0: "rgb", 1: "ycc"},
@@ -67,13 +66,90 @@ _ADOBE_COLORS: dict[int, dict[int | None, str]] = {
 Range = tuple[int, int]
 
 
-class JpegMap(NamedTuple):
+class Component(NamedTuple):
+    """One component of a frame (T.81 B.2.2): its id and sampling factors."""
+
+    id: int
+    h: int
+    v: int
+
+
+class Frame(NamedTuple):
+    """A frame header (T.81 B.2.2); height and width in pixels."""
+
+    sof: int
+    height: int
+    width: int
+    components: tuple[Component, ...]
+
+    @property
+    def progressive(self) -> bool:
+        """Whether the frame is progressive, Huffman or arithmetic coded."""
+        return self.sof in (0xC2, 0xCA)
+
+    @property
+    def arithmetic(self) -> bool:
+        """Whether the frame is arithmetic coded."""
+        return self.sof > 0xC8
+
+    @property
+    def num_blocks(self) -> int:
+        """The number of 8x8 blocks of all components, without padding to whole MCUs."""
+        h_max = max(c.h for c in self.components)
+        v_max = max(c.v for c in self.components)
+        return sum(
+            -(-self.width * c.h // (8 * h_max)) * -(-self.height * c.v // (8 * v_max))
+            for c in self.components
+        )
+
+
+class ScanHeader(NamedTuple):
+    """A scan's parameters (T.81 B.2.3): component positions, band [ss, se], bit positions."""
+
+    components: tuple[int, ...]
+    ss: int
+    se: int
+    ah: int
+    al: int
+
+    @property
+    def coefficients(self) -> list[tuple[int, int]]:
+        """Return the (component, coefficient) pairs that the scan codes."""
+        return [(c, i) for c in self.components for i in range(self.ss, self.se + 1)]
+
+
+class Segment(NamedTuple):
+    """A marker segment: its half-open byte range, including the marker, and its payload."""
+
+    code: int
+    start: int
+    stop: int
+    payload: bytes = b""
+
+    @property
+    def is_jfif(self) -> bool:
+        """Whether it is a JFIF header."""
+        found = self.code == APP0 and self.payload.startswith(b"JFIF\0")
+        return found and len(self.payload) >= 14
+
+    @property
+    def is_adobe(self) -> bool:
+        """Whether it is an Adobe segment, which tells the color space."""
+        found = self.code == APP14 and self.payload.startswith(b"Adobe")
+        return found and len(self.payload) >= 12
+
+    def refuse(self, message: str) -> NoReturn:
+        """Raise :class:`CorruptJpeg` at the segment."""
+        raise CorruptJpeg(message, offset=self.start)
+
+
+@dataclass
+class JpegMap:
     """The structure of a JPEG.
 
     Attributes:
         frame: The frame header.
         color: ``gray``, ``ycc``, ``rgb``, ``cmyk`` or ``ycck``, by the rules of libjpeg.
-        orientation: EXIF orientation 1-8, 0 if there is none.
         header: Segments needed for decoding.
         metadata: Segments not needed for decoding.
         scans: The parameters of each scan.
@@ -83,13 +159,18 @@ class JpegMap(NamedTuple):
     """
 
     frame: Frame
-    color: str
-    orientation: int
-    header: tuple[Segment, ...]
-    metadata: tuple[Segment, ...]
-    scans: tuple[ScanHeader, ...]
-    scan_ranges: tuple[tuple[Range, ...], ...]
-    eoi: int
+    color: str = ""
+    header: list[Segment] = field(default_factory=list)
+    metadata: list[Segment] = field(default_factory=list)
+    scans: list[ScanHeader] = field(default_factory=list)
+    scan_ranges: list[tuple[Range, ...]] = field(default_factory=list)
+    eoi: int = 0
+
+    @property
+    def orientation(self) -> int:
+        """EXIF orientation 1-8, 0 if there is none."""
+        exif = (segment.payload for segment in self.metadata if segment.code == _APP1)
+        return next(filter(None, map(exif_orientation, exif)), 0)
 
 
 def map_jpeg(jpeg: bytes) -> JpegMap:
@@ -102,143 +183,91 @@ def map_jpeg(jpeg: bytes) -> JpegMap:
         CorruptJpeg: Not a JPEG, or a broken marker structure.
         UnsupportedJpeg: 12-bit, lossless, hierarchical, too many pixels or scans.
     """
-    return _Mapper(jpeg).run()
-
-
-@dataclass
-class _Mapper:
-    """State of one walk over the markers of a JPEG."""
-
-    jpeg: bytes
-    frame: Frame | None = None
-    header: list[Segment] = field(default_factory=list)
-    metadata: list[Segment] = field(default_factory=list)
-    scans: list[ScanHeader] = field(default_factory=list)
-    ranges: list[tuple[Range, ...]] = field(default_factory=list)
-    tables: list[Range] = field(default_factory=list)
-    adobe: int | None = None
-    jfif: bool = False
-    orientation: int = 0
-
-    def run(self) -> JpegMap:
-        check_soi(self.jpeg)
-        segment = read_segment(self.jpeg, 2)
-        while segment.code != _EOI:
-            step = self._scan if segment.code == _SOS else self._segment
-            segment = read_segment(self.jpeg, step(segment))
-        return self._finish(segment.start)
-
-    def _segment(self, segment: Segment) -> int:
-        code = segment.code
-        if code in FRAMES:
-            require(not self.frame, "expected one frame header, got a second one", segment)
-            self.frame = parse_frame(segment)
-            self.header.append(segment)
-        elif code in _TABLES:
+    check_soi(jpeg)
+    found = JpegMap(Frame(0, 0, 0, ()))
+    tables: list[Range] = []
+    segment = read_segment(jpeg, 2)
+    while segment.code != _EOI:
+        stop = segment.stop
+        if segment.code == _SOS:
+            if len(found.scans) == MAX_SCANS:
+                raise UnsupportedJpeg(f"more than {MAX_SCANS} scans", offset=segment.start)
+            found.scans.append(_parse_scan(segment, found.frame))
+            stop = scan_end(jpeg, stop)
+            if stop == len(jpeg):
+                raise CorruptJpeg(f"cut inside scan {len(found.scans)}: no EOI", offset=stop)
+            found.scan_ranges.append((*tables, (segment.start, stop)))
+            tables = []
+        elif segment.code in (_DHT, _DAC) or (segment.code in (DQT, _DRI) and found.scans):
             # Tables for entropy coding belong to the scan that uses them, as does anything after
             # another scan.
-            if self.scans or code in (_DHT, _DAC):
-                self.tables.append((segment.start, segment.stop))
-            else:
-                self.header.append(segment)
-        elif code == _DNL:
-            self._lines(segment)
-        elif code in APPLICATION or code == COM:
-            self._application(segment)
+            tables.append((segment.start, stop))
         else:
-            require(code in ALONE, f"unknown marker FF{code:02X}", segment)
-        return segment.stop
+            _add_segment(found, segment)
+        segment = read_segment(jpeg, stop)
+    found.eoi = segment.start
+    _check_size(found)
+    found.color = _color_space(found)
+    return found
 
-    def _application(self, segment: Segment) -> None:
-        payload = segment.payload
-        jfif = _is_named(segment, APP0, b"JFIF\0", 14)
-        adobe = _is_named(segment, APP14, b"Adobe", 12)
-        if (jfif or adobe) and self.scans:
-            # At this position they do not affect the color space, but before the first scan they
-            # would.
-            name = "JFIF" if jfif else "Adobe"
+
+def _add_segment(found: JpegMap, segment: Segment) -> None:
+    code = segment.code
+    if code in _FRAMES:
+        if found.frame.sof:
+            segment.refuse("expected one frame header, got a second one")
+        found.frame = parse_frame(segment)
+        found.header.append(segment)
+    elif code in (DQT, _DRI):
+        found.header.append(segment)
+    elif code == _DNL:
+        # T.81 B.2.5: a height that the frame header omits; libjpeg ignores it otherwise.
+        if found.frame.sof and found.frame.height == 0 and len(segment.payload) == 2:
+            found.frame = found.frame._replace(height=int.from_bytes(segment.payload))
+    elif code in APPLICATION or code == COM:
+        if (segment.is_jfif or segment.is_adobe) and found.scans:
+            # Here they do not affect the color space, but before the first scan they would.
+            name = "JFIF" if segment.is_jfif else "Adobe"
             raise UnsupportedJpeg(f"{name} segment after the first scan", offset=segment.start)
-
-        self.jfif |= jfif
-        if adobe:
-            self.adobe = payload[11]
-        elif segment.code == APP1:
-            self.orientation = self.orientation or exif_orientation(payload)
-        has_thumbnail = payload[12:14] != b"\0\0"
-        needed = adobe or (jfif and not has_thumbnail)
-        (self.header if needed else self.metadata).append(segment)
-
-    def _lines(self, segment: Segment) -> None:
-        """DNL (T.81 B.2.5): a height that the frame header omits; libjpeg ignores it otherwise."""
-        if self.frame and self.frame.height == 0 and len(segment.payload) == 2:
-            self.frame = self.frame._replace(height=int.from_bytes(segment.payload))
-
-    def _scan(self, segment: Segment) -> int:
-        frame = require(self.frame, "expected a frame header before the first scan", segment)
-        if len(self.scans) == MAX_SCANS:
-            raise UnsupportedJpeg(f"more than {MAX_SCANS} scans", offset=segment.start)
-        self.scans.append(parse_scan(segment, frame))
-        end = scan_end(self.jpeg, segment.stop)
-        if end == len(self.jpeg):
-            raise CorruptJpeg(f"cut inside scan {len(self.scans)}: no EOI", offset=end)
-        self.ranges.append((*self.tables, (segment.start, end)))
-        self.tables = []
-        return end
-
-    def _finish(self, eoi: int) -> JpegMap:
-        frame = require(self.frame, "expected a frame header before EOI")
-        require(self.scans, "expected a scan before EOI")
-        data_bytes = sum(stop - start for ranges in self.ranges for start, stop in ranges)
-        _check_size(frame, data_bytes)
-        return JpegMap(
-            frame,
-            _color_space(frame, jfif=self.jfif, adobe=self.adobe),
-            self.orientation,
-            tuple(self.header),
-            tuple(self.metadata),
-            tuple(self.scans),
-            tuple(self.ranges),
-            eoi,
-        )
+        has_thumbnail = segment.payload[12:14] != b"\0\0"
+        needed = segment.is_adobe or (segment.is_jfif and not has_thumbnail)
+        (found.header if needed else found.metadata).append(segment)
+    elif code not in _ALONE:
+        segment.refuse(f"unknown marker FF{code:02X}")
 
 
-def _is_named(
-    segment: Segment,
-    code: int,
-    name: bytes,
-    least: int,
-) -> bool:
-    """Tell whether an application segment has this code and name, and at least this many bytes."""
-    payload = segment.payload
-    return segment.code == code and payload.startswith(name) and len(payload) >= least
-
-
-def _check_size(frame: Frame, data_bytes: int) -> None:
-    require(frame.height, "height is 0 and no DNL gives it")
-    size = f"{frame.width}x{frame.height}"
+def _check_size(found: JpegMap) -> None:
+    frame = found.frame
+    if not frame.sof or not found.scans:
+        raise CorruptJpeg(f"expected a {'scan' if frame.sof else 'frame header'} before EOI")
+    if not frame.height:
+        raise CorruptJpeg("height is 0 and no DNL gives it")
     check_area(frame.height, frame.width)
+    data_bytes = sum(stop - start for ranges in found.scan_ranges for start, stop in ranges)
     # A Huffman code has at least one bit, and every block has a DC code: fewer bits cannot encode
     # the claimed image.
-    enough = frame.arithmetic or data_bytes * 8 >= frame.num_blocks
-    require(enough, f"{data_bytes} bytes of scans cannot hold the {size} image claimed")
+    if not frame.arithmetic and data_bytes * 8 < frame.num_blocks:
+        size = f"{frame.width}x{frame.height}"
+        raise CorruptJpeg(f"{data_bytes} bytes of scans cannot hold the {size} image claimed")
 
 
-def _color_space(
-    frame: Frame,
-    *,
-    jfif: bool,
-    adobe: int | None,
-) -> str:
+def _color_space(found: JpegMap) -> str:
     """Return the color space by libjpeg's rules (jdapimin.c, default_decompress_parms)."""
-    count = len(frame.components)
+    components = found.frame.components
+    count = len(components)
+    transform = None
+    for segment in found.header:
+        if segment.is_adobe:
+            transform = segment.payload[11]
     if count == 1:
         return "gray"
-    if count == 3 and jfif:
+    if count == 3 and any(segment.is_jfif for segment in found.header + found.metadata):
         return "ycc"
-    if count == 3 and adobe is None:
-        return "rgb" if bytes(c.id for c in frame.components) == b"RGB" else "ycc"
-    known = _ADOBE_COLORS[count].get(adobe)
-    return require(known, f"unknown Adobe transform {adobe} for {count} components")
+    if count == 3 and transform is None:
+        return "rgb" if bytes(c.id for c in components) == b"RGB" else "ycc"
+    if transform not in _ADOBE_COLORS[count]:
+        raise CorruptJpeg(f"unknown Adobe transform {transform} for {count} components")
+    return _ADOBE_COLORS[count][transform]
 
 
 def check_area(height: int, width: int) -> None:
@@ -259,10 +288,103 @@ def find_frame(data: bytes) -> Frame:
     """
     check_soi(data)
     segment = read_segment(data, 2)
-    while segment.code not in FRAMES:
+    while segment.code not in _FRAMES:
         if segment.code in (_SOS, _EOI):
-            raise CorruptJpeg("expected a frame header before the first scan", offset=segment.start)
+            segment.refuse("expected a frame header before the first scan")
         segment = read_segment(data, segment.stop)
     frame = parse_frame(segment)
-    require(frame.height, "expected a height above 0 in the frame header", segment)
+    if not frame.height:
+        segment.refuse("expected a height above 0 in the frame header")
     return frame
+
+
+def is_other_format(start: bytes | bytearray | memoryview) -> bool:
+    """Tell whether a file's first bytes belong to an image format other than JPEG."""
+    return bytes(start[:16]).startswith(tuple(_OTHER_FORMATS))
+
+
+def check_soi(jpeg: bytes) -> None:
+    """Raise :class:`CorruptJpeg`, naming the likely format, if the file is not a JPEG."""
+    if jpeg.startswith(SOI):
+        return
+    if not jpeg:
+        raise CorruptJpeg("expected a JPEG, got an empty file")
+    for magic, name in _OTHER_FORMATS.items():
+        if jpeg.startswith(magic):
+            raise CorruptJpeg(f"expected a JPEG, got a {name} file")
+    raise CorruptJpeg(f"expected SOI (ff d8), got {jpeg[:2].hex(' ')}")
+
+
+def read_segment(jpeg: Buffer, pos: int) -> Segment:
+    """Read the marker segment at ``pos``, possibly preceded by fill bytes (T.81 B.1.1.2).
+
+    Raises:
+        CorruptJpeg: The segment is missing or truncated.
+    """
+    start = pos
+    while jpeg[pos : pos + 2] == b"\xff\xff":
+        pos += 1
+    marker = jpeg[pos : pos + 2]
+    if len(marker) < 2:
+        raise CorruptJpeg("cut between markers: no EOI", offset=len(jpeg))
+    first, code = marker
+    if first != 0xFF:
+        raise CorruptJpeg(f"expected a marker, got {first:02x}", offset=pos)
+    if code in _ALONE:
+        return Segment(code, start, pos + 2)
+    if code in _MISPLACED:
+        raise CorruptJpeg(_MISPLACED[code], offset=pos)
+    left = len(jpeg) - pos - 2
+    if left < 2:
+        raise CorruptJpeg("cut inside a marker segment", offset=len(jpeg))
+    length = int.from_bytes(jpeg[pos + 2 : pos + 4])
+    if not 2 <= length <= left:
+        raise CorruptJpeg(
+            f"segment FF{code:02X} claims {length} bytes, {left} are there", offset=pos
+        )
+    # Fill bytes are not part of the segment, so that it can be moved.
+    stop = pos + 2 + length
+    return Segment(code, pos, stop, bytes(jpeg[pos + 4 : stop]))
+
+
+def parse_frame(segment: Segment) -> Frame:
+    """Parse the frame header in a segment; refuse frames that cannot be stored."""
+    code, _, _, payload = segment
+    if code in _UNSUPPORTED_FRAMES:
+        raise UnsupportedJpeg(f"{_UNSUPPORTED_FRAMES[code]} JPEG (SOF{code - 0xC0})")
+    if len(payload) < 6 or len(payload) != 6 + 3 * payload[5]:
+        segment.refuse(f"frame header of {len(payload)} bytes does not fit its components")
+    precision, height, width, count = struct.unpack_from(">BHHB", payload)
+    if precision != 8:
+        raise UnsupportedJpeg(f"{precision}-bit JPEG, only 8 bits per sample are supported")
+    if count not in (1, 3, 4):
+        raise UnsupportedJpeg(f"{count} components, only 1, 3 or 4 are supported")
+    if not width:
+        segment.refuse("expected a width above 0")
+    triples = struct.iter_unpack("3B", payload[6:])
+    components = tuple(Component(name, both >> 4, both & 15) for name, both, _ in triples)
+    if not all(1 <= c.h <= 4 and 1 <= c.v <= 4 for c in components):
+        segment.refuse("expected sampling factors of 1 to 4")
+    if len({c.id for c in components}) < count:
+        segment.refuse("expected distinct component ids")
+    return Frame(code, height, width, components)
+
+
+def _parse_scan(segment: Segment, frame: Frame) -> ScanHeader:
+    """Parse the scan header in a segment, checked against its frame."""
+    payload = segment.payload
+    if not frame.sof:
+        segment.refuse("expected a frame header before the first scan")
+    if not 6 <= len(payload) <= 12 or len(payload) != 4 + 2 * payload[0]:
+        segment.refuse(f"scan header of {len(payload)} bytes does not fit its components")
+    known = [component.id for component in frame.components]
+    ids = payload[1:-3:2]
+    if len({*ids} & {*known}) < len(ids):
+        segment.refuse("scan names a component that the frame does not have")
+    ss, se, bits = payload[-3:]
+    scan = ScanHeader(tuple(map(known.index, ids)), ss, se, bits >> 4, bits & 15)
+    # T.81 G.1.1.1.1: DC alone, or AC of one component, refined bit by bit.
+    is_band = ss == se == 0 or (0 < ss <= se <= 63 and len(ids) == 1)
+    if frame.progressive and not (is_band and scan.al <= 13 and scan.ah in (0, scan.al + 1)):
+        segment.refuse(f"not a legal progressive scan: {tuple(scan)}")
+    return scan

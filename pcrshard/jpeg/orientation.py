@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..memory import Buffer
-from .segments import APP0, SOI
+from .markers import APP0, SOI
 
 _TRANSPOSED = 5  # the first that swaps height and width
 

@@ -20,9 +20,8 @@ from ..memory import Buffer
 from ..native import Box, Color, Size
 from . import libjpeg_turbo
 from .limits import check_cost
-from .markers import EOI, ScanHeader, find_frame, map_jpeg
+from .markers import EOI, Frame, ScanHeader, find_frame, is_other_format, map_jpeg
 from .other_formats import crop_and_resize, decode_by_pillow
-from .segments import Frame, is_other_format
 from .split import cut_tail, join_pieces
 
 Pixels = NDArray[np.uint8]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import CorruptJpeg
-from .segments import read_segment
+from .markers import DQT, read_segment
 
 # From this quality on the scan script `q95` beats `standard`; see docs/scripts.md for figures.
 HIGH_QUALITY = 90
-_DQT = 0xDB
 # T.81 K.1, the luminance table of quality 50, in zigzag order.
 _LUMINANCE = np.array([
     16, 11, 12, 14, 12, 10, 16, 14, 13, 14, 18, 17, 16, 19, 24, 40,
@@ -30,7 +29,7 @@ def estimate_quality(head: bytes) -> int | None:
     """
     stop = 2
     try:
-        while (segment := read_segment(head, stop)).code != _DQT:
+        while (segment := read_segment(head, stop)).code != DQT:
             stop = segment.stop
     except CorruptJpeg:
         return None

@@ -9,15 +9,7 @@ from collections.abc import Sequence
 
 from ..errors import CorruptJpeg, UnsupportedJpeg
 from ..memory import Buffer
-from .markers import (
-    APP0,
-    APP14,
-    APPLICATION,
-    COM,
-    JpegMap,
-    map_jpeg,
-)
-from .segments import EOI, SOI, read_segment
+from .markers import APP0, APP14, APPLICATION, COM, EOI, SOI, JpegMap, map_jpeg, read_segment
 
 # Header, scans, tail.
 Parts = tuple[bytes, list[bytes], bytes]

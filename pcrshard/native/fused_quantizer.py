@@ -9,15 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-try:
-    from pcrshard.native._core import ffi, lib
-except ImportError:  # built without a compiler
-    ffi = lib = None
+from ._core import ffi, lib
 
 Backend = Literal["auto", "portable"]
 
-# A library built before this module was added has only the decoder.
-available: bool = lib is not None and hasattr(lib, "pcr_shift_codes")
 TYPES = {
     "float32": 0,
     "bfloat16": 1,
@@ -66,24 +61,6 @@ def dequantize(codes: int, count: int, step: float, values: int, backend: Backen
         step,
         ffi.cast("float *", values),
         _BACKENDS[backend],
-    )
-
-
-def look_up(codes: int, count: int, item_bytes: int, table: int, values: int) -> None:
-    """Write ``table[code]`` for each code, an unsigned byte.
-
-    Args:
-        codes: Address of ``count`` bytes.
-        count: Number of codes.
-        item_bytes: Bytes per value: 2, 4 or 8.
-        table: Address of 256 values.
-        values: Address of ``item_bytes * count`` writable bytes.
-    """
-    if item_bytes not in (2, 4, 8):
-        raise ValueError(f"expected values of 2, 4 or 8 bytes, got {item_bytes}")
-    source = ffi.cast("const uint8_t *", codes)
-    lib.pcr_look_up(
-        source, count, item_bytes, ffi.cast("const void *", table), ffi.cast("void *", values)
     )
 
 

@@ -10,10 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-try:
-    from pcrshard.native._core import ffi, lib
-except ImportError:  # built without a compiler
-    ffi = lib = None
+from ._core import ffi, lib
 
 Words = NDArray[Any]
 

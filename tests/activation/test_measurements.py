@@ -1,6 +1,5 @@
 """What is measured: memory, noise, batches."""
 
-import os
 import subprocess
 import sys
 
@@ -11,8 +10,7 @@ from torch.nn import functional
 
 from pcrshard import compress_activations
 from pcrshard.activation import ActivationOptions
-from pcrshard.activation import measurements as measure
-from pcrshard.activation.measurements import find_batch_size, gradient_noise
+from pcrshard.activation.measurements import gradient_noise
 
 torch.set_num_threads(1)
 
@@ -101,74 +99,3 @@ def test_a_failed_measurement_leaves_random_states_and_buffers():
         gradient_noise(saver, model, fail)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-
-
-@pytest.mark.parametrize("limit", [0, 1, 2, 3, 7, 8, 9, 100, 255, 256, 1000])
-@pytest.mark.parametrize("multiple", [1, 8])
-def test_the_largest_batch_that_fits_is_found(monkeypatch, limit, multiple):
-    """By doubling and halving; every size is tried at most once."""
-    tried = []
-
-    def attempt(step, size, budget, device):
-        assert size not in tried
-        tried.append(size)
-        return measure.Fit(size, size, 1.0) if size <= limit else None
-
-    monkeypatch.setattr(measure, "_try", attempt)
-    fit = find_batch_size(lambda size: None, 10**9, most=256, multiple=multiple)
-    assert fit.batch_size == min(limit, 256) // multiple * multiple
-    assert len(tried) < 20
-
-
-STEP = """
-import torch
-from pcrshard.activation.measurements import find_batch_size, peak_memory
-with peak_memory() as peak:
-    pass
-fit = find_batch_size(lambda size: torch.ones(size, 1_000_000).sum(), 40_000_000, most=64)
-print(None if peak.num_bytes is None else fit.batch_size)
-"""
-
-
-def test_a_real_step_is_measured():
-    """A budget of 40 MB holds batches of 4 MB each."""
-    # In a process of its own: memory that earlier tests gave back costs a step nothing.
-    command = [sys.executable, "-c", STEP]
-    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    if found == "None":
-        pytest.skip("no /proc here")
-    assert 6 <= int(found) <= 10
-
-
-AFTER_MUCH_MEMORY = """
-import torch
-from pcrshard.activation.measurements import find_batch_size
-blocks = [torch.ones(250_000) for _ in range(300)]
-pin = torch.ones(8)
-del blocks
-fit = find_batch_size(lambda size: torch.ones(size, 1_000_000).sum(), 40_000_000, most=64)
-print(fit.batch_size)
-"""
-
-
-def test_memory_that_was_freed_before_is_no_room_in_the_budget():
-    """300 MB that the C library has kept are as good as taken: the budget holds what it holds."""
-    if sys.platform != "linux" or not os.path.exists("/proc/self/clear_refs"):
-        pytest.skip("no /proc here")
-    # A C library that keeps all that is freed, as it does with small blocks anyway.
-    keeps = {"MALLOC_MMAP_THRESHOLD_": "1000000000", "MALLOC_TRIM_THRESHOLD_": "4000000000"}
-    command = [sys.executable, "-c", AFTER_MUCH_MEMORY]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=True, env=os.environ | keeps
-    )
-    assert 6 <= int(done.stdout) <= 10
-
-
-def test_running_out_of_memory_is_an_answer():
-    """Not an error."""
-
-    def step(size):
-        if size > 3:
-            raise MemoryError
-
-    assert find_batch_size(step, 10**9, most=64).batch_size == 3

@@ -9,7 +9,6 @@ from torch.utils.checkpoint import checkpoint
 
 from pcrshard import compress_activations
 from pcrshard.activation import ActivationOptions
-from pcrshard.native import fused_quantizer
 
 
 class Block(nn.Module):
@@ -86,7 +85,7 @@ def test_pictures_in_a_frame(memory_format):
     assert found.ratio > plain.ratio * 1.12
 
 
-@pytest.mark.parametrize("options", [{}, {"inputs": True}, {"offload": True}])
+@pytest.mark.parametrize("options", [{}, {"inputs": True}])
 def test_other_settings_and_half_precision(options):
     """Autocast, lossy images and migration go together with it."""
     model = make_model()
@@ -138,14 +137,3 @@ def test_values_that_are_no_numbers_stay():
     for expected, found in zip(*results, strict=True):
         assert torch.equal(expected.isnan(), found.isnan())
         assert torch.equal(expected.nan_to_num(), found.nan_to_num())
-
-
-def test_prediction_without_the_native_core(monkeypatch):
-    """PyTorch operations take from codes, and give back, the same as the native core."""
-    model = make_model()
-    fast, _ = step(model, "predicted", images_of())
-    monkeypatch.setattr(fused_quantizer, "available", False)
-    slow, gradients = step(model, "predicted", images_of())
-    _, expected = step(model, "zstd", images_of())
-    assert all(map(torch.equal, gradients, expected))
-    assert [row.stored_bytes for row in slow.rows] == [row.stored_bytes for row in fast.rows]

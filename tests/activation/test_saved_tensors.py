@@ -10,8 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from pcrshard import compress_activations
-from pcrshard.activation import Absolute, ActivationOptions
-from pcrshard.native import fused_quantizer
+from pcrshard.activation import Absolute, ActivationOptions, quantizer
 
 CODECS = ("zstd", "predicted", "bits", "int8")
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -61,13 +60,13 @@ def check(row, values, back):
     assert bool(((wide - near).abs() <= row.error_bound + room).all())
 
 
-@pytest.fixture(params=[True, False])
-def native(request, monkeypatch):
+@pytest.fixture(params=["cpu", "nowhere"])
+def core_device(request, monkeypatch):
     """With the native core, and as on another device."""
-    monkeypatch.setattr(fused_quantizer, "available", request.param)
+    monkeypatch.setattr(quantizer, "CORE_DEVICE", request.param)
 
 
-@pytest.mark.usefixtures("native")
+@pytest.mark.usefixtures("core_device")
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 @pytest.mark.parametrize("codec", CODECS)
@@ -101,9 +100,9 @@ def test_the_native_core_and_pytorch_agree_bit_for_bit(monkeypatch):
     """A tensor that moves between devices means the same."""
     values = torch.randn(10_000, generator=torch.Generator().manual_seed(0)) * 3
     for dtype in FLOATS:
-        monkeypatch.setattr(fused_quantizer, "available", True)
+        monkeypatch.setattr(quantizer, "CORE_DEVICE", "cpu")
         _, fast = saved(values.to(dtype))
-        monkeypatch.setattr(fused_quantizer, "available", False)
+        monkeypatch.setattr(quantizer, "CORE_DEVICE", "nowhere")
         _, slow = saved(values.to(dtype))
         assert torch.equal(fast, slow)
 

@@ -184,27 +184,27 @@ def test_a_header_takes_little_memory(folder, tmp_path, name):
             os.rename(other, folder / other.name)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("number", 0), ("number", "1"), ("number", 1 << 60), ("id", b""), ("id", None),
-        ("file", "../../etc/passwd"), ("file", "000001-00.pcd"), ("file", 3),
-        ("file", "000001-0123456789abcdef.pcd\n"), ("file_bytes", -1), ("file_bytes", 1.5),
-        ("header_bytes", 1 << 62), ("raw_bytes", "x"), ("raw_bytes", 1 << 47), ("metrics", []),
-        ("metrics", {"a": {}}), ("saved", 1e300), ("saved", float("nan")), ("saved", "3"),
-        ("parent", 2), ("parent", 7), ("parent", -1), ("parent", b"x"),
-    ],
-)  # fmt: skip
-def test_every_field_of_a_record_is_checked(folder, name, value):
-    """Before it reaches arithmetic, a terminal or a file name."""
-    rewrite_manifest(folder, lambda raw: raw["versions"][-1].update({name: value}))
-    with pytest.raises(PCRError):
-        load(folder)
+def of_record(name, value):
+    return lambda raw: raw["versions"][-1].update({name: value})
+
+
+RECORDS = {
+    "number": [0, "1", 1 << 60],
+    "id": [b"", None],
+    "file": ["../../etc/passwd", "000001-00.pcd", 3, "000001-0123456789abcdef.pcd\n"],
+    "file_bytes": [-1, 1.5],
+    "header_bytes": [1 << 62],
+    "raw_bytes": ["x", 1 << 47],
+    "metrics": [[], {"a": {}}],
+    "saved": [1e300, math.nan, "3"],
+    "parent": [2, 7, -1, b"x"],
+}
 
 
 @pytest.mark.parametrize(
     "change",
     [
+        *(of_record(name, value) for name, values in RECORDS.items() for value in values),
         field("number", -1),
         field("precision", 3),
         field("precision", "x" * 5000),
@@ -216,9 +216,9 @@ def test_every_field_of_a_record_is_checked(folder, name, value):
     ],
 )
 def test_every_field_of_a_manifest_is_checked(folder, change):
-    """The same for the manifest itself."""
+    """Before it reaches arithmetic, a terminal, or a file name."""
     rewrite_manifest(folder, change)
-    with pytest.raises(PCRError, match="pcrshard checkpoint recover"):
+    with pytest.raises(PCRError):
         load(folder)
 
 
@@ -229,7 +229,7 @@ def test_random_headers_raise_our_errors_only(folder):
     stop = 24 + struct.unpack_from("<Q", data, 16)[0]
     expected = load(folder)
     generator = torch.Generator().manual_seed(0)
-    for _ in range(400):
+    for _ in range(100):
         place, value = (int(torch.randint(n, (1,), generator=generator)) for n in (stop - 24, 256))
         damaged = bytearray(data[24:stop])
         damaged[place] = value

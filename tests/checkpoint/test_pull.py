@@ -9,7 +9,7 @@ import pytest
 import torch
 from children import start
 from forge import manifest_path, rewrite_manifest
-from servers import Fault, faulty, nginx, s3
+from servers import nginx, s3
 from states import same
 from support import wait_for
 
@@ -92,7 +92,7 @@ def test_object_stores_on_both_sides(sender, tmp_path):
         client = DeltaStore(server.url("client"), options=options)
         assert pull(server.url(""), client, options=options).added == (4, 5)
         assert same(client.load(), sender.load())
-        with pytest.raises(PCRError) as refused:
+        with pytest.raises(VersionUnavailable, match="there is no store") as refused:
             pull(server.url("nothing"), client, options=options)
     assert options["secret"] not in str(refused.value)
 
@@ -131,25 +131,6 @@ def test_pulling_while_versions_are_saved(tmp_path, client):
     assert client.verify() == []
 
 
-def test_a_bad_network_is_survived(sender, client):
-    """Answers of 503 and cut connections are retried, as everywhere in this package."""
-    faults = [Fault(status=503), None, Fault(status=503), Fault(cut_after=300), None, None]
-    with faulty(sender.url, faults) as server:
-        pull(server.url(), client)
-    assert list(ids(client)) == [4, 5]
-
-
-def test_a_password_is_not_shown(sender, client):
-    """In errors URLs have neither passwords nor signatures."""
-    with nginx(sender.url) as server:
-        url = server.url().replace("://", "://user:hush@")
-        with pytest.raises(PCRError) as missing:
-            pull(f"{url}/nowhere?signature=hush", client)
-        with pytest.raises(PCRError) as unknown:
-            pull(f"{url}?signature=hush", client, max_bytes=5)
-    assert "hush" not in str(missing.value) + str(unknown.value)
-
-
 def pull_into(connection, url, folder):
     pull(url, DeltaStore(folder))
 
@@ -157,9 +138,9 @@ def pull_into(connection, url, folder):
 def test_a_killed_pull_goes_on_in_the_middle_of_a_file(tmp_path):
     """After SIGKILL during a slow transfer, the second pull does not fetch the first part again."""
     sender = DeltaStore.lossless(str(tmp_path / "web"))
-    sender.save({"w": torch.randn(3000, 1000)}, blocking=True)
+    sender.save({"w": torch.randn(2800, 1000)}, blocking=True)
     size = sender.versions()[0].file_bytes
-    assert size > 10_000_000
+    assert size > 9_000_000
     client = str(tmp_path / "client")
     with nginx(tmp_path / "web", limit_rate=4_000_000, limit_rate_after=8_500_000) as server:
         process, _ = start(pull_into, server.url(), client)
@@ -177,48 +158,44 @@ def test_a_killed_pull_goes_on_in_the_middle_of_a_file(tmp_path):
     sender.close()
 
 
-def test_two_pulls_into_one_store(sender, client):
-    """The second one is refused while the first one works."""
+def test_the_target_is_guarded(sender, client, tmp_path):
+    """A second pull of the same file is refused, and a link in its place is not followed."""
     os.makedirs(client.url)
-    part = os.path.join(client.url, f".{sender.versions()[3].file}.part")
-    with hold_lock(part), pytest.raises(ConcurrentWriter, match="another process pulls"):
+    part = tmp_path / "client" / f".{sender.versions()[3].file}.part"
+    with hold_lock(str(part)), pytest.raises(ConcurrentWriter, match="another process pulls"):
         pull(sender.url, client)
+    part.unlink()
+    (tmp_path / "precious").write_bytes(b"x")
+    part.symlink_to(tmp_path / "precious")
+    with pytest.raises(StorageError, match="cannot write"):
+        pull(sender.url, client)
+    assert (tmp_path / "precious").read_bytes() == b"x"
+    part.unlink()
     assert pull(sender.url, client).version == 5
 
 
-def test_a_damaged_file_adds_nothing(sender, client, tmp_path):
-    """One flipped bit anywhere; once it is repaired the same command goes on."""
-    pull(sender.url, client, version=4)
-    path = tmp_path / "web" / sender.versions()[4].file
-    whole = path.read_bytes()
-    for place in range(0, len(whole), 197):
-        damaged = bytearray(whole)
-        damaged[place] ^= 4
-        path.write_bytes(damaged)
-        with pytest.raises(PCRError):
-            pull(sender.url, client)
-        assert list(ids(client)) == [4]
-    path.write_bytes(whole)
-    pull(sender.url, client)
-    assert list(ids(client)) == [4, 5]
-
-
-def test_a_manifest_that_lies_adds_nothing(sender, client, tmp_path):
-    """About ids, parents and sizes: each is found, each time."""
-    path = manifest_path(tmp_path / "web")
-    whole = path.read_bytes()
+def test_what_is_wrong_adds_nothing(sender, client, tmp_path):
+    """A flipped bit anywhere in a file, or a manifest that lies about ids, parents, or sizes."""
     key, delta = sender.versions()[3:]
-    for lie in (
-        {"id": key.id}, {"parent": 3}, {"raw_bytes": 1}, {"file": key.file},
-        {"file_bytes": delta.file_bytes - 1}, {"file_bytes": delta.file_bytes + 1},
-        {"header_bytes": 100},
-    ):  # fmt: skip
+    path, manifest = tmp_path / "web" / delta.file, manifest_path(tmp_path / "web")
+    whole, honest = path.read_bytes(), manifest.read_bytes()
+    lies = [{"id": key.id}, {"parent": 3}, {"raw_bytes": 1}, {"file": key.file}]
+    lies += [{"file_bytes": delta.file_bytes + n} for n in (-1, 1)] + [{"header_bytes": 100}]
+    for lie in lies:
         rewrite_manifest(tmp_path / "web", lambda raw, lie=lie: raw["versions"][-1].update(lie))
         for _ in range(2):
             with pytest.raises(PCRError):
                 pull(sender.url, client)
             assert client.versions() == []
-        path.write_bytes(whole)
+    manifest.write_bytes(honest)
+    for place in range(0, len(whole), 499):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        with pytest.raises(PCRError):
+            pull(sender.url, client)
+        assert client.versions() == []
+    path.write_bytes(whole)
+    pull(sender.url, client)
+    assert list(ids(client)) == [4, 5]
 
 
 def test_more_than_max_bytes_is_refused(sender, client, tmp_path):
@@ -234,22 +211,3 @@ def test_more_than_max_bytes_is_refused(sender, client, tmp_path):
         file.truncate(1 << 33)
     with nginx(tmp_path / "endless") as server, pytest.raises(PCRError):
         pull(server.url(), client, max_bytes=1 << 20)
-
-
-def test_nothing_is_offered(tmp_path, client):
-    """The error says what was looked for."""
-    with pytest.raises(VersionUnavailable, match="there is no store"):
-        pull(str(tmp_path), client)
-    with nginx(tmp_path) as server, pytest.raises(VersionUnavailable):
-        pull(server.url(), client)
-
-
-def test_a_link_is_not_followed(sender, client, tmp_path):
-    """What another user has put in place of a file on its way is not written to."""
-    os.makedirs(client.url)
-    (tmp_path / "precious").write_bytes(b"x")
-    part = tmp_path / "client" / f".{sender.versions()[3].file}.part"
-    part.symlink_to(tmp_path / "precious")
-    with pytest.raises(StorageError, match="cannot write"):
-        pull(sender.url, client)
-    assert (tmp_path / "precious").read_bytes() == b"x"

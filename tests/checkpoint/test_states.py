@@ -16,7 +16,7 @@ from pcrshard.checkpoint import DeltaStore
 from pcrshard.errors import UnsupportedState
 
 # Other jobs may have the machine.
-PATIENT = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+PATIENT = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SCALARS = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
 )
@@ -110,32 +110,23 @@ def test_tied_weights_come_back_tied_under_each_name(tmp_path):
     assert both["model.emb.weight"] is both["model.head.weight"]
 
 
-def test_lazy_conjugates_keep_their_values():
-    """They share their source's memory, but not its values."""
-    tensor = torch.randn(3, dtype=torch.complex64)
-    back = there_and_back({"a": tensor, "b": tensor.conj()})
-    assert torch.equal(back["a"], tensor)
-    assert torch.equal(back["b"], tensor.conj().resolve_conj())
-
-
-def test_empty_tensors_and_equal_paths():
-    """Neither are tied: keys with dots in them can spell the same path twice."""
-    state = {"a.b": torch.zeros(1), "a": {"b": torch.ones(1)}, "e": torch.empty(0)}
-    state["f"] = torch.empty(0)
-    back = there_and_back(state)
+def test_edge_cases_keep_their_values():
+    """Lazy conjugates, empty tensors, equal paths, other byte orders, and many small values."""
+    complex_tensor = torch.randn(3, dtype=torch.complex64)
+    state = {
+        "a": complex_tensor,
+        "b": complex_tensor.conj(),
+        "c.d": torch.zeros(1),
+        "c": {"d": torch.ones(1)},
+        "empty": torch.empty(0),
+        "also empty": torch.empty(0),
+        "history": [{"loss": 0.5, "tags": []}] * 2000 + [0] * 20_000,
+    }
+    back = there_and_back(state | {"big": np.array([1, 256], ">i4")})
+    assert back.pop("big").tolist() == [1, 256]
+    state["b"] = state["b"].resolve_conj()
     assert same(back, state)
-    assert back["e"] is not back["f"]
-
-
-def test_big_endian_arrays_keep_their_values():
-    """Files are little-endian, whatever an array was."""
-    assert there_and_back({"a": np.array([1, 256], ">i4")})["a"].tolist() == [1, 256]
-
-
-def test_a_state_of_many_small_values_comes_back():
-    """A long history of equal entries is no bomb."""
-    state = {"history": [{"loss": 0.5, "tags": []}] * 5_000, "zeros": [0] * 50_000}
-    assert same(there_and_back(state), state)
+    assert back["empty"] is not back["also empty"]
 
 
 class Point(NamedTuple):
@@ -155,7 +146,6 @@ LOOP.append(LOOP)
     ("value", "what"),
     [
         ({1, 2}, "a builtins.set"),
-        (object(), "a builtins.object"),
         (lambda: 1, "a builtins.function"),
         (Point(1, 2), "a test_states.Point"),
         (collections.defaultdict(int), "a collections.defaultdict"),
@@ -163,8 +153,6 @@ LOOP.append(LOOP)
         ({(1, 2): 3}, "a key of tuple"),
         ("\ud800", "surrogate"),
         (np.array([object()]), "arrays of type"),
-        (np.array(["text"]), "arrays of type"),
-        (np.array(["2020"], "M8[Y]"), "arrays of type"),
         (torch.empty(3, device="meta"), "dense tensor with values"),
         (torch.eye(3).to_sparse(), "dense tensor with values"),
         (torch.randn(3).as_subclass(Subclass), "dense tensor with values"),

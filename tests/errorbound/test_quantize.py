@@ -12,16 +12,22 @@ from pcrshard.errorbound import (
     LinearLattice,
     PointwiseRelative,
     RelativeStd,
-    check_error,
     quantize,
     restore,
 )
-from pcrshard.errors import ErrorBoundViolated
 
 # Other jobs may have the machine.
 PATIENT = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 BOUNDS = [RelativeStd(0.01), RelativeStd(0.1), Absolute(1e-3), PointwiseRelative(0.1)]
+
+
+def worst_error(words, restored, kind, lattice):
+    """The largest error over what is allowed for the value; infinite if a special value differs."""
+    values = kind.widen(words)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = np.abs(kind.widen(restored) - values) / lattice.tolerance(np.abs(values))
+    return np.where(words == restored, 0, np.nan_to_num(share, nan=np.inf)).max()
 
 
 def there_and_back(words, kind, lattice):
@@ -39,7 +45,7 @@ def test_any_bits_come_back_within_the_bound(data, name, bound):
     if lattice is None:
         return
     quantized, restored = there_and_back(words, kind, lattice)
-    assert check_error(words, restored, kind, lattice) <= 1
+    assert worst_error(words, restored, kind, lattice) <= 1
     values = kind.widen(words)
     special = ~np.isfinite(values) | (np.abs(values) < kind.smallest_normal)
     assert np.array_equal(restored[special], words[special])
@@ -59,7 +65,7 @@ def test_normal_tensors_hold_the_bound_after_the_cast(name, bound):
         assert name == "bfloat16"
         return
     quantized, restored = there_and_back(words, kind, lattice)
-    worst = check_error(words, restored, kind, lattice)
+    worst = worst_error(words, restored, kind, lattice)
     assert 0.9 < worst <= 1
     if name in ("float32", "float64"):
         assert len(quantized.escape_index) < 100
@@ -105,18 +111,5 @@ def test_a_hundred_links_are_as_exact_as_one():
         total += now - codes
         codes = now
     restored = kind.narrow(lattice.values(first + total))
-    assert check_error(values.view(np.uint32), restored, kind, lattice) <= 1
+    assert worst_error(values.view(np.uint32), restored, kind, lattice) <= 1
     assert np.array_equal(first + total, codes)
-
-
-def test_a_broken_bound_is_named():
-    """The check that everything rests on does find a wrong value, and a lost special one."""
-    kind = FLOAT_TYPES["float32"]
-    words = np.array([1.0, 2.0, np.nan], np.float32).view(np.uint32)
-    lattice = LinearLattice(0.2, 0.1)
-    moved = np.array([1.0, 2.2, np.nan], np.float32).view(np.uint32)
-    with pytest.raises(ErrorBoundViolated, match="got 2 bounds at value 1"):
-        check_error(words, moved, kind, lattice)
-    lost = np.array([1.0, 2.0, 0.0], np.float32).view(np.uint32)
-    with pytest.raises(ErrorBoundViolated, match="at value 2"):
-        check_error(words, lost, kind, lattice)

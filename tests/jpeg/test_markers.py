@@ -10,7 +10,8 @@ from PIL import Image
 
 from pcrshard import split_scans
 from pcrshard.errors import CorruptJpeg, FormatError, UnsupportedJpeg
-from pcrshard.jpeg.markers import EOI, SOI, find_frame, map_jpeg
+from pcrshard.jpeg.markers import EOI, SOI, ScanHeader, find_frame, map_jpeg, read_segment
+from pcrshard.native import exif_orientation
 from pcrshard.testing import make_jpeg
 
 JPEG = make_jpeg(1, 40, 56, quality=85)
@@ -168,3 +169,37 @@ def test_a_cut_file_is_refused(stop):
     """No cut of a file passes for the file."""
     with pytest.raises(FormatError):
         split_scans(PROGRESSIVE[:stop])
+
+
+@given(st.binary(max_size=40), st.integers(0, 40))
+def test_hostile_bytes_are_a_segment_or_refused(data, pos):
+    """A segment lies inside its file and moves the reader on; everything else is refused."""
+    try:
+        segment = read_segment(data, pos)
+    except CorruptJpeg:
+        return
+    assert pos <= segment.start < segment.stop <= len(data)
+
+
+@given(st.sampled_from([0xC0, 0xC2, 0xC3, 0xC9]), st.binary(max_size=20), st.binary(max_size=12))
+def test_hostile_headers_are_legal_or_refused(code, frame, scan):
+    """Headers of any bytes give 1, 3 or 4 components and a scan of these, or are refused."""
+    parts = [(code, frame), (0xDA, scan)]
+    segments = [bytes([0xFF, c]) + (2 + len(body)).to_bytes(2) + body for c, body in parts]
+    try:
+        found = map_jpeg(b"".join((SOI, *segments, EOI)))
+    except FormatError:
+        return
+    assert len(found.frame.components) in (1, 3, 4)
+    assert max(found.scans[0].components) < len(found.frame.components)
+
+
+def test_a_scan_sends_its_band_of_each_component():
+    """Coefficients are counted as (component, index), both ends of the band included."""
+    assert ScanHeader((0, 2), 3, 4, 0, 1).coefficients == [(0, 3), (0, 4), (2, 3), (2, 4)]
+
+
+@given(st.binary(max_size=60))
+def test_broken_exif_is_no_orientation(data):
+    """Hostile EXIF never raises."""
+    assert exif_orientation(b"Exif\0\0II*\0" + data) in range(9)

@@ -73,16 +73,3 @@ def test_the_codes_are_those_of_the_formula():
     assert escapes == 1
     decoded = values_of(codes[:9], 1.0, "auto")
     assert decoded.tolist() == [0, 0, 1, -1, 1, -1, 3, 253, -253]
-
-
-@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.uint64])
-def test_a_table_gives_each_code_its_value(dtype):
-    """Types of 2, 4 and 8 bytes are decoded by a table of 256."""
-    table = np.arange(256).astype(dtype) * 3
-    codes = np.random.default_rng(0).integers(0, 256, 1001).astype(np.uint8)
-    values = np.zeros(1001, dtype)
-    size = table.itemsize
-    native.look_up(codes.ctypes.data, 1001, size, table.ctypes.data, values.ctypes.data)
-    assert np.array_equal(values, table[codes])
-    with pytest.raises(ValueError, match="2, 4 or 8 bytes, got 3"):
-        native.look_up(codes.ctypes.data, 1001, 3, table.ctypes.data, values.ctypes.data)

@@ -165,8 +165,6 @@ size_t pcr_quantize(const void *values, size_t count, int type, float step, int8
                     int backend);
 /* sign(q) * (2 |q| - 1) * step, as float32; -128 is taken as any other code. */
 void pcr_dequantize(const int8_t *codes, size_t count, float step, float *values, int backend);
-/* table[code] for values of size bytes (2, 4 or 8); codes are unsigned bytes. */
-void pcr_look_up(const uint8_t *codes, size_t count, size_t size, const void *table, void *values);
 /* Adds to (outer, channels, inner) codes, modulo 256, or takes from them if sign is below 0, what
  * codes of other tensors predict: the sum of tables[channel][source][code] in 32nds of a code,
  * rounded up, from 0 to most. second may be NULL; tables then have one source. */

@@ -65,16 +65,3 @@ void pcr_shift_codes(uint8_t *codes, const uint8_t *first, const uint8_t *second
         }
     }
 }
-
-/* Two, four or eight bytes a value: a table says what each code, as an unsigned byte, means. */
-void pcr_look_up(const uint8_t *codes, size_t count, size_t size, const void *table, void *values) {
-    const uint16_t *two = table;
-    const uint32_t *four = table;
-    const uint64_t *eight = table;
-    if (size == 2)
-        for (size_t i = 0; i < count; i++) ((uint16_t *)values)[i] = two[codes[i]];
-    else if (size == 4)
-        for (size_t i = 0; i < count; i++) ((uint32_t *)values)[i] = four[codes[i]];
-    else
-        for (size_t i = 0; i < count; i++) ((uint64_t *)values)[i] = eight[codes[i]];
-}
