@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pcrshard import EncodeOptions
 from pcrshard.encoding.samples import FieldRef, SampleRef
-from pcrshard.encoding.shard_plan import plan_shards
+from pcrshard.encoding.shard_plan import default_num_shards, plan_shards
 from pcrshard.errors import (
     EncodeError,
 )
@@ -87,6 +87,15 @@ def test_stratified_shards_do_not_come_class_by_class():
     label_of = dict(zip(SAMPLES, labels, strict=True))
     for shard in plan_shards(SAMPLES, options, labels):
         assert len({label_of[sample] for sample in shard[:20]}) == 3
+
+
+@pytest.mark.parametrize(
+    ("samples", "shards"),
+    [(16, 1), (17, 2), (128, 8), (8192, 8), (8193, 16), (16384, 16), (16385, 24)],
+)
+def test_ranks_can_split_the_default_number_of_shards(samples, shards):
+    """Large datasets have a multiple of 8 shards of at most 1024 samples each."""
+    assert default_num_shards(samples) == shards
 
 
 @pytest.mark.parametrize(
