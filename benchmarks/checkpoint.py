@@ -1,10 +1,9 @@
-"""Checkpoints: the integer coder against entropy and RLE+LZMA, a store's speed, the wait for a
-save, and any of many versions.
+"""Checkpoints: the integer coder against entropy, a store's speed, the wait for a save, and the
+time to restore any of many versions.
 
 The weights are synthetic: normal, with a deviation of their own for each tensor; an epoch moves
 them by a step whose size varies from weight to weight (log-normal), 4 % of the deviation on
-average. Rates are MB of the tensors' own type a second of CPU time of one core. Every figure is of
-a result that was compared with its source.
+average. Rates are MB of the tensors' type per second of CPU time of one core.
 """
 
 import functools
@@ -17,24 +16,15 @@ import time
 import numpy as np
 import torch
 
-from evidence.deltadnn import paper
+from evidence.deltadnn.codecs import entropy_bits
+from pcrshard import errorbound
 from pcrshard.checkpoint import DeltaStore
-from pcrshard.errorbound import (
-    FLOAT_TYPES,
-    RelativeStd,
-    decode_integers,
-    encode_integers,
-    quantize,
-    restore,
-)
 
 from .harness import Quartiles, ratios, read
 
 ROUNDS = 5
-F32 = FLOAT_TYPES["float32"]
+F32 = errorbound.FLOAT_TYPES["float32"]
 EPOCH_STEP = 0.04
-# RLE+LZMA runs at a few MB/s, so time it on only this many leading values.
-SLOW_VALUES = 500_000
 
 
 def _moved(generator, values):
@@ -44,91 +34,68 @@ def _moved(generator, values):
     return (values + step).astype(np.float32)
 
 
-def _entropy_bytes(codes):
-    shares = np.unique(codes, return_counts=True)[1] / len(codes)
-    return -(shares * np.log2(shares)).sum() * len(codes) / 8
-
-
 def _coders(bench):
     """Codes of one epoch's delta, and of a keyframe, at several bounds."""
     generator = np.random.default_rng(0)
     old = generator.normal(0, 0.02, 100_000 if bench.quick else 4_000_000).astype(np.float32)
-    new = _moved(generator, old)
+    old, new = (each.view(np.uint32) for each in (old, _moved(generator, old)))
     rows = []
     for fraction in (0.01, 0.02, 0.05, 0.1):
-        lattice = RelativeStd(fraction).lattice(old.view(np.uint32), F32)
-        first, second = (quantize(each.view(np.uint32), F32, lattice) for each in (old, new))
-        restored = restore(second, F32, lattice)
-        assert np.abs(F32.widen(restored) - new).max() <= lattice.error_bound
+        lattice = errorbound.RelativeStd(fraction).lattice(old, F32)
+        first, second = (errorbound.quantize(words, F32, lattice) for words in (old, new))
+        restored = errorbound.restore(second, F32, lattice)
+        assert np.abs(F32.widen(restored) - F32.widen(new)).max() <= lattice.error_bound
         for name, codes in (("delta", second.codes - first.codes), ("keyframe", second.codes)):
             rows.append({"codes": name, "bound": fraction} | _coder(bench, codes))
     bench.show("Coders", rows)
-    deltas = [row for row in rows if row["same part"] < 40]
     bench.target("coder: entropy over size", min(row["entropy"] for row in rows), least=0.97)
     bench.target("coder: decode, MB/s", min(row["decode MB/s"] for row in rows), least=400)
-    faster = min(row["encode MB/s"] / row["RLE+LZMA MB/s"] for row in deltas)
-    bench.target("coder: times faster than RLE+LZMA below 40x", faster, least=20)
-    larger = max(row["RLE+LZMA"] / row["same part"] for row in deltas)
-    bench.target("coder: size against RLE+LZMA below 40x", larger, most=1.0)
 
 
 def _coder(bench, codes):
-    payload, part = encode_integers(codes), codes[:SLOW_VALUES]
-    assert np.array_equal(decode_integers(payload, len(codes), np.int32), codes)
-    ways = {
-        "encode": lambda: encode_integers(codes),
-        "decode": lambda: decode_integers(payload, len(codes), np.int32),
-    }
+    payload = errorbound.encode_integers(codes)
+    decode = functools.partial(errorbound.decode_integers, payload, len(codes), np.int32)
+    ways = {"encode": functools.partial(errorbound.encode_integers, codes), "decode": decode}
+    assert np.array_equal(decode(), codes)
     seconds = {name: min(each) for name, each in bench.interleaved(ways).items()}
-    begun = time.process_time()
-    slow = paper.encode_factors(part, "rle+lzma")
-    slow_seconds = time.process_time() - begun
-    assert np.array_equal(paper.decode_factors(slow), part)
     return {
         "ratio": codes.nbytes / len(payload),
-        "entropy": _entropy_bytes(codes) / len(payload),
-        "RLE+LZMA": part.nbytes / len(slow),
-        "same part": part.nbytes / len(encode_integers(part)),
-        "RLE+LZMA MB/s": part.nbytes / 1e6 / slow_seconds,
+        "entropy": entropy_bits(codes) / 8 / len(payload),
         **{f"{name} MB/s": codes.nbytes / 1e6 / each for name, each in seconds.items()},
     }
 
 
 def _model(generator, megabytes):
-    return {
-        f"layer{i}": generator.normal(0, 0.02, (megabytes * 25, 1000)).astype(np.float32)
-        for i in range(10)
-    }
+    shape = (megabytes * 25, 1000)
+    layers = (generator.normal(0, 0.02, shape).astype(np.float32) for _ in range(10))
+    return {f"layer{i}": torch.from_numpy(values) for i, values in enumerate(layers)}
 
 
-def _state(model):
-    return {name: torch.from_numpy(values) for name, values in model.items()}
+def _next(generator, model):
+    return {n: torch.from_numpy(_moved(generator, each.numpy())) for n, each in model.items()}
 
 
 def _store(bench, folder, megabytes):
     """A keyframe and a delta, saved, loaded and verified; and the wait for a save."""
     generator = np.random.default_rng(1)
-    model = _model(generator, megabytes)
-    first = _state(model)
-    second = _state({name: _moved(generator, values) for name, values in model.items()})
+    first = _model(generator, megabytes)
+    second = _next(generator, first)
     rates = {name: [] for name in ("save keyframe", "save delta", "load keyframe", "load delta")}
     waits, copies = [], []
     for number in range(bench.rounds):
         with DeltaStore(os.path.join(folder, f"speed-{number}")) as store:
             save = functools.partial(store.save, blocking=True)
-            ways = (lambda: save(first), lambda: save(second))
-            ways += (lambda: store.load(1), lambda: store.load(2))
-            for name, way in zip(rates, ways, strict=True):
+            ways = ((save, first), (save, second), (store.load, 1), (store.load, 2))
+            for name, (way, argument) in zip(rates, ways, strict=True):
                 begun = time.process_time()
-                way()
+                way(argument)
                 rates[name].append(megabytes / (time.process_time() - begun))
-            for kept, way in (
-                (copies, lambda: {name: tensor.clone() for name, tensor in second.items()}),
-                (waits, lambda: store.save(second)),
-            ):
-                begun = time.perf_counter()
-                way()
-                kept.append(time.perf_counter() - begun)
+            begun = time.perf_counter()
+            copied = {name: tensor.clone() for name, tensor in second.items()}
+            between = time.perf_counter()
+            store.save(copied)
+            waits.append(time.perf_counter() - between)
+            copies.append(between - begun)
     found = {name: Quartiles(values) for name, values in rates.items()}
     bench.show("A store, MB/s of CPU time", [found])
     saves, loads = (
@@ -159,8 +126,8 @@ def _many(bench, folder, megabytes, versions):
     model = _model(generator, megabytes)
     with DeltaStore(url, keyframe_every=10) as store:
         for _ in range(versions):
-            store.save(_state(model))
-            model = {name: _moved(generator, values) for name, values in model.items()}
+            store.save(model)
+            model = _next(generator, model)
     records = store.versions()
     raw, stored = (sum(getattr(r, n) for r in records) for n in ("raw_bytes", "file_bytes"))
     rows = []

@@ -3,7 +3,6 @@
 import doctest
 import importlib
 import itertools
-import operator
 import os
 import re
 import shutil
@@ -23,12 +22,15 @@ EVERY = [
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "evidence").rglob("README.md")),
 ]
-# Blocks of Python that follow each other run in one interpreter, each with names of its own.
+# The blocks of a page run in one interpreter, those of Python each with names of its own.
 RUN = """
-import sys
-for text in sys.argv[1:]:
+import subprocess, sys
+for kind, text in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
     print(text, file=sys.stderr)
-    exec(compile(text, "block", "exec"), {"__name__": "__main__"})
+    if kind == "bash":
+        subprocess.run(["bash", "-euo", "pipefail", "-c", text], check=True)
+    else:
+        exec(compile(text, "block", "exec"), {"__name__": "__main__"})
 """
 # Pages with blocks that run.
 PAGES = [page for page in EVERY if BLOCK.search(page.read_text())]
@@ -42,25 +44,15 @@ def test_every_block_runs(page, synthetic_folder, tmp_path):
         "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
         "PYTHONWARNINGS": "ignore",
         "OMP_NUM_THREADS": "1",  # tests run side by side
-    }
-    environment |= {
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_OFFLINE": "1",
         "HF_HOME": str(tmp_path / "hf"),
     }
-    blocks = BLOCK.findall(page.read_text())
-    assert blocks
-    for kind, same in itertools.groupby(blocks, operator.itemgetter(0)):
-        texts = [text for _, text in same]
-        command = (
-            ["bash", "-euo", "pipefail", "-c", "\n".join(texts)]
-            if kind == "bash"
-            else [sys.executable, "-c", RUN, *texts]
-        )
-        result = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
-        assert result.returncode == 0, f"{texts}\n{result.stderr}"
+    command = [sys.executable, "-c", RUN, *itertools.chain(*BLOCK.findall(page.read_text()))]
+    result = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
 
 
 def test_every_command_is_in_the_documentation(capsys):
@@ -92,16 +84,25 @@ def test_examples_in_docstrings_run(path):
     assert doctest.testmod(module).failed == 0
 
 
+LINK = re.compile(r"\]\((?!http)([^)#]*)(?:#([^)]+))?\)")
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+def anchors(page):
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+    return {heading.strip().replace(" ", "-") for heading in plain}
+
+
 def test_links_lead_somewhere():
-    """Relative links and pictures exist."""
-    found = [
-        (page, target)
-        for page in EVERY
-        for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text())
-    ]
-    assert len(found) > 40
-    for page, target in found:
-        assert (page.parent / target).exists(), f"{page.name}: {target}"
+    """Relative links and pictures exist, and a link into a page ends at a heading."""
+    found = [(page, *link) for page in EVERY for link in LINK.findall(page.read_text())]
+    assert len(found) > 60
+    for page, target, anchor in found:
+        where = page.parent / target if target else page
+        assert where.exists(), f"{page.name}: {target}"
+        assert not anchor or anchor in anchors(where), f"{page.name}: {target}#{anchor}"
 
 
 def sections(text):

@@ -51,7 +51,7 @@ _Decoded = dict[str, LatticeCodes[Any]]
 
 
 class _File(NamedTuple):
-    url: str
+    name: str
     header: Any
     start: int  # of the first payload
 
@@ -98,28 +98,21 @@ def convert(
     for number in reported(sorted(numbered), progress):
         file = numbered[number]
         header = file.header
-        with damage_named("the version is damaged", file.url):
-            last = header["id"], _decode_chain(file, by_id, last, options)
+        with damage_named("the version is damaged", old.join(file.name)):
+            last = header["id"], _decode_chain(old, file, by_id, last)
             stored = _stored(header, last[1])
             tree = Tree([], [])
             _add_tokens(tree, header["tree"])
             reader = TreeReader(tree)
             reader.read()
             tensors = {reader.names[n]: tensor for n, tensor in enumerate(stored)}
-            fields = {
-                "number": number,
-                "metrics": {str(key): _plain(value) for key, value in header["metrics"].items()},
-                "saved": float(header["saved"]),
-            }
+            fields = {name: header[name] for name in ("number", "metrics", "saved")}
         parent = None if is_keyframe_due(manifest, _KEYFRAME_EVERY) else manifest.versions[-1]
         record = new.write(tensors, before, parent, tree=tree, **fields)
+        new.open(record)  # checks the metrics and the time
         manifest = new.commit(manifest, manifest.with_versions((*manifest.versions, record)))
         before = tensors
     return list(manifest.versions)
-
-
-def _plain(value: Any) -> Any:
-    return value if type(value) in (type(None), bool, int, float, str) else str(value)
 
 
 def _files(io: StoreIO) -> list[_File]:
@@ -131,11 +124,9 @@ def _files(io: StoreIO) -> list[_File]:
         names = [record["file"] for record in versions if record["file"] in names]
     files = []
     for name in names:
-        url = io.join(name)
-        head = storage.read(url, 0, HEAD_BYTES, options=io.options).data
-        start = HEAD_BYTES + header_bytes(head, VERSION_MAGIC, _FORMAT)
-        data = storage.read(url, 0, start, options=io.options).data
-        files.append(_File(url, _unpack(data, VERSION_MAGIC), start))
+        start = HEAD_BYTES + header_bytes(io.read(name, 0, HEAD_BYTES), VERSION_MAGIC, _FORMAT)
+        header = _unpack(io.read(name, 0, start), VERSION_MAGIC)
+        files.append(_File(name, header, start))
     return sorted(files, key=lambda file: (file.header["parent"] is None, file.header["number"]))
 
 
@@ -147,16 +138,16 @@ def _unpack(data: memoryview, magic: bytes) -> Any:
 
 
 def _decode_chain(
+    io: StoreIO,
     file: _File,
     by_id: dict[bytes, _File],
     last: tuple[bytes, _Decoded],
-    options: storage.Options | None,
 ) -> _Decoded:
     """Decode a version through its parents, which may be newer, up to the last one decoded."""
     layers = [file]
     while (parent := layers[-1].header["parent"]) is not None and parent[1] != last[0]:
         if parent[1] not in by_id or len(layers) > len(by_id):
-            raise BrokenChain(f"the reference {parent[1].hex()} is missing", url=file.url)
+            raise BrokenChain(f"the reference {parent[1].hex()} is missing", url=io.join(file.name))
         layers.append(by_id[parent[1]])
     tensors = {} if parent is None else last[1]
     for layer in reversed(layers):
@@ -164,8 +155,8 @@ def _decode_chain(
         found = {}
         for entry in layer.header["tensors"]:
             stop = start + sum(entry["sizes"])
-            payload = storage.read(layer.url, start, stop, options=options).data
-            with damage_named("the payload is damaged", layer.url, entry["path"]):
+            payload = io.read(layer.name, start, stop)
+            with damage_named("the payload is damaged", io.join(layer.name), entry["path"]):
                 require(crc32c(payload) == entry["payload_crc"], "it does not match its checksum")
                 found[entry["path"]] = _decode(entry, payload, tensors.get(entry["path"]))
             start = stop

@@ -5,7 +5,6 @@ See docs/checkpoints-format.md, section 3.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import secrets
 from collections.abc import Iterable, Mapping
@@ -15,7 +14,8 @@ from typing import Any
 from .. import storage
 from ..errors import ConcurrentWriter, CorruptCheckpoint, StorageError, VersionUnavailable
 from ..redaction import get_logger
-from .codec import Tensor
+from .codec import Entry, Tensor, encode_tensor
+from .folder import Folder
 from .frame import (
     HEAD_BYTES,
     Count,
@@ -28,7 +28,9 @@ from .frame import (
     require,
     unpack_frame,
 )
-from .version_file import VersionFile, VersionRecord, write_version
+from .typed_tree import Tree
+from .version_file import MAGIC as VERSION_MAGIC
+from .version_file import Header, VersionFile, VersionRecord, content_id, parallel_map
 
 log = get_logger(__name__)
 MAGIC = b"\x89PCM\r\n\x1a\n"
@@ -108,52 +110,6 @@ def manifest_name(number: int) -> str:
 def manifest_numbers(names: Iterable[str]) -> set[int]:
     """Return the numbers of all manifests in a list of file names."""
     return {int(match[1]) for match in map(_NAME.fullmatch, names) if match is not None}
-
-
-@dataclasses.dataclass(frozen=True)
-class Folder:
-    """Access to the files of a folder.
-
-    Attributes:
-        url: The folder.
-        options: fsspec storage options.
-        workers: Threads that encode and decode.
-        max_bytes: Memory limit for a decoded header.
-    """
-
-    url: str = dataclasses.field(repr=False)
-    options: storage.Options | None = dataclasses.field(default=None, repr=False)
-    workers: int = 1
-    max_bytes: int = 1 << 62
-
-    def join(self, name: str) -> str:
-        """Return the URL of a file in the folder."""
-        return storage.join(self.url, name)
-
-    def list(self) -> list[str]:
-        """Return the names of all files in the folder; empty if the folder does not exist."""
-        if not storage.is_folder(self.url, options=self.options):
-            return []
-        found = storage.list_files(self.url, options=self.options)
-        return [name for name, _ in found if "/" not in name]
-
-    def read_bytes(self, name: str, max_bytes: int | None = None) -> bytes | None:
-        """Read a file; return ``None`` if it does not exist."""
-        try:
-            return storage.read_bytes(self.join(name), options=self.options, max_bytes=max_bytes)
-        except StorageError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                return None
-            raise
-
-    def remove(self, names: Iterable[str]) -> None:
-        """Remove files. If a file cannot be removed, log a warning; a later writer removes it."""
-        for name in names:
-            try:
-                storage.remove(self.join(name), options=self.options)
-            except StorageError as error:
-                if not isinstance(error.__cause__, FileNotFoundError):
-                    log.warning("a file is left over: %s", error)
 
 
 class StoreIO(Folder):
@@ -263,31 +219,45 @@ class StoreIO(Folder):
         tensors: Mapping[str, Tensor],
         references: Mapping[str, Tensor],
         parent: VersionRecord | None,
+        *,
+        tree: Tree,
         **fields: Any,
     ) -> VersionRecord:
-        """Write a version under a new file name.
+        """Write a version atomically under a new file name.
 
         Args:
             tensors: The version's tensors by path, in the order of the tree.
             references: The parent's tensors.
             parent: The version that deltas refer to; ``None`` for a keyframe.
-            **fields: ``number``, ``tree``, ``metrics`` and ``saved``.
+            tree: The state without its tensors.
+            **fields: ``number``, ``metrics`` and ``saved``.
 
-        Returns:
-            The version's record.
+        Raises:
+            StorageError: The disk is full, or the storage rejected the write.
         """
-        return write_version(
-            self.join(f"{fields['number']:06d}-{secrets.token_hex(8)}.pcd"),
-            [
-                (tensor, references.get(path) if parent else None)
-                for path, tensor in tensors.items()
-            ],
-            options=self.options,
-            workers=self.workers,
-            parent=parent and parent.number,
-            parent_id=parent and parent.id,
+
+        def work(path: str) -> tuple[Entry, list[bytes]]:
+            return encode_tensor(tensors[path], None if parent is None else references.get(path))
+
+        encoded = parallel_map(self.workers, work, tensors)
+        entries = [entry for entry, _ in encoded]
+        header = Header(
+            id=content_id(tree, entries),
+            parent=None if parent is None else parent.number,
+            parent_id=None if parent is None else parent.id,
+            tree=tree,
+            tensors=entries,
             **fields,
         )
+        head = pack_frame(VERSION_MAGIC, header)
+        name = f"{header.number:06d}-{secrets.token_hex(8)}.pcd"
+        # The local temporary file of an upload need not survive a power failure.
+        durable = storage.is_local(self.url)
+        with storage.atomic_write(self.join(name), options=self.options, durable=durable) as file:
+            file.write(head)
+            for _, parts in encoded:
+                file.writelines(parts)
+        return header.record(name, len(head) - HEAD_BYTES)
 
     def open(self, record: VersionRecord) -> VersionFile:
         """Open the file of a version.
@@ -295,14 +265,13 @@ class StoreIO(Folder):
         Raises:
             CorruptCheckpoint: The file is damaged or contains another version.
         """
-        url = self.join(record.file)
-        file = VersionFile(url, record.header_bytes, self.options, self.max_bytes)
+        file = VersionFile(self, record.file, record.header_bytes)
         found = file.record
         # Metrics and time are not part of the content.
         if found.replace(metrics=record.metrics, saved=record.saved) != record:
             raise CorruptCheckpoint(
                 f"expected version {record.number} {record.id.hex()}, "
                 f"got {found.number} {found.id.hex()}, or its sizes or parent differ",
-                url=url,
+                url=file.url,
             )
         return file

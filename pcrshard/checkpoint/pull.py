@@ -13,7 +13,7 @@ from ..errors import BrokenChain, ConcurrentWriter, CorruptCheckpoint
 from ..storage.locks import hold_lock
 from ..storage.stores import mapped_errors
 from .manifest import Manifest, StoreIO
-from .reader import problem_of
+from .reader import problems
 from .store import DeltaStore
 from .version_file import Progress, VersionRecord
 
@@ -47,8 +47,8 @@ def pull(
 ) -> Pulled:
     """Copy a version, and the versions that its delta refers to, from a remote store.
 
-    Only files missing from ``store`` are transferred; its other versions are kept. The version is
-    restored and verified against its id before anything is added. With a local store, an
+    Only files missing from ``store`` are transferred; its other versions are kept. Each
+    version is restored and verified against its id before anything is added. With a local store, an
     interrupted pull resumes in the middle of a file.
 
     Args:
@@ -87,20 +87,16 @@ def pull(
         return Pulled(wanted.number, (), 0)
     moved = _copy(source, target, missing, progress)
     merged = held.with_versions((*held.versions, *missing))
+    numbers = tuple(record.number for record in missing)
     try:
-        for record in missing:
-            file = target.open(record)
-            file.check_size()
-            for _ in file.payloads(file.entries):
-                pass
-        error, _ = problem_of(target, merged, wanted.number)
-        if error is not None:
-            raise error
+        for problem in problems(target, merged, numbers):
+            if problem is not None:
+                raise problem
         target.commit(held, merged)
     except CorruptCheckpoint:
         target.remove(record.file for record in missing)
         raise
-    return Pulled(wanted.number, tuple(record.number for record in missing), moved)
+    return Pulled(wanted.number, numbers, moved)
 
 
 def _missing(held: Manifest, offered: Manifest, wanted: VersionRecord) -> list[VersionRecord]:
@@ -133,8 +129,7 @@ def _copy(
                 there = file.seek(0)
             while there < record.file_bytes:
                 stop = min(there + _BLOCK, record.file_bytes)
-                url = source.join(record.file)
-                file.write(storage.read(url, there, stop, options=source.options).data)
+                file.write(source.read(record.file, there, stop))
                 file.flush()
                 moved += stop - there
                 there = stop

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -64,7 +64,7 @@ def read_tensors(
             raise BrokenChain(message, url=file.url, key=min(missing))
         layers.append((file, paths))
     for file, wanted in reversed(layers):
-        tensors = file.decode(wanted, tensors, io.workers)
+        tensors = file.decode(wanted, tensors)
     return layers[0][0], tensors
 
 
@@ -85,7 +85,7 @@ def load_version(
         positions = {at for name in names for at in range(*tree.parts[name])}
         paths = {tree.names[tree.uses[at]] for at in positions & tree.uses.keys()}
     file, tensors = read_tensors(io, manifest, number, paths=paths)
-    words = file.restore(tensors, io.workers)
+    words = file.restore(tensors)
 
     @functools.cache
     def tensor(number: int) -> torch.Tensor:
@@ -102,18 +102,16 @@ def load_version(
         return {name: reader.read(file.tree.parts[name]) for name in names}
 
 
-def problem_of(
-    io: StoreIO, manifest: Manifest, number: int, known: Decoded | None = None
-) -> tuple[PCRError | None, Decoded | None]:
-    """Read every byte of a version and restore it.
-
-    Returns:
-        The problem found, or the decoded version, which can serve as ``known`` for the next one.
-    """
-    try:
-        file, tensors = read_tensors(io, manifest, number, known=known)
-        file.check_size()
-        file.restore(tensors, io.workers)
-    except PCRError as error:
-        return error, None
-    return None, (manifest.record(number), tensors)
+def problems(io: StoreIO, manifest: Manifest, numbers: Iterable[int]) -> Iterator[PCRError | None]:
+    """Read every byte of versions and restore them; yield the problem of each, if any."""
+    known: Decoded | None = None
+    for number in numbers:
+        problem = None
+        try:
+            file, tensors = read_tensors(io, manifest, number, known=known)
+            file.check_size()
+            file.restore(tensors)
+            known = manifest.record(number), tensors
+        except PCRError as error:
+            problem = error
+        yield problem

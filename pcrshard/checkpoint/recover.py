@@ -15,7 +15,7 @@ from ..errors import (
 )
 from .frame import require
 from .manifest import Manifest, StoreIO, manifest_numbers, number_in
-from .reader import problem_of
+from .reader import problems
 from .version_file import Progress, VersionFile, VersionRecord, reported
 
 
@@ -101,7 +101,7 @@ def _has_manifest(io: StoreIO) -> bool:
 
 
 def _open(io: StoreIO, name: str) -> VersionFile:
-    file = VersionFile(io.join(name), options=io.options)
+    file = VersionFile(io, name)
     require(file.header.number == number_in(name), "expected the number in the name")
     return file
 
@@ -119,7 +119,7 @@ def _with_file(io: StoreIO, manifest: Manifest, file: VersionFile) -> Manifest:
         is_there = ids.get(header.parent) == header.parent_id
         require(is_there, f"its parent, version {header.parent}, is missing")
     more = manifest.with_versions((*manifest.versions, file.record))
-    error, _ = problem_of(io, more, header.number)
-    if error is not None:
-        raise error
+    for problem in problems(io, more, [header.number]):
+        if problem is not None:
+            raise problem
     return more

@@ -16,7 +16,7 @@ from ..redaction import get_logger
 from .codec import Precision, Tensor, encode_tensor, store_leaf, store_words
 from .frame import check_metrics
 from .manifest import Manifest, StoreIO, number_in
-from .reader import Decoded, load_version, problem_of, read_tensors
+from .reader import load_version, problems, read_tensors
 from .tensors import spec_of, words_of
 from .typed_tree import Leaf, Tree, flatten
 from .version_file import Progress, VersionRecord, parallel_map, reported
@@ -191,12 +191,8 @@ class DeltaStore:
 
         def work(manifest: Manifest) -> list[PCRError]:
             numbers = list(versions or (record.number for record in manifest.versions))
-            problems = []
-            known: Decoded | None = None
-            for number in reported(numbers, progress):
-                error, known = problem_of(self.io, manifest, number, known)
-                problems += [error] if error is not None else []
-            return problems
+            found = problems(self.io, manifest, reported(numbers, progress))
+            return [problem for problem in found if problem is not None]
 
         return self.read(work)
 
@@ -232,7 +228,7 @@ class DeltaStore:
             _, references = read_tensors(self.io, manifest, parent.number)
         file, tensors = read_tensors(self.io, manifest, record.number)
         return self.io.write(
-            {path: tensors[path] for path in file.entries},
+            tensors,
             references,
             parent,
             number=record.number,

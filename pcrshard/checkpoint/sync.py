@@ -32,6 +32,7 @@ from ..errors import (
     UnsupportedState,
     VersionUnavailable,
 )
+from .folder import Folder
 from .frame import (
     Digest,
     Number,
@@ -43,7 +44,6 @@ from .frame import (
     require,
     unpack_frame,
 )
-from .manifest import Folder
 from .patch import apply_patch, encode_patch
 from .safetensors_file import DTYPES, load_tensors
 from .tensors import ITEM_BYTES, TensorSpec, check_storable, spec_of, tensor_from, words_of

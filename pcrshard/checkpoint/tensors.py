@@ -18,13 +18,12 @@ from .frame import Record, Shape
 _ALIGNMENT = 64
 # Two buffers: one snapshot is being written while the next one is taken.
 _snapshots = BufferPool(max_idle=2)
+_TYPES = (
+    "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float8_e4m3fn float8_e5m2 "
+    "float8_e4m3fnuz float8_e5m2fnuz float16 bfloat16 float32 float64 complex64 complex128"
+)
 # Size of an element. Types without an entry are rejected.
-ITEM_BYTES = {
-    "bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "uint32": 4, "int32": 4,
-    "uint64": 8, "int64": 8, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1,
-    "float8_e5m2fnuz": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
-    "complex64": 8, "complex128": 16,
-}  # fmt: skip
+ITEM_BYTES: dict[str, int] = {name: getattr(torch, name).itemsize for name in _TYPES.split()}
 # The types that numpy also supports.
 NUMPY_TYPES = {
     name: np.dtype(name) for name in ITEM_BYTES if not name.startswith(("bfloat", "float8"))

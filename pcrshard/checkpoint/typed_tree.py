@@ -20,6 +20,7 @@ from .frame import Record, require
 from .tensors import NUMPY_TYPES, array_tensor, check_storable, snapshot
 
 Token = bool | int | float | str | None
+Roles = dict[str, str] | None
 T = TypeVar("T")
 MAX_DEPTH = 100
 _KEYS = (type(None), bool, int, float, str, bytes)
@@ -105,13 +106,14 @@ class _Packer:
         self.blobs: list[bytes] = []
         self.found: list[tuple[Leaf, list[Any]]] = []
 
-    def pack(self, value: Any, path: tuple[str, ...], known: bool | None) -> None:
+    def pack(self, value: Any, path: tuple[str, ...], roles: Roles) -> None:
         """Append the tokens of a value.
 
         Args:
             value: The value.
             path: Keys that lead to the value.
-            known: Whether it belongs to a known optimizer; None outside optimizers.
+            roles: The roles of an optimizer's tensors by name, none for an unknown optimizer; None
+                outside optimizers.
         """
         kind = type(value)
         where = ".".join(path)
@@ -129,13 +131,13 @@ class _Packer:
         elif kind in _KEYS:
             add((value,))
         elif kind in (dict, collections.OrderedDict):
-            self._pack_dict(value, path, known)
+            self._pack_dict(value, path, roles)
         elif kind in (list, tuple, torch.Size):
             add((_LIST if kind is list else _TUPLE, len(value)))
             for i, item in enumerate(value):
-                self.pack(item, (*path, str(i)), known)
+                self.pack(item, (*path, str(i)), roles)
         else:
-            self._pack_array(value, where, _role(path, known))
+            self._pack_array(value, where, _role(path, roles))
 
     def _pack_array(self, value: Any, where: str, role: str | None) -> None:
         kind = type(value)
@@ -150,18 +152,18 @@ class _Packer:
         else:
             raise UnsupportedState(f"cannot store a {kind.__module__}.{kind.__name__}", key=where)
 
-    def _pack_dict(self, value: Any, path: tuple[str, ...], known: bool | None) -> None:
+    def _pack_dict(self, value: Any, path: tuple[str, ...], roles: Roles) -> None:
         # The state of a torch.optim.Optimizer is recognized by its two keys.
         if {"state", "param_groups"} <= value.keys():
-            known = _is_known_optimizer(value["param_groups"])
+            roles = _roles(value["param_groups"])
         ordered = type(value) is not dict
         self.tokens += (_ORDERED if ordered else _DICT, len(value))
         for key, item in value.items():
             if type(key) not in _KEYS:
                 where = ".".join((*path, str(key)))
                 raise UnsupportedState(f"cannot store a key of {type(key).__name__}", key=where)
-            self.pack(key, path, known)
-            self.pack(item, (*path, str(key)), known)
+            self.pack(key, path, roles)
+            self.pack(item, (*path, str(key)), roles)
         if ordered:
             # torch keeps the versions of modules in this attribute of a state_dict.
             self.pack(getattr(value, "_metadata", None), (*path, "_metadata"), None)
@@ -243,20 +245,20 @@ def _extent(tensor: torch.Tensor) -> int:
     return 1 + sum((size - 1) * stride for size, stride in pairs)
 
 
-def _is_known_optimizer(groups: Any) -> bool:
-    if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
-        return False
-    return bool(groups) and all(
-        any(required <= group.keys() <= required | _COMMON_KEYS for required in _REQUIRED_KEYS)
+def _roles(groups: Any) -> Roles:
+    """Return the roles of the tensors of an optimizer with these param groups."""
+    is_known = isinstance(groups, list) and all(
+        isinstance(group, dict)
+        and any(required <= group.keys() <= required | _COMMON_KEYS for required in _REQUIRED_KEYS)
         for group in groups
     )
+    return _ROLES if is_known and groups else {}
 
 
-def _role(path: tuple[str, ...], known: bool | None) -> str | None:
-    if known is None:
+def _role(path: tuple[str, ...], roles: Roles) -> str | None:
+    if roles is None:
         return WEIGHT
-    last = path[-1].rpartition(".")[2]
-    return _ROLES.get(last) if known and "state" in path else None
+    return roles.get(path[-1].rpartition(".")[2]) if "state" in path else None
 
 
 def _check_text(text: str, where: str) -> None:

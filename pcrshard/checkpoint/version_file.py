@@ -10,13 +10,14 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from .. import storage
 from ..checksum import crc32c
 from ..errorbound import Words
 from ..errors import CorruptCheckpoint
-from .codec import Entry, Tensor, decode_tensor, digest_of, encode_tensor
+from .codec import Entry, Tensor, decode_tensor, digest_of
+from .folder import Folder
 from .frame import (
     HEAD_BYTES,
     Count,
@@ -29,7 +30,6 @@ from .frame import (
     damage_named,
     encode,
     header_bytes,
-    pack_frame,
     require,
     unpack_frame,
 )
@@ -58,52 +58,55 @@ def reported(items: Sequence[T], progress: Progress | None) -> Iterator[T]:
             progress(done, len(items))
 
 
-class VersionRecord(Record, frozen=True):
-    """One version of a store.
+class _Version(Record, frozen=True, kw_only=True):
+    """A version of a store.
+
+    Attributes:
+        number: Version number, from 1, increasing and never reused.
+        id: SHA-256 of the tree and of the type, shape, and SHA-256 of each tensor.
+        parent: Number of the version that deltas refer to; ``None`` for a keyframe.
+        metrics: Numbers and strings that the user recorded.
+        saved: Time of saving, in seconds since 1970.
+    """
+
+    number: Number
+    id: Digest
+    parent: Number | None
+    metrics: Metrics
+    saved: Time
+
+
+class VersionRecord(_Version, frozen=True, kw_only=True):
+    """One version of a store, as its manifest describes it.
 
     Attributes:
         number: Version number, from 1, increasing and never reused.
         id: SHA-256 of the restored content.
         parent: Number of the version that this delta refers to; ``None`` for a keyframe.
+        metrics: Numbers and strings that the user recorded.
+        saved: Time of saving, in seconds since 1970.
         file: Name of the version's file in the store's folder.
         file_bytes: Size of the file.
         header_bytes: Size of the file's header.
         raw_bytes: Size of the restored tensors.
-        metrics: Numbers and strings that the user recorded.
-        saved: Time of saving, in seconds since 1970.
     """
 
-    number: Number
-    id: Digest
-    parent: Number | None
     file: FileName
     file_bytes: Count
     header_bytes: Count
     raw_bytes: Count
-    metrics: Metrics
-    saved: Time
 
 
-class Header(Record, frozen=True):
+class Header(_Version, frozen=True, kw_only=True):
     """The header of a version's file.
 
     Attributes:
-        number: The version number in its store, from 1.
-        id: SHA-256 of the tree and of the type, shape, and SHA-256 of each tensor.
-        parent: Number of the version that deltas refer to; ``None`` for a keyframe.
         parent_id: The parent's id.
-        metrics: Numbers and strings that the user recorded.
-        saved: Time of saving, in seconds since 1970.
         tree: The state without its tensors.
         tensors: Metadata of the tensors, in the order of their payloads.
     """
 
-    number: Number
-    id: Digest
-    parent: Number | None
     parent_id: Digest | None
-    metrics: Metrics
-    saved: Time
     tree: Tree
     tensors: list[Entry]
 
@@ -113,18 +116,14 @@ class Header(Record, frozen=True):
         if self.parent is None and any(entry.is_delta for entry in self.tensors):
             raise ValueError("a version without a parent holds a delta")
 
-    def record(self, url: str, header_bytes: int) -> VersionRecord:
-        """Return the record of the version in a manifest."""
+    def record(self, name: str, header_bytes: int) -> VersionRecord:
+        """Return the manifest's record of the version in a file."""
         return VersionRecord(
-            number=self.number,
-            id=self.id,
-            parent=self.parent,
-            file=storage.file_name(url),
+            **{field: getattr(self, field) for field in _Version.__struct_fields__},
+            file=name,
             file_bytes=HEAD_BYTES + header_bytes + sum(e.num_bytes for e in self.tensors),
             header_bytes=header_bytes,
             raw_bytes=sum(entry.spec.num_bytes for entry in self.tensors),
-            metrics=self.metrics,
-            saved=self.saved,
         )
 
 
@@ -138,37 +137,30 @@ class VersionFile:
     """An open version file.
 
     Args:
-        url: The file.
+        folder: The store.
+        name: Name of the file.
         header_size: Size of the header, if known; saves one request.
-        options: fsspec storage options.
-        max_bytes: Memory limit for the decoded header.
 
     Attributes:
+        url: The file.
         header: The decoded header.
-        record: The record of the version in a manifest.
+        record: The manifest's record of the version.
 
     Raises:
         CorruptCheckpoint: The header is damaged.
         StorageError: The file cannot be read.
     """
 
-    def __init__(
-        self,
-        url: str,
-        header_size: int | None = None,
-        options: storage.Options | None = None,
-        max_bytes: int = 1 << 62,
-    ) -> None:
-        self.url = url
-        self._options = options
-        with damage_named("the header is damaged", url):
+    def __init__(self, folder: Folder, name: str, header_size: int | None = None) -> None:
+        self.url = folder.join(name)
+        self._folder = folder
+        with damage_named("the header is damaged", self.url):
             if header_size is None:
-                head = storage.read(url, 0, HEAD_BYTES, options=options)
-                header_size = header_bytes(head.data, MAGIC)
-            data = storage.read(url, 0, HEAD_BYTES + header_size, options=options).data
-            self.header, rest = unpack_frame(data, MAGIC, Header, max_bytes=max_bytes)
+                header_size = header_bytes(folder.read(name, 0, HEAD_BYTES), MAGIC)
+            data = folder.read(name, 0, HEAD_BYTES + header_size)
+            self.header, rest = unpack_frame(data, MAGIC, Header, max_bytes=folder.max_bytes)
             require(not rest, f"expected a header of {header_size} bytes")
-            self.record = self.header.record(url, header_size)
+            self.record = self.header.record(name, header_size)
 
     @cached_property
     def tree(self) -> TreeReader:
@@ -187,7 +179,7 @@ class VersionFile:
 
     def check_size(self) -> None:
         """Raise :class:`CorruptCheckpoint` unless the file ends exactly after its last payload."""
-        size = storage.file_bytes(self.url, options=self._options)
+        size = storage.file_bytes(self.url, options=self._folder.options)
         if size not in (None, self.record.file_bytes):
             message = f"expected {self.record.file_bytes} bytes, got {size}"
             raise CorruptCheckpoint(message, url=self.url)
@@ -206,7 +198,7 @@ class VersionFile:
             stop = start + sum(entry.num_bytes for _, entry in run)
             view = memoryview(b"")
             if is_wanted and start < stop:
-                view = storage.read(self.url, start, stop, options=self._options).data
+                view = self._folder.read(self.record.file, start, stop)
             for path, entry in run if is_wanted else ():
                 payload, view = view[: entry.num_bytes], view[entry.num_bytes :]
                 if crc32c(payload) != entry.payload_crc:
@@ -215,9 +207,7 @@ class VersionFile:
                 yield path, payload
             start = stop
 
-    def decode(
-        self, paths: Iterable[str], references: Mapping[str, Tensor], workers: int = 1
-    ) -> dict[str, Tensor]:
+    def decode(self, paths: Iterable[str], references: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Decode tensors, resolving deltas against ``references``.
 
         Raises:
@@ -230,9 +220,9 @@ class VersionFile:
             with damage_named("the payload is damaged", self.url, path):
                 return path, decode_tensor(self.entries[path], payload, references.get(path))
 
-        return dict(parallel_map(workers, work, self.payloads(paths)))
+        return dict(parallel_map(self._folder.workers, work, self.payloads(paths)))
 
-    def restore(self, tensors: Mapping[str, Tensor], workers: int = 1) -> dict[str, Words]:
+    def restore(self, tensors: Mapping[str, Tensor]) -> dict[str, Words]:
         """Restore the words (N,) of tensors by path, and verify each against its digest.
 
         Raises:
@@ -248,38 +238,4 @@ class VersionFile:
                 )
             return path, words
 
-        return dict(parallel_map(workers, work, tensors))
-
-
-def write_version(
-    url: str,
-    tensors: Sequence[tuple[Tensor, Tensor | None]],
-    *,
-    options: storage.Options | None = None,
-    workers: int = 1,
-    tree: Tree,
-    **fields: Any,
-) -> VersionRecord:
-    """Write a version file atomically.
-
-    Args:
-        url: The file.
-        tensors: The tensors in the order of the tree, each with its reference in the parent.
-        options: fsspec storage options.
-        workers: Threads.
-        tree: The state without its tensors.
-        **fields: Other fields of the header; the id is computed from the content.
-
-    Raises:
-        StorageError: The disk is full, or the storage rejected the write.
-    """
-    encoded = parallel_map(workers, lambda pair: encode_tensor(*pair), tensors)
-    entries = [entry for entry, _ in encoded]
-    header = Header(id=content_id(tree, entries), tree=tree, tensors=entries, **fields)
-    head = pack_frame(MAGIC, header)
-    # The local temporary file of an upload need not survive a power failure.
-    with storage.atomic_write(url, options=options, durable=storage.is_local(url)) as file:
-        file.write(head)
-        for _, parts in encoded:
-            file.writelines(parts)
-    return header.record(url, len(head) - HEAD_BYTES)
+        return dict(parallel_map(self._folder.workers, work, tensors))

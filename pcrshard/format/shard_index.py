@@ -130,6 +130,8 @@ class ShardIndex:
 
         The values of all base groups of the preview layout are in the last one.
         """
+        if not self.schema.late:
+            return ()
         first = 0 if row == self.schema.base - 1 else row
         return tuple(name for name, scan in self.schema.late if first < scan <= row + 1)
 

@@ -1,4 +1,4 @@
-"""What a reader moves: only what it lacks, from where it stopped, and nothing that is wrong."""
+"""Pulls transfer only missing bytes, resume after a kill, and add nothing that is damaged."""
 
 import os
 import struct
@@ -9,7 +9,7 @@ import pytest
 import torch
 from children import start
 from forge import manifest_path, rewrite_manifest
-from servers import Fault, faulty, nginx, s3
+from servers import nginx, s3
 from states import same
 from support import wait_for
 
@@ -26,7 +26,7 @@ from pcrshard.storage.locks import hold_lock
 
 
 def state(step):
-    """A pure function of its number: a walk of a matrix."""
+    """Return a state that depends only on its number."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(200, 100, generator=generator) * 0.02
     for _ in range(step):
@@ -36,7 +36,7 @@ def state(step):
 
 @pytest.fixture
 def sender(tmp_path):
-    """Versions 1 to 5, with keyframes at 1 and 4."""
+    """Return a store of versions 1 to 5, with keyframes at 1 and 4."""
     with DeltaStore(str(tmp_path / "web"), keyframe_every=3) as store:
         for number in range(1, 6):
             store.save(state(number))
@@ -53,7 +53,7 @@ def ids(store):
 
 
 def test_only_missing_files_move(sender, client):
-    """A newcomer takes a keyframe and its deltas, later one delta: the bytes of nginx's log."""
+    """An empty client fetches a keyframe, and later one delta, as nginx's log confirms."""
     told = []
     with nginx(sender.url) as server:
         first = pull(server.url(), client, version=4, progress=lambda *far: told.append(far))
@@ -74,7 +74,7 @@ def test_only_missing_files_move(sender, client):
 
 
 def test_a_chain_of_deltas_is_followed(sender, client):
-    """The versions between are added too, under their numbers; a later writer goes on."""
+    """Earlier deltas are pulled under their own numbers, and saving continues after them."""
     got = pull(sender.url, client, version=3)
     assert got.added == (1, 2, 3)
     assert ids(client) == {n: ids(sender)[n] for n in (1, 2, 3)}
@@ -86,19 +86,19 @@ def test_a_chain_of_deltas_is_followed(sender, client):
 
 
 def test_object_stores_on_both_sides(sender, tmp_path):
-    """From S3 into a store on S3; keys are never shown."""
+    """Pulling works from S3 to S3, and errors do not show secret keys."""
     with s3(sender.url) as server:
         options = server.storage_options
         client = DeltaStore(server.url("client"), options=options)
         assert pull(server.url(""), client, options=options).added == (4, 5)
         assert same(client.load(), sender.load())
-        with pytest.raises(PCRError) as refused:
+        with pytest.raises(VersionUnavailable, match="there is no store") as refused:
             pull(server.url("nothing"), client, options=options)
     assert options["secret"] not in str(refused.value)
 
 
 def test_pulling_while_versions_are_saved(tmp_path, client):
-    """Each pull gets a whole version, whatever the writer is doing."""
+    """Each pull yields a complete version while a writer saves and deletes."""
     stop = threading.Event()
     store = DeltaStore(str(tmp_path / "web"), keyframe_every=3)
     store.save({"n": 0}, blocking=True)
@@ -131,35 +131,16 @@ def test_pulling_while_versions_are_saved(tmp_path, client):
     assert client.verify() == []
 
 
-def test_a_bad_network_is_survived(sender, client):
-    """Answers of 503 and cut connections are retried, as everywhere in this package."""
-    faults = [Fault(status=503), None, Fault(status=503), Fault(cut_after=300), None, None]
-    with faulty(sender.url, faults) as server:
-        pull(server.url(), client)
-    assert list(ids(client)) == [4, 5]
-
-
-def test_a_password_is_not_shown(sender, client):
-    """In errors URLs have neither passwords nor signatures."""
-    with nginx(sender.url) as server:
-        url = server.url().replace("://", "://user:hush@")
-        with pytest.raises(PCRError) as missing:
-            pull(f"{url}/nowhere?signature=hush", client)
-        with pytest.raises(PCRError) as unknown:
-            pull(f"{url}?signature=hush", client, max_bytes=5)
-    assert "hush" not in str(missing.value) + str(unknown.value)
-
-
 def pull_into(connection, url, folder):
     pull(url, DeltaStore(folder))
 
 
 def test_a_killed_pull_goes_on_in_the_middle_of_a_file(tmp_path):
-    """After SIGKILL during a slow transfer, the second pull does not fetch the first part again."""
+    """After SIGKILL during a transfer, the next pull fetches only the remaining bytes."""
     sender = DeltaStore.lossless(str(tmp_path / "web"))
-    sender.save({"w": torch.randn(3000, 1000)}, blocking=True)
+    sender.save({"w": torch.randn(2800, 1000)}, blocking=True)
     size = sender.versions()[0].file_bytes
-    assert size > 10_000_000
+    assert size > 9_000_000
     client = str(tmp_path / "client")
     with nginx(tmp_path / "web", limit_rate=4_000_000, limit_rate_after=8_500_000) as server:
         process, _ = start(pull_into, server.url(), client)
@@ -177,52 +158,48 @@ def test_a_killed_pull_goes_on_in_the_middle_of_a_file(tmp_path):
     sender.close()
 
 
-def test_two_pulls_into_one_store(sender, client):
-    """The second one is refused while the first one works."""
+def test_the_target_is_guarded(sender, client, tmp_path):
+    """A second pull of the same file is refused, and a link in its place is not followed."""
     os.makedirs(client.url)
-    part = os.path.join(client.url, f".{sender.versions()[3].file}.part")
-    with hold_lock(part), pytest.raises(ConcurrentWriter, match="another process pulls"):
+    part = tmp_path / "client" / f".{sender.versions()[3].file}.part"
+    with hold_lock(str(part)), pytest.raises(ConcurrentWriter, match="another process pulls"):
         pull(sender.url, client)
+    part.unlink()
+    (tmp_path / "precious").write_bytes(b"x")
+    part.symlink_to(tmp_path / "precious")
+    with pytest.raises(StorageError, match="cannot write"):
+        pull(sender.url, client)
+    assert (tmp_path / "precious").read_bytes() == b"x"
+    part.unlink()
     assert pull(sender.url, client).version == 5
 
 
-def test_a_damaged_file_adds_nothing(sender, client, tmp_path):
-    """One flipped bit anywhere; once it is repaired the same command goes on."""
-    pull(sender.url, client, version=4)
-    path = tmp_path / "web" / sender.versions()[4].file
-    whole = path.read_bytes()
-    for place in range(0, len(whole), 197):
-        damaged = bytearray(whole)
-        damaged[place] ^= 4
-        path.write_bytes(damaged)
-        with pytest.raises(PCRError):
-            pull(sender.url, client)
-        assert list(ids(client)) == [4]
-    path.write_bytes(whole)
-    pull(sender.url, client)
-    assert list(ids(client)) == [4, 5]
-
-
-def test_a_manifest_that_lies_adds_nothing(sender, client, tmp_path):
-    """About ids, parents and sizes: each is found, each time."""
-    path = manifest_path(tmp_path / "web")
-    whole = path.read_bytes()
+def test_what_is_wrong_adds_nothing(sender, client, tmp_path):
+    """A flipped bit anywhere in a file, or a manifest that lies about ids, parents, or sizes."""
     key, delta = sender.versions()[3:]
-    for lie in (
-        {"id": key.id}, {"parent": 3}, {"raw_bytes": 1}, {"file": key.file},
-        {"file_bytes": delta.file_bytes - 1}, {"file_bytes": delta.file_bytes + 1},
-        {"header_bytes": 100},
-    ):  # fmt: skip
+    path, manifest = tmp_path / "web" / delta.file, manifest_path(tmp_path / "web")
+    whole, honest = path.read_bytes(), manifest.read_bytes()
+    lies = [{"id": key.id}, {"parent": 3}, {"raw_bytes": 1}, {"file": key.file}]
+    lies += [{"file_bytes": delta.file_bytes + n} for n in (-1, 1)] + [{"header_bytes": 100}]
+    for lie in lies:
         rewrite_manifest(tmp_path / "web", lambda raw, lie=lie: raw["versions"][-1].update(lie))
         for _ in range(2):
             with pytest.raises(PCRError):
                 pull(sender.url, client)
             assert client.versions() == []
-        path.write_bytes(whole)
+    manifest.write_bytes(honest)
+    for place in range(0, len(whole), 499):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        with pytest.raises(PCRError):
+            pull(sender.url, client)
+        assert client.versions() == []
+    path.write_bytes(whole)
+    pull(sender.url, client)
+    assert list(ids(client)) == [4, 5]
 
 
 def test_more_than_max_bytes_is_refused(sender, client, tmp_path):
-    """By the manifest alone: nothing is moved."""
+    """A version larger than ``max_bytes`` is refused before any of it is transferred."""
     with nginx(sender.url) as server:
         with pytest.raises(CorruptCheckpoint, match=r"at most 10000 bytes.*max_bytes"):
             pull(server.url(), client, max_bytes=10_000)
@@ -234,22 +211,3 @@ def test_more_than_max_bytes_is_refused(sender, client, tmp_path):
         file.truncate(1 << 33)
     with nginx(tmp_path / "endless") as server, pytest.raises(PCRError):
         pull(server.url(), client, max_bytes=1 << 20)
-
-
-def test_nothing_is_offered(tmp_path, client):
-    """The error says what was looked for."""
-    with pytest.raises(VersionUnavailable, match="there is no store"):
-        pull(str(tmp_path), client)
-    with nginx(tmp_path) as server, pytest.raises(VersionUnavailable):
-        pull(server.url(), client)
-
-
-def test_a_link_is_not_followed(sender, client, tmp_path):
-    """What another user has put in place of a file on its way is not written to."""
-    os.makedirs(client.url)
-    (tmp_path / "precious").write_bytes(b"x")
-    part = tmp_path / "client" / f".{sender.versions()[3].file}.part"
-    part.symlink_to(tmp_path / "precious")
-    with pytest.raises(StorageError, match="cannot write"):
-        pull(sender.url, client)
-    assert (tmp_path / "precious").read_bytes() == b"x"

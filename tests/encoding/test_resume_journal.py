@@ -1,6 +1,5 @@
 """A run that stops goes on: whole shards are kept, nothing is mixed, nothing is left over."""
 
-import json
 import os
 import pathlib
 import shutil
@@ -16,7 +15,6 @@ from encode_support import (
 from support import read_all, run_encode, wait_for
 
 from pcrshard import EncodeOptions, ShardFormat, ShardWriter, encode
-from pcrshard.encoding import resume_journal
 from pcrshard.encoding.resume_journal import JOURNAL
 from pcrshard.errors import (
     EncodeError,
@@ -244,18 +242,16 @@ def test_parts_of_different_runs_do_not_mix(synthetic_folder, tmp_path):
         )
 
 
-def test_an_encode_that_took_over_a_remote_folder_is_noticed(synthetic_folder, monkeypatch):
-    """Object stores have no locks: the run that was first stops with an error when it next
-    saves.
+def test_an_encode_that_took_over_a_remote_folder_is_noticed(synthetic_folder, dataset):
+    """Object stores have no locks: the first run stops with an error once another has taken over,
+    and the other one completes.
     """
-    monkeypatch.setattr(resume_journal, "SECONDS_PER_SAVE", 0)
-    memory, dst = fsspec.filesystem("memory"), "memory://taken-over"
+    dst = "memory://taken-over"
 
-    def disturb(done, total):
-        path = f"/taken-over/{resume_journal.JOURNAL}"
-        memory.pipe_file(
-            path, json.dumps(json.loads(memory.cat_file(path)) | {"run": "another"}).encode()
-        )
+    def take_over(done, total):
+        run_encode(synthetic_folder, dst, num_shards=4, resume=True)
 
     with pytest.raises(EncodeError, match="another encode is writing"):
-        run_encode(synthetic_folder, dst, num_shards=4, progress=disturb)
+        run_encode(synthetic_folder, dst, num_shards=4, progress=take_over)
+    memory = fsspec.filesystem("memory")
+    assert memory.cat_file("/taken-over/pcr.json") == (dataset / "pcr.json").read_bytes()

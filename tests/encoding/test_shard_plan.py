@@ -1,14 +1,12 @@
 """Which sample goes into which shard: fair, repeatable, refused before anything is written."""
 
-import contextlib
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pcrshard import EncodeOptions
 from pcrshard.encoding.samples import FieldRef, SampleRef
-from pcrshard.encoding.shard_plan import advise, plan_shards
+from pcrshard.encoding.shard_plan import plan_shards
 from pcrshard.errors import (
     EncodeError,
 )
@@ -91,44 +89,9 @@ def test_stratified_shards_do_not_come_class_by_class():
         assert len({label_of[sample] for sample in shard[:20]}) == 3
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    ranks=st.integers(1, 8),
-    workers=st.integers(1, 4),
-    most=st.none() | st.integers(1, 300),
-)
-def test_ranks_and_workers_divide_the_shards(ranks, workers, most):
-    """Every worker of every rank gets the same number of shards, and none is larger than asked."""
-    options = EncodeOptions(samples_per_shard=most, for_ranks=ranks, for_workers=workers)
-    shards = []
-    with contextlib.suppress(EncodeError):  # more shards than samples
-        shards = plan_shards(SAMPLES, options)
-    assert len(shards) % (ranks * workers) == 0
-    assert all(len(shard) <= (most or 300) for shard in shards)
-
-
-def test_a_number_of_shards_that_cannot_be_shared_out():
-    """An indivisible shard count is refused with the next valid one, as are surplus ranks."""
-    with pytest.raises(EncodeError, match=r"divisible by 4 ranks x 2 workers, such as 16, got 10"):
-        plan_shards(SAMPLES, EncodeOptions(num_shards=10, for_ranks=4, for_workers=2))
-    with pytest.raises(
-        EncodeError, match=r"at most 3 shards for 3 samples, got 4, divisible by 4 ranks"
-    ):
-        plan_shards(SAMPLES[:3], EncodeOptions(for_ranks=4))
-
-
-def test_advice_only_where_ranks_are_idle():
-    """A shard count that few world sizes divide is reported with its cost; 128 shards are not."""
-    assert "17% on 4, 38% on 8" in advise(10)
-    assert advise(1).startswith("1 shard leaves")
-    assert [advise(number) for number in (8, 16, 128, 1252)] == [""] * 4
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"for_ranks": 0},
-        {"for_workers": 0},
         {"classes": ("a", "a")},
         {"num_shards": 0},
         {"samples_per_shard": -1},

@@ -5,7 +5,7 @@ import pytest
 from pcrshard import Shard, ShardFormat
 from pcrshard.encoding.encode_jpeg import encode_jpeg
 from pcrshard.encoding.shard_writer import encode_sample, write_shard
-from pcrshard.format.group_table import decode_table
+from pcrshard.format.group_table import decode_tables
 from pcrshard.testing import make_jpeg
 
 
@@ -38,4 +38,6 @@ def tables(table_shard):
     """The table of each group of that shard, and of its tail."""
     shard, data = table_shard
     places = shard.index.table_places(0, shard.num_groups + 1)
-    return [decode_table(shard.index, place, data[place.start : place.stop]) for place in places]
+    return [
+        decode_tables(shard.index, [place], [data[place.start : place.stop]]) for place in places
+    ]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pcrshard.errors import CorruptIndex
-from pcrshard.format.group_table import decode_table
+from pcrshard.format.group_table import decode_tables
 
 
 def test_a_table_survives_encoding(table_shard, tables):
@@ -27,4 +27,4 @@ def test_any_changed_byte_of_a_table_is_found(table_shard, data):
     table = bytearray(content[place.start : place.stop])
     table[data.draw(st.integers(0, len(table) - 1))] ^= data.draw(st.integers(1, 255))
     with pytest.raises(CorruptIndex, match="the table of"):
-        decode_table(opened.index, place, table)
+        decode_tables(opened.index, [place], [table])

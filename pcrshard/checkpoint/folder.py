@@ -1,0 +1,62 @@
+"""The files of a store or a stream."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from .. import storage
+from ..errors import StorageError
+from ..redaction import get_logger
+
+log = get_logger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Folder:
+    """Access to the files of a folder.
+
+    Attributes:
+        url: The folder.
+        options: fsspec storage options.
+        workers: Threads that encode and decode.
+        max_bytes: Memory limit for a decoded header.
+    """
+
+    url: str = dataclasses.field(repr=False)
+    options: storage.Options | None = dataclasses.field(default=None, repr=False)
+    workers: int = 1
+    max_bytes: int = 1 << 62
+
+    def join(self, name: str) -> str:
+        """Return the URL of a file in the folder."""
+        return storage.join(self.url, name)
+
+    def list(self) -> list[str]:
+        """Return the names of all files in the folder; empty if the folder does not exist."""
+        if not storage.is_folder(self.url, options=self.options):
+            return []
+        found = storage.list_files(self.url, options=self.options)
+        return [name for name, _ in found if "/" not in name]
+
+    def read(self, name: str, start: int, stop: int) -> memoryview:
+        """Read the bytes ``[start, stop)`` of a file."""
+        return storage.read(self.join(name), start, stop, options=self.options).data
+
+    def read_bytes(self, name: str, max_bytes: int | None = None) -> bytes | None:
+        """Read a file; return ``None`` if it does not exist."""
+        try:
+            return storage.read_bytes(self.join(name), options=self.options, max_bytes=max_bytes)
+        except StorageError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return None
+            raise
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove files. If a file cannot be removed, log a warning; a later writer removes it."""
+        for name in names:
+            try:
+                storage.remove(self.join(name), options=self.options)
+            except StorageError as error:
+                if not isinstance(error.__cause__, FileNotFoundError):
+                    log.warning("a file is left over: %s", error)
