@@ -36,7 +36,6 @@ def verify(
     url: str,
     *,
     against: str | None = None,
-    prefix_keys: bool = False,
     workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     storage_options: storage.Options = None,
@@ -47,7 +46,6 @@ def verify(
         url: A dataset folder, its ``pcr.json``, or one shard.
         against: The source that was encoded. It is listed as by ``encode``, with the options in
             the dataset's journal.
-        prefix_keys: As given to ``encode``, for a dataset without a journal.
         workers: Number of worker processes; by default one per core.
         progress: Called with (samples checked, total samples) after each shard.
         storage_options: fsspec storage options of the dataset and the source.
@@ -75,8 +73,7 @@ def verify(
             )
     sources = None
     if against:
-        options = encode_options(folder, options=storage_options)
-        options = replace(options, prefix_keys=options.prefix_keys or prefix_keys, classes=classes)
+        options = replace(encode_options(folder, options=storage_options), classes=classes)
         if options.split not in (None, NO_SPLIT):
             # The source may be the split itself or the folder of all splits.
             splits = list_source(against, options=storage_options).splits
