@@ -296,14 +296,14 @@ class Journal:
         return dict(storage.list_files(self.dst, options=self.options))
 
     def _read(self, *, again: bool = True) -> list[_Saved]:
-        """Return every file of the journal."""
+        """Return every file of the journal, later ones last."""
         urls = []
         try:
             if storage.exists(self._parts, options=self.options):
                 names = [name for name, _ in storage.list_files(self._parts, options=self.options)]
                 urls = [storage.join(self._parts, n) for n in names if n.endswith(".json")]
             if storage.exists(self._whole, options=self.options):
-                urls.append(self._whole)
+                urls.insert(0, self._whole)
             return _Saved.read(urls, self.options)
         except StorageError:
             if not again:

@@ -306,9 +306,9 @@ def _untouched(model: nn.Module) -> Iterator[None]:
     """Restore buffers (BatchNorm statistics), modes and random states on exit."""
     devices = sorted({p.get_device() for p in model.parameters() if p.is_cuda})
     with ExitStack() as stack:
-        # A model may also draw from these.
+        # A model may also draw from these global generators.
         stack.callback(random.setstate, random.getstate())
-        stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002  # users'
+        stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002  # above
         for buffer in model.buffers():
             stack.callback(buffer.detach().copy_, buffer.detach().clone())
         for module in model.modules():

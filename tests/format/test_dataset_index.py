@@ -7,7 +7,7 @@ from msgspec.structs import asdict, replace
 
 from pcrshard import DatasetIndex, Shard, open_dataset, stage
 from pcrshard.errors import CorruptIndex, ScanUnavailable, UnsupportedVersion
-from pcrshard.format.dataset_index import ShardEntry
+from pcrshard.format.dataset_index import ShardEntry, resolve_scan
 
 ENTRY = ShardEntry("a-000000.tar", 3, 7, 4096, 8, (1536, 2048, 3072), 1536)
 
@@ -145,6 +145,24 @@ def test_the_totals_of_a_prefix():
     assert totals == [3072, 3584, 4608, 7168]
     with pytest.raises(ScanUnavailable, match="0 to 2"):
         index.prefix_bytes(3)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "scan"), [(0.374, None), (0.375, 1), (0.499, 1), (0.5, 2), (0.99, 2)]
+)
+def test_a_fraction_is_the_highest_scan_within_it(fraction, scan):
+    """A fraction of the bytes never reads more than that; scans themselves stay what they are."""
+    entries = [replace(ENTRY, prefix_stops=(1536, 2048, 4096))] * 2
+    if scan is None:
+        with pytest.raises(ScanUnavailable, match=r"at least 0\.375"):
+            resolve_scan(entries, fraction)
+    else:
+        assert resolve_scan(entries, fraction) == scan
+        staged = [*entries, replace(entries[0], scan=1)]
+        assert resolve_scan(staged, fraction) == 1
+    assert [resolve_scan(entries, scan) for scan in (1, "full")] == [1, "full"]
+    with pytest.raises(TypeError, match="a fraction in"):
+        resolve_scan(entries, 1.5)
 
 
 def test_a_dataset_index_describes_itself(dataset, tmp_path):
