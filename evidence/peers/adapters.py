@@ -55,7 +55,7 @@ class PCRShard(Peer):
     environment = "pcrshard"
     packages = ("pcrshard", "torch")
     streams = True
-    resized = {}
+    resized = ()  # options of encode
 
     def prepare(self, images, folder):
         import json
@@ -67,7 +67,7 @@ class PCRShard(Peer):
             for path, label in images:
                 json.dump({"path": path, "label": label}, file)
                 file.write("\n")
-        options = pcrshard.EncodeOptions(samples_per_shard=SHARD_IMAGES, **self.resized)
+        options = pcrshard.EncodeOptions(samples_per_shard=SHARD_IMAGES, **dict(self.resized))
         pcrshard.encode(listed, folder, options, workers=1)
 
     def loader(self, folder, workers, cache=None):
@@ -93,7 +93,7 @@ class PCRShard256(PCRShard):
     """The shorter side 256 pixels, quality 90, as for the peers that resize once."""
 
     form = "pcr256"
-    resized = {"resize_short": 256, "reencode_quality": 90}
+    resized = (("resize_short", 256), ("reencode_quality", 90))
 
 
 class PCRInWebDataset(PCRShard):
