@@ -1,11 +1,12 @@
-"""Ways to save memory for backward, side by side: peak memory and time of a step.
+"""Ways to save memory for backward, side by side: peak memory, time, and error of the gradients.
 
 With a GPU: ResNet-50 and ViT-Tiny at 224x224, seconds of its work, peaks of its allocator. On a CPU
 smaller ones, CPU seconds, and peaks of the resident set of a process whose C library gives freed
-memory back. Each row of the first table is a process of its own; overhead is interleaved.
+memory back. Each row of the first tables is a process of its own; overhead is interleaved.
 """
 
 import contextlib
+import functools
 import json
 import os
 import time
@@ -29,69 +30,45 @@ NETWORKS = {
     "ViT": lambda size: ViT(10, size=size, patch=16 if size > 100 else 4),
     "narrow": lambda size: resnet18(16, small=size < 100),
 }
-# The codec or method, and whether the model is compiled.
-WAYS = {
-    "plain": (None, False),
-    "int8": ("int8", False),
-    "bits": ("bits", False),
-    "zstd": ("zstd", False),
-    "offload": ("offload", False),
-    "checkpoint": ("checkpoint", False),
-    "compiled": (None, True),
-    "compiled, int8": ("int8", True),
-    "compiled, bits": ("bits", True),
-    "compiled, fp8 pass": ("fp8", True),
-}
+EAGER = ("plain", "int8", "bits", "zstd", "offload", "checkpoint")
+# In each of two compilers; fp8 is Inductor's own activation quantization.
+COMPILED = ("aot_eager plain", "aot_eager int8", "inductor plain", "inductor int8",
+            "inductor bits", "inductor fp8")  # fmt: skip
 OVERHEAD = {"int8": 0.08, "bits": None, "zstd": 0.15}
-# Inductor's own activation quantization, of every tensor of a mebibyte or more.
-FP8 = {
-    "quant_type": "torch.float8_e5m2",
-    "size_in_mb": 1,
-    "use_scaling": True,
-    "allowed_dtypes": "torch.float32;torch.bfloat16",
-}
+FP8 = {"quant_type": "torch.float8_e5m2", "size_in_mb": 1, "use_scaling": True,
+       "allowed_dtypes": "torch.float32;torch.bfloat16"}  # fmt: skip
 
 
-class Recomputed(torch.nn.Module):
-    """A block that is computed again in the backward pass."""
+class Step:
+    """A training step of a network in one of the ways, on synthetic images."""
 
-    def __init__(self, block):
-        super().__init__()
-        self.block = block
+    def __init__(self, way, network, batch, size):
+        backend, _, method = way.rpartition(" ")
+        torch.manual_seed(0)
+        self.model = self.forward = NETWORKS[network](size).to(DEVICE)
+        self.images = torch.randn(batch, 3, size, size, device=DEVICE)
+        self.labels = torch.arange(batch, device=DEVICE) % 10
+        self.context = contextlib.nullcontext()
+        if method in OVERHEAD:
+            self.context = compress_activations(self.model, codec=method)
+        elif method == "offload":
+            self.context = torch.autograd.graph.save_on_cpu(pin_memory=DEVICE == "cuda")
+        elif method == "checkpoint":
+            for block in self.model.blocks:
+                block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+        elif method == "fp8":
+            options = {"activation_quantization_aten_pass": FP8}
+            torch._inductor.config.post_grad_fusion_options = options
+        if backend:
+            self.forward = torch.compile(self.model, backend=backend, fullgraph=True)
 
-    def forward(self, values):
-        return checkpoint(self.block, values, use_reentrant=False)
+    def loss(self):
+        with self.context:
+            return functional.cross_entropy(self.forward(self.images), self.labels)
 
-
-def _make_step(way, network, batch, size):
-    """A function that runs a step and returns the loss; and the saver, if there is one."""
-    method, is_compiled = WAYS[way]
-    torch.manual_seed(0)
-    model = NETWORKS[network](size).to(DEVICE)
-    images = torch.randn(batch, 3, size, size, device=DEVICE)
-    labels = torch.arange(batch, device=DEVICE) % 10
-    saver = None
-    context = contextlib.nullcontext()
-    if method in OVERHEAD:
-        saver = context = compress_activations(model, codec=method)
-    elif method == "offload":
-        context = torch.autograd.graph.save_on_cpu(pin_memory=DEVICE == "cuda")
-    elif method == "checkpoint":
-        for position, block in enumerate(model.blocks):
-            model.blocks[position] = Recomputed(block)
-    elif method == "fp8":
-        options = {"activation_quantization_aten_pass": FP8}
-        torch._inductor.config.post_grad_fusion_options = options
-    forward = torch.compile(model, fullgraph=True) if is_compiled else model
-
-    def step():
-        with context:
-            loss = functional.cross_entropy(forward(images), labels)
-        loss.backward()
-        model.zero_grad()
-        return float(loss.detach())
-
-    return step, saver
+    def __call__(self):
+        self.model.zero_grad()
+        self.loss().backward()
 
 
 def _clock():
@@ -102,136 +79,87 @@ def _clock():
     return time.process_time()
 
 
+def held_bytes(loss, model, images):
+    """Bytes of the storages that the graph holds for backward, without weights and images."""
+    outside = (*model.parameters(), *model.buffers(), images)
+    nodes, seen, held = [loss.grad_fn], set(), {}
+    while nodes:
+        node = nodes.pop()
+        new = {following for following, _ in node.next_functions} - seen - {None}
+        seen |= new
+        nodes += new
+        for tensor in filter(torch.is_tensor, getattr(node, "saved_tensors", ())):
+            storage = tensor.untyped_storage()
+            held[storage._cdata] = storage.nbytes()
+    for tensor in outside:
+        held.pop(tensor.untyped_storage()._cdata, None)
+    return sum(held.values())
+
+
 def measure(way, network, batch, size, rounds):
-    """As JSON: the peak of a step, its seconds, the loss and the ratio of saved bytes."""
+    """As JSON: a row of figures of one way."""
     torch.set_num_threads(1)
-    step, saver = _make_step(way, network, int(batch), int(size))
-    step()
-    with peak_memory(DEVICE) as peak:
-        loss = step()
-    seconds = []
-    for _ in range(int(rounds)):
-        begun = _clock()
+    both = []
+    for each in ("plain", way):
+        step = Step(each, network, int(batch), int(size))
         step()
-        seconds.append(_clock() - begun)
-    ratio = 1.0 if saver is None else saver.report().ratio
-    return json.dumps([peak.num_bytes, seconds, loss, ratio])
+        both.append(torch.cat([weight.grad.flatten() for weight in step.model.parameters()]))
+    wrong = float((both[1] - both[0]).norm() / both[0].norm())
+    loss = step.loss()
+    held = ""
+    if step.forward is not step.model:
+        held = held_bytes(loss, step.model, step.images) / 1e6
+    elif way in OVERHEAD:  # whose hooks would unpack what they hold
+        held = step.context.report().stored_bytes / 1e6
+    row = {"": way, "held MB": held, "loss": float(loss.detach()), "error of gradients": wrong}
+    loss.backward()
+    with peak_memory(DEVICE) as peak:
+        step()
+    begun = _clock()
+    for _ in range(int(rounds)):
+        step()
+    seconds = (_clock() - begun) / int(rounds)
+    return json.dumps(row | {"peak MB": peak.num_bytes / 1e6, "s/step": seconds})
 
 
 def _compare(bench, ways, network, batch, size):
-    rows = []
-    for way in ways:
-        peak, seconds, loss, ratio = bench.worker(
-            "measure", way, network, batch, size, bench.rounds
-        )
-        if way == "plain":
-            plain_peak, plain_loss = peak, loss
-        assert abs(loss - plain_loss) < 1e-2 * plain_loss
-        rows.append(
-            {
-                "": way,
-                "peak MB": peak / 1e6,
-                "below plain": plain_peak / peak,
-                "steps/s": 1 / Quartiles(seconds).median,
-                "ratio of saved bytes": ratio,
-            }
-        )
+    rows = [bench.worker("measure", way, network, batch, size, bench.rounds) for way in ways]
+    by_way = {row[""]: row for row in rows}
+    for row in rows:
+        assert abs(row["loss"] - rows[0]["loss"]) < 1e-2 * rows[0]["loss"]
     bench.show(f"{network}, batch {batch}, {size}x{size}, {DEVICE}", rows)
+    if "aot_eager int8" in by_way:
+        plain, packed = by_way["aot_eager plain"], by_way["aot_eager int8"]
+        assert plain["error of gradients"] < 1e-5
+        assert packed["error of gradients"] < 1.1 * by_way["int8"]["error of gradients"]
+        ratio = plain["held MB"] / packed["held MB"]
+        bench.target(f"{network}, {size}x{size}, compiled: saved bytes, int8", ratio, least=3.5)
 
 
 def _overhead(bench, network, batch, size, limits):
-    made = {way: _make_step(way, network, batch, size) for way in ("plain", *limits)}
-    steps = {way: step for way, (step, _) in made.items()}
+    steps = {way: Step(way, network, batch, size) for way in ("plain", *limits)}
     for step in steps.values():
         step()
     seconds = bench.interleaved(steps, _clock)
     rows = []
     for way, limit in limits.items():
         pairs = zip(seconds[way], seconds["plain"], strict=True)
-        over = Quartiles(mine / plain - 1 for mine, plain in pairs)
-        report = made[way][1].report()
-        share = report.seconds / Quartiles(seconds["plain"]).median
-        rows.append({"": way, "over plain": over, "packing and unpacking": share})
+        rows.append({"": way, "over plain": Quartiles(mine / plain - 1 for mine, plain in pairs)})
         if limit is not None:
-            bench.target(
-                f"{network}, {size}x{size}: time over plain, {way}", over.median, most=limit
-            )
+            what = f"{network}, {size}x{size}: time over plain, {way}"
+            bench.target(what, rows[-1]["over plain"], most=limit)
     bench.show(f"Time of a step, {network}, batch {batch}, {size}x{size}, {DEVICE}", rows)
-
-
-def held_bytes(loss, model, images):
-    """Bytes of the storages that the graph holds for backward, without weights and images."""
-    outside = [*model.parameters(), *model.buffers(), images]
-    known = {tensor.untyped_storage()._cdata for tensor in outside}
-    nodes, seen, held = [loss.grad_fn], set(), {}
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        nodes += [following for following, _ in node.next_functions]
-        for tensor in filter(torch.is_tensor, getattr(node, "saved_tensors", ())):
-            storage = tensor.untyped_storage()
-            held[storage._cdata] = storage.nbytes()
-    return sum(size for storage, size in held.items() if storage not in known)
-
-
-def compiled(network, batch, size):
-    """As JSON: (loss, held bytes, error of the gradients) of a step, by way of saving."""
-    torch.manual_seed(0)
-    model = NETWORKS[network](int(size)).to(DEVICE)
-    images = torch.randn(int(batch), 3, int(size), int(size), device=DEVICE)
-    labels = torch.arange(int(batch), device=DEVICE) % 10
-    graph = torch.compile(model, backend="aot_eager", fullgraph=True)
-    ways = {"eager": (model, None), "eager, int8": (model, "int8")}
-    ways |= {"compiled": (graph, None), "compiled, int8": (graph, "int8")}
-    found, expected = {}, None
-    for way, (forward, codec) in ways.items():
-        context = compress_activations(forward, codec=codec) if codec else contextlib.nullcontext()
-        model.zero_grad()
-        with context:
-            loss = functional.cross_entropy(forward(images), labels)
-        held = held_bytes(loss, model, images) if forward is graph else None
-        loss.backward()
-        gradient = torch.cat([weight.grad.flatten() for weight in model.parameters()])
-        expected = gradient if expected is None else expected
-        wrong = float((gradient - expected).norm() / expected.norm())
-        found[way] = [float(loss.detach()), held, wrong]
-    return json.dumps(found)
-
-
-def _compare_compiled(bench, network, batch, size):
-    """Compiled code, under the bound that eager code has: fewer bytes, gradients as close."""
-    found = bench.worker("compiled", network, batch, size)
-    loss, plain, same = found["compiled"]
-    loss_of_codes, held, wrong = found["compiled, int8"]
-    eager_loss, _, eager_wrong = found["eager, int8"]
-    assert same < 1e-5
-    assert abs(loss - found["eager"][0]) < 1e-5 * loss
-    assert abs(loss_of_codes - eager_loss) < 1e-5 * loss
-    assert wrong < 1.1 * eager_wrong
-    bench.target(f"{network}, {size}x{size}, compiled: saved bytes, int8", plain / held, least=3.5)
-    rows = [
-        {"": way, "held MB": num_bytes / 1e6 if num_bytes else "", "error of gradients": error}
-        for way, (_, num_bytes, error) in found.items()
-    ]
-    bench.show(f"Compiled {network} (aot_eager), batch {batch}, {size}x{size}", rows)
 
 
 def run(bench):
     os.environ |= {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     torch.set_num_threads(1)
     if bench.quick:
-        _compare(bench, ("plain", "int8", "bits", "zstd", "offload", "checkpoint"), "narrow", 4, 32)
+        _compare(bench, EAGER, "narrow", 4, 32)
         return
-    if DEVICE == "cuda":
-        cases = (("ResNet-50", 64, 224), ("ViT", 64, 224))
-    else:
-        cases = (("ResNet-18", 16, 112), ("ViT", 8, 32))
-    for network, batch, size in cases:
-        _compare(bench, WAYS, network, batch, size)
-    for network in ("ResNet-18", "ViT"):
-        _compare_compiled(bench, network, 8, 112)
+    large = ("ResNet-50", 64, 224) if DEVICE == "cuda" else ("ResNet-18", 8, 112)
+    for network, batch, size in (large, ("ViT", *large[1:])):
+        _compare(bench, EAGER + COMPILED, network, batch, size)
     batch = 64 if DEVICE == "cuda" else 16
     _overhead(bench, "ResNet-18", batch, 112, OVERHEAD)
     _overhead(bench, "ViT", batch, 112, OVERHEAD)

@@ -48,13 +48,6 @@ def cpu():
     return time.process_time() + usage.ru_utime + usage.ru_stime
 
 
-def machine_busy():
-    """CPU seconds that all processes of the machine have used since it started."""
-    with open("/proc/stat") as file:
-        numbers = list(map(int, file.readline().split()[1:9]))
-    return (sum(numbers) - numbers[3] - numbers[4]) / os.sysconf("SC_CLK_TCK")
-
-
 def peak_memory():
     """The most bytes that this process held; its parent's count in ``ru_maxrss``."""
     with open("/proc/self/status") as file:

@@ -6,13 +6,11 @@ Run by ``scripts/wheels``, whose environment has the tools.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import tempfile
 import zipfile
@@ -20,10 +18,8 @@ import zipfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GLIBC = "2.17"
 MANYLINUX = ("manylinux2014", "manylinux_2_17")  # the old name and the new one
-# Whatever else is installed here: a wheel must need neither.
-EMPTY_PATH = "/usr/sbin:/sbin"
-MODULES = ("_core",)
-TYPES = ("pcrshard/py.typed", "pcrshard/native/_core.pyi")
+# Of a wheel, with the C module, which setuptools leaves out where it does not compile.
+CONTENT = ("pcrshard/py.typed", "pcrshard/native/_core.pyi", "pcrshard/native/_core.abi3.so")
 
 
 def main() -> None:
@@ -39,16 +35,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(scratch)
         sdist = make_sdist(out)
-        for machine in args.targets or ("sdist", "x86_64", "aarch64", "macos"):
-            if machine == "macos":
+        for target in args.targets or ("sdist", "x86_64", "aarch64", "macos"):
+            if target == "macos":
                 compile_for_macos(folder)
-                continue
-            if machine == "sdist":
-                try_out(sdist, folder / machine, None)
-                continue
-            wheel = make_wheel(sdist, machine, out, folder / machine)
-            if machine == os.uname().machine:
-                try_out(wheel, folder / "try", args.demo)
+            elif target == "sdist":
+                try_out(sdist, folder / target, None)
+            else:
+                wheel = make_wheel(sdist, target, out, folder / target)
+                if target == os.uname().machine:
+                    try_out(wheel, folder / "try", args.demo)
 
 
 def run(*command: str | pathlib.Path, **options) -> None:
@@ -62,19 +57,25 @@ def run(*command: str | pathlib.Path, **options) -> None:
 def make_sdist(out: pathlib.Path) -> pathlib.Path:
     """The source distribution of the working tree."""
     with tempfile.TemporaryDirectory() as folder:
-        build = f"from setuptools import build_meta; build_meta.build_sdist({folder!r})"
-        run(sys.executable, "-c", build, cwd=ROOT)
+        code = f"from setuptools import build_meta; build_meta.build_sdist({folder!r})"
+        run(sys.executable, "-c", code, cwd=ROOT)
         (made,) = pathlib.Path(folder).iterdir()
-        shutil.move(made, out / made.name)
+        return publish(made, out)
+
+
+def publish(made: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
+    """Move a file to the folder of results."""
     print(out / made.name)
-    return out / made.name
+    return pathlib.Path(shutil.move(made, out / made.name))
 
 
 def make_wheel(
     sdist: pathlib.Path, machine: str, out: pathlib.Path, folder: pathlib.Path
 ) -> pathlib.Path:
     """A wheel of the source distribution for a kind of processor, by Zig's C compiler."""
-    unpack(sdist, folder)
+    with tarfile.open(sdist) as tar:
+        tar.extractall(folder, filter="data")
+    (source,) = folder.iterdir()
     zig = f"{sys.executable} -m ziglang"
     compiler = f"{zig} cc -target {machine}-linux-gnu.{GLIBC}"
     environment = {
@@ -87,18 +88,18 @@ def make_wheel(
         # The headers are those of this machine; both are 64 bits and little-endian.
         "_PYTHON_HOST_PLATFORM": f"linux-{machine}",
     }
-    build = "from setuptools import build_meta; build_meta.build_wheel('made')"
-    run(sys.executable, "-c", build, cwd=folder, env=environment)
-    (plain,) = folder.glob("made/*.whl")
-    check_content(plain)
+    code = "from setuptools import build_meta; build_meta.build_wheel('made')"
+    run(sys.executable, "-c", code, cwd=source, env=environment)
+    (plain,) = source.glob("made/*.whl")
+    with zipfile.ZipFile(plain) as archive:
+        missing = set(CONTENT) - set(archive.namelist())
+    if missing:
+        raise SystemExit(f"expected {sorted(missing)} in {plain.name}")
     check_symbols(plain, machine)
     tags = ".".join(f"{version}_{machine}" for version in MANYLINUX)
-    words = ("-m", "wheel", "tags", "--remove", "--platform-tag", tags)
-    run(sys.executable, *words, plain)
-    (wheel,) = folder.glob("made/*.whl")
-    shutil.move(wheel, out / wheel.name)
-    print(out / wheel.name)
-    return out / wheel.name
+    run(sys.executable, "-m", "wheel", "tags", "--remove", "--platform-tag", tags, plain)
+    (wheel,) = source.glob("made/*.whl")
+    return publish(wheel, out)
 
 
 def compile_for_macos(folder: pathlib.Path) -> None:
@@ -122,86 +123,25 @@ def check_symbols(wheel: pathlib.Path, machine: str) -> None:
         raise SystemExit(f"expected a wheel for {tag}, auditwheel says: {said}")
 
 
-def unpack(sdist: pathlib.Path, folder: pathlib.Path) -> None:
-    """The content of a source distribution, without its one folder."""
-    with tarfile.open(sdist) as tar:
-        tar.extractall(folder.with_suffix(".tmp"), filter="data")
-    (inner,) = folder.with_suffix(".tmp").iterdir()
-    inner.rename(folder)
-
-
-def check_content(wheel: pathlib.Path) -> None:
-    """Both C modules, which setuptools leaves out where they do not compile, and the types."""
-    with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-    for module in MODULES:
-        found = [name for name in names if name.startswith(f"pcrshard/native/{module}.")]
-        if not any(name.endswith(".so") for name in found):
-            raise SystemExit(f"expected pcrshard/native/{module}.*.so in {wheel.name}, got none")
-    missing = set(TYPES) - set(names)
-    if missing:
-        raise SystemExit(f"expected {sorted(missing)} in {wheel.name}")
-
-
-def try_out(wheel: pathlib.Path, folder: pathlib.Path, demo: str | None) -> None:
-    """Encode, verify, decode and train in an empty environment, without what was there to build."""
-    python = make_environment(folder / "venv", wheel)
-    golden = next((ROOT / "tests" / "golden").glob("v*"))
-    script = ROOT / "scripts" / "try_wheel.py"
-    run(*hidden(python, script, golden, folder / "work"), env=bare_environment(python))
-    print(f"{wheel.name}: installed, encoded, verified, exported, decoded")
-    if demo:
-        path = next((folder / "venv").glob("lib/python*/site-packages")) / "demo.pth"
-        path.write_text(f"{demo}\n")
-        command = (python.parent / "pcrshard", "demo", "--epochs", "1", "--out", folder / "demo")
-        run(*hidden(*command), env=bare_environment(python), cwd=folder)
-        print(f"{wheel.name}: demonstrated")
-
-
-def make_environment(folder: pathlib.Path, what: pathlib.Path) -> pathlib.Path:
-    """A new virtual environment with nothing but a wheel or source distribution; its Python."""
-    run(sys.executable, "-m", "venv", folder)
-    python = folder / "bin" / "python"
+def try_out(package: pathlib.Path, folder: pathlib.Path, demo: str | None) -> None:
+    """Encode, verify, decode and train in an empty environment, without compiler on its path."""
+    run(sys.executable, "-m", "venv", folder / "venv")
+    binaries = folder / "venv" / "bin"
+    python = binaries / "python"
     pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
     # PyTurboJPEG comes as Python sources only, which need no compiler.
     binary = ("--only-binary", ":all:", "--no-binary", "PyTurboJPEG")
-    prebuilt = binary if what.suffix == ".whl" else ()
-    run(*pip, *prebuilt, what)
-    return python
-
-
-def bare_environment(python: pathlib.Path) -> dict[str, str]:
-    """No compiler on the path, and nothing of this environment."""
-    return {
-        "PATH": f"{python.parent}:{EMPTY_PATH}",
-        "HOME": str(python.parent.parent),
-        "LC_ALL": "C.UTF-8",
-    }
-
-
-def hidden(*command: str | pathlib.Path) -> list[str | pathlib.Path]:
-    """The command without libturbojpeg, where this user may lay an empty file over it."""
-    library = sysconfig.get_config_var("MULTIARCH") or "x86_64-linux-gnu"
-    covered = [f"/usr/lib/{library}/libturbojpeg.so.0", "/etc/ld.so.cache"]
-    mounts = " && ".join(
-        f"/usr/bin/mount --bind /dev/null {path}" for path in filter(os.path.exists, covered)
-    )
-    unshare = [
-        "/usr/bin/unshare",
-        "--mount",
-        "/bin/sh",
-        "-c",
-        f'{mounts or ":"} && exec "$@"',
-        "sh",
-    ]
-    with contextlib.suppress(OSError):
-        if (
-            subprocess.run([*unshare, "/bin/true"], capture_output=True, check=False).returncode
-            == 0
-        ):
-            return [*unshare, *command]
-    print("not tried without libturbojpeg: unshare --mount is not allowed here")
-    return list(command)
+    run(*pip, *(binary if package.suffix == ".whl" else ()), package)
+    bare = {"PATH": f"{binaries}:/usr/sbin:/sbin", "HOME": str(folder), "LC_ALL": "C.UTF-8"}
+    golden = next((ROOT / "tests" / "golden").glob("v*"))
+    run(python, ROOT / "scripts" / "try_wheel.py", golden, folder / "work", env=bare)
+    print(f"{package.name}: installed, encoded, verified, exported, decoded")
+    if demo:
+        path = next((folder / "venv").glob("lib/python*/site-packages")) / "demo.pth"
+        path.write_text(f"{demo}\n")
+        words = ("demo", "--epochs", "1", "--out", folder / "demo")
+        run(binaries / "pcrshard", *words, env=bare, cwd=folder)
+        print(f"{package.name}: demonstrated")
 
 
 if __name__ == "__main__":

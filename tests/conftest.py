@@ -19,32 +19,6 @@ def _data_folder() -> pathlib.Path | None:
     return folder if (folder / "photos.tar").exists() else None
 
 
-# The longest files, longest first: started last, one would leave the other processes idle.
-SLOW_FILES = (
-    "test_docs",
-    "test_lightning_resume",
-    "test_redaction",
-    "test_remote",
-    "test_compiled",
-    "test_slurm",
-    "test_webdataset",
-    "test_fuzz",
-    "test_loader",
-    "test_shard",
-    "test_clusters",
-    "test_evidence",
-    "test_train",
-    "test_train_checkpoints",
-    "test_distributed",
-    "test_train_script",
-)
-
-
-def pytest_collection_modifyitems(items):
-    rank = {name: number for number, name in enumerate(SLOW_FILES)}
-    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
-
-
 def pytest_configure(config):
     # A run in the background of a shell ignores SIGINT, and so would every process that it starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)

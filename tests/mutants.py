@@ -1,13 +1,7 @@
-"""JPEGs that are damaged in ways that a seed decides, and what an encoder makes of them.
+"""JPEGs that are damaged in ways that a seed decides, and what an encoder makes of them."""
 
-``python mutants.py COUNT [SEED]`` is the campaign: it prints how many mutants each judgment got,
-and ends with status 1 if the two judges differ in any.
-"""
-
-import collections
 import random
 import re
-import sys
 
 from support import run_tool
 
@@ -122,29 +116,3 @@ def difference(jpeg):
     if any(not _HARMLESS.search(line) for line in warnings):
         return f"accepted, but jpegtran says {warnings}"
     return None if expected.stdout == encoded else "jpegtran writes other bytes"
-
-
-def _judge_of(refused):
-    if refused is None:
-        return "accepted"
-    name, _, text = refused.partition(": ")
-    judges = [judge for judge in ("native core", "libjpeg-turbo") if text.startswith(judge)]
-    return " by ".join((name, *judges))
-
-
-def _campaign(count, seed):
-    judged = collections.Counter()
-    differing = []
-    for number, jpeg in enumerate(mutants(count, seed)):
-        refused, _ = judge(jpeg)
-        judged[_judge_of(refused)] += 1
-        if text := difference(jpeg):
-            differing.append((number, text))
-    for text, times in judged.most_common():
-        print(times, text)
-    print(f"{count} mutants, {len(differing)} differences", *differing, sep="\n")
-    return bool(differing)
-
-
-if __name__ == "__main__":
-    sys.exit(_campaign(int(sys.argv[1]), int(*sys.argv[2:])))

@@ -14,8 +14,7 @@ import pytest
 
 from pcrshard import EncodeOptions, encode
 from pcrshard.encoding.resume_journal import JOURNAL
-from pcrshard.format.group_table import decode_table, join_tables
-from pcrshard.format.piece_places import piece_starts
+from pcrshard.format.group_table import decode_tables, group_starts
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -78,12 +77,13 @@ def pieces(shard):
     """The pieces of a local shard without lists, by row, sample and stream; the tail is last."""
     index = shard.index
     data = pathlib.Path(shard.url).read_bytes()
-    tables = [
-        decode_table(index, place, data[place.start : place.stop])
-        for place in index.table_places(0, index.num_groups + 1)
-    ]
-    groups, tail = join_tables(tables[:-1]), tables[-1]
+    places = list(index.table_places(0, index.num_groups + 1))
+    table = decode_tables(index, places, [data[place.start : place.stop] for place in places])
     shape = (index.num_groups + 1, index.num_samples, len(index.schema.streams))
-    starts = np.concatenate([piece_starts(index, table) for table in (groups, tail)])
-    sizes = np.concatenate([table.own_bytes for table in (groups, tail)])
+    sizes = table.own_bytes
+    starts = sizes.cumsum(axis=1) - sizes + np.array(group_starts(index, table.rows))[:, None]
+    if len(table.offsets):
+        base = slice(index.schema.base)
+        before = sizes[base].cumsum(axis=0) - sizes[base]
+        starts[base] = table.offsets.astype(np.int64) + before
     return Pieces(starts.reshape(shape), sizes.reshape(shape))

@@ -56,9 +56,9 @@ IMPORTERS = {
     "distributed": {"encoding.clusters"},
     "fsspec": {"storage.stores", "testing"},
     "matplotlib": {"fidelity.plots"},
-    "msgpack": {"format.schema"},
     "msgspec": {
         "format.dataset_index",
+        "format.schema",
         "encoding.resume_journal",
         "checkpoint.frame",
     },

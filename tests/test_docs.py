@@ -84,16 +84,25 @@ def test_examples_in_docstrings_run(path):
     assert doctest.testmod(module).failed == 0
 
 
+LINK = re.compile(r"\]\((?!http)([^)#]*)(?:#([^)]+))?\)")
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+def anchors(page):
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+    return {heading.strip().replace(" ", "-") for heading in plain}
+
+
 def test_links_lead_somewhere():
-    """Relative links and pictures exist."""
-    found = [
-        (page, target)
-        for page in EVERY
-        for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text())
-    ]
-    assert len(found) > 40
-    for page, target in found:
-        assert (page.parent / target).exists(), f"{page.name}: {target}"
+    """Relative links and pictures exist, and a link into a page ends at a heading."""
+    found = [(page, *link) for page in EVERY for link in LINK.findall(page.read_text())]
+    assert len(found) > 60
+    for page, target, anchor in found:
+        where = page.parent / target if target else page
+        assert where.exists(), f"{page.name}: {target}"
+        assert not anchor or anchor in anchors(where), f"{page.name}: {target}#{anchor}"
 
 
 def sections(text):

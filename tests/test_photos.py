@@ -1,13 +1,17 @@
 """Real photographs, and odd and broken files."""
 
+import contextlib
 import io
 import itertools
+import json
 import pathlib
 import tarfile
 
 import pytest
+from PIL import Image
 from support import run_tool
 
+import pcrshard
 from pcrshard.encoding.encode_jpeg import encode_jpeg
 from pcrshard.errors import PCRError
 from pcrshard.format.scan import FULL
@@ -36,105 +40,61 @@ def _check_lossless(name, jpeg, djpeg, jpegtran, scans):
     return len(join_pieces(groups, tail)), len(jpeg)
 
 
-def test_photographs_are_kept_losslessly(data_folder, djpeg, jpegtran):
+@pytest.mark.parametrize("every", [555 // FEW, pytest.param(1, marks=pytest.mark.long)])
+def test_photographs_are_kept_losslessly(every, data_folder, djpeg, jpegtran):
     """Photographs of every set keep their pixels, are cut at scan ends and do not grow in total."""
     sizes = [
-        _check_lossless(name, jpeg, djpeg, jpegtran, (1, 5))
-        for name, jpeg in _photographs(data_folder, 555 // FEW)
+        _check_lossless(name, jpeg, djpeg, jpegtran, range(1, 11) if every == 1 else (1, 5))
+        for name, jpeg in _photographs(data_folder, every)
     ]
-    assert len(sizes) >= FEW
+    assert len(sizes) >= 555 // every
     ours, source = map(sum, zip(*sizes, strict=True))
     assert ours < source
 
 
-@pytest.mark.long
-def test_all_photographs_are_kept_losslessly(data_folder, djpeg, jpegtran):
-    """The same for each photograph at every scan."""
-    sizes = [
-        _check_lossless(name, jpeg, djpeg, jpegtran, range(1, 11))
-        for name, jpeg in _photographs(data_folder, 1)
-    ]
-    assert len(sizes) == 555
+@pytest.fixture(scope="module")
+def odd(data_folder):
+    """The odd files, by name."""
+    paths = set((data_folder / "odd").iterdir())
+    return {
+        path.name: path for path in sorted(paths) if path.name not in ("README.md", "index.tsv")
+    }
 
 
-def _odd_files(data_folder):
-    return sorted(
-        path
-        for path in (data_folder / "odd").iterdir()
-        if path.name not in ("README.md", "index.tsv")
-    )
-
-
-def test_odd_files_are_lossless_or_refused_by_name(data_folder, djpeg):
-    """An odd file is kept with its pixels or refused in one line; broken ones are refused."""
-    refused = set()
-    for path in _odd_files(data_folder):
-        jpeg = path.read_bytes()
-        try:
-            image = encode_jpeg(jpeg)
-        except PCRError as error:
-            assert "\n" not in str(error)
-            assert len(str(error)) > 10
-            refused.add(path.name)
-            continue
-        *groups, tail = image.pieces
-        # djpeg warns of stray bytes that are passed over, and decodes all the same.
-        expected = run_tool("djpeg", "-pnm", data=jpeg).stdout
-        assert run_tool("djpeg", "-pnm", data=join_pieces(groups, tail)).stdout == expected
-        assert djpeg(join_pieces(groups, tail)) is not None, path.name
-    names = {path.name for path in _odd_files(data_folder)}
-    assert {name for name in names if name.startswith(("broken-", "notjpeg-"))} <= refused
-    accepted = names - refused
-    assert len([name for name in accepted if name.startswith("valid-")]) >= 106
-
-
-def test_pillow_sees_the_same_metadata(data_folder):
-    """EXIF and ICC profile are what they were, wherever Pillow reads them."""
-    image_module = pytest.importorskip("PIL.Image")
-    checked = 0
-    for path in _odd_files(data_folder):
+def test_odd_files_are_lossless_or_refused_by_name(odd, djpeg):
+    """An odd file is kept with its pixels and metadata or refused in one line, as broken ones."""
+    refused, compared = set(), 0
+    for name, path in odd.items():
         jpeg = path.read_bytes()
         try:
             *groups, tail = encode_jpeg(jpeg).pieces
-            before, after = (
-                image_module.open(io.BytesIO(data)) for data in (jpeg, join_pieces(groups, tail))
-            )
-        except (PCRError, OSError):
+        except PCRError as error:
+            assert "\n" not in str(error)
+            assert len(str(error)) > 10
+            refused.add(name)
             continue
-        # This file has two profiles, one of them after SOF. Where they stand together, Pillow takes
-        # them for the fragments of one.
-        twice = path.name == "valid-icc-after-sof.jpg"
-        for name in ("exif",) if twice else ("exif", "icc_profile"):
-            assert before.info.get(name) == after.info.get(name), (path.name, name)
-        checked += 1
-    assert checked > 100
+        joined = join_pieces(groups, tail)
+        # djpeg warns of stray bytes that are passed over, and decodes all the same.
+        assert djpeg(joined) == run_tool("djpeg", "-pnm", data=jpeg).stdout, name
+        with contextlib.suppress(OSError):
+            before, after = (Image.open(io.BytesIO(data)).info for data in (jpeg, joined))
+            assert before.get("exif") == after.get("exif"), name
+            # This file has two profiles, one after SOF; side by side, Pillow joins them.
+            if name != "valid-icc-after-sof.jpg":
+                assert before.get("icc_profile") == after.get("icc_profile"), name
+            compared += 1
+    assert {name for name in odd if name.startswith(("broken-", "notjpeg-"))} <= refused
+    assert len([name for name in odd.keys() - refused if name.startswith("valid-")]) >= 106
+    assert compared > 100
 
 
-def test_names_of_refused_files_are_known(data_folder, tmp_path):
+def test_names_of_refused_files_are_known(odd, data_folder, tmp_path):
     """encode --on-error skip lists each refused odd file with its reason and keeps the others."""
-    import json
-
-    import pcrshard
-
-    index = pcrshard.encode(
-        str(data_folder / "odd"),
-        str(tmp_path),
-        pcrshard.EncodeOptions(num_shards=3, on_error="skip"),
-        workers=1,
-    )
+    options = pcrshard.EncodeOptions(num_shards=3, on_error="skip")
+    index = pcrshard.encode(str(data_folder / "odd"), str(tmp_path), options, workers=1)
     rows = [json.loads(line) for line in (tmp_path / "skipped.jsonl").read_text().splitlines()]
-    files = [
-        path
-        for path in _odd_files(data_folder)
-        if pathlib.Path(path.name.lower()).suffix in (".jpg", ".jpeg", ".jfif", ".jpe")
-    ]
+    files = [p for p in odd.values() if p.suffix.lower() in (".jpg", ".jpeg", ".jfif", ".jpe")]
     assert index.num_samples + len(rows) == len(files)
     assert all(row["reason"] and pathlib.Path(row["source"]).exists() for row in rows)
-    assert (
-        sum(
-            1
-            for shard in index.shards
-            for _ in pcrshard.Shard(str(tmp_path / shard.name)).samples(FULL)
-        )
-        == index.num_samples
-    )
+    shards = [pcrshard.Shard(str(tmp_path / shard.name)) for shard in index.shards]
+    assert sum(1 for shard in shards for _ in shard.samples(FULL)) == index.num_samples

@@ -4,7 +4,7 @@ Noise cannot touch them as it touches seconds: two runs differ by less than 1 %.
 a compiler. Above 3 % more than the baseline is a failure; ``--update`` stores what was counted.
 
 ``--arm`` counts ARM instructions under qemu instead, of the vector kernels and of plain C, from
-photographs in $PCRSHARD_DATA or else synthetic pictures; both must give the pixels of this machine.
+photographs in $PCRSHARD_DATA; both must give the pixels of this machine.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
+
+from benchmarks.harness import Bench
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -44,9 +45,8 @@ def compiler() -> str:
     version = run("cc", "--version").stdout
     name = "clang" if "clang" in version else "gcc"
     (major,) = re.findall(r"(\d+)\.\d+\.\d+", version.splitlines()[0])[:1]
-    return (
-        f"{name} {major}, {platform.machine()}, Python {sys.version_info[0]}.{sys.version_info[1]}"
-    )
+    python = ".".join(platform.python_version_tuple()[:2])
+    return f"{name} {major}, {platform.machine()}, Python {python}"
 
 
 def count(folder: pathlib.Path) -> dict[str, float]:
@@ -73,46 +73,37 @@ def count(folder: pathlib.Path) -> dict[str, float]:
 
 def gate(update: bool) -> None:
     """Compare with the baseline, or store it."""
-    baselines = json.loads(BASELINES.read_text()) if BASELINES.exists() else {}
+    baselines = json.loads(BASELINES.read_text())
     key = compiler()
     with tempfile.TemporaryDirectory() as folder:
         counted = count(pathlib.Path(folder))
-    before = baselines.get(key, {})
-    print(f"instructions, {key}")
-    grown = []
-    for name, now in counted.items():
-        ratio = now / before[name] if name in before else None
-        print(f"{name:40} {now:14,.1f} {'new' if ratio is None else f'{ratio:.3f}'}")
-        if ratio is not None and ratio > LARGEST_GROWTH:
-            grown.append(name)
     if update:
-        baselines[key] = counted
-        BASELINES.write_text(json.dumps(baselines, indent=1) + "\n")
-    elif not before:
+        BASELINES.write_text(json.dumps(baselines | {key: counted}, indent=1) + "\n")
+    elif key not in baselines:
         print(f"no baseline for {key}: store one with scripts/check --speed --update")
-    elif grown:
+    before = baselines.get(key, {})
+    ratios = {name: now / before.get(name, now) for name, now in counted.items()}
+    print(f"instructions, {key}")
+    for name, now in counted.items():
+        print(f"{name:40} {now:14,.1f} {ratios[name]:.3f}")
+    grown = [name for name, ratio in ratios.items() if ratio > LARGEST_GROWTH]
+    if grown and not update:
         raise SystemExit(f"more than {LARGEST_GROWTH} times the instructions: {', '.join(grown)}")
 
 
 def write_pictures(folder: pathlib.Path) -> None:
-    """Pictures at each scan, and their baseline originals, as SCAN-NUMBER.jpg."""
+    """Photographs at each scan, and their baseline originals, as SCAN-NUMBER.jpg."""
     from pcrshard.encoding.encode_jpeg import encode_jpeg
     from pcrshard.jpeg.split import join_pieces
-    from pcrshard.testing import make_jpeg
 
-    data = pathlib.Path(os.environ.get("PCRSHARD_DATA", ROOT.parent / "shared" / "data"))
-    if (data / "photos.tar").exists():
-        with tarfile.open(data / "photos.tar") as tar:
-            members = [member for member in tar.getmembers() if "/imagenet/" in member.name]
-            step = len(members) // NUM_PHOTOS
-            sources = [tar.extractfile(member).read() for member in members[::step][:NUM_PHOTOS]]
-    else:
-        sources = [make_jpeg(seed, 375, 500, quality=95) for seed in range(NUM_PHOTOS)]
-    for number, source in enumerate(sources):
-        pieces = encode_jpeg(source).pieces
-        (folder / f"original-{number:02}.jpg").write_bytes(source)
-        for name, scan in (("1", 1), ("2", 2), ("5", 5), ("full", len(pieces) - 1)):
-            (folder / f"{name}-{number:02}.jpg").write_bytes(join_pieces(pieces[:scan]))
+    bench = Bench("instructions", 1)
+    with bench.photos() as photos:
+        paths = list(map(pathlib.Path, bench.files(f"{photos}/photos/imagenet")))
+        for number, path in enumerate(paths[:: len(paths) // NUM_PHOTOS][:NUM_PHOTOS]):
+            pieces = encode_jpeg(path.read_bytes()).pieces
+            shutil.copy(path, folder / f"original-{number:02}.jpg")
+            for name, scan in (("1", 1), ("2", 2), ("5", 5), ("full", len(pieces) - 1)):
+                (folder / f"{name}-{number:02}.jpg").write_bytes(join_pieces(pieces[:scan]))
 
 
 def arm(folder: pathlib.Path) -> None:

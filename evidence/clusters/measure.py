@@ -135,36 +135,33 @@ def paper_cluster(bandwidth, nodes_rate, nodes, scan):
     return run(Cluster(bandwidth, 1, 32), job, scan)
 
 
-def figure5(lab):
-    """Simulate ten nodes with ResNet-18: images per second against bandwidth."""
-    sweep = SWEEP[:1] if lab.quick else SWEEP
+def sweep(model, nodes, mebibytes):
+    """{scan: [MiB/s, outcome]} of the paper's cluster at some bandwidths."""
     return {
         str(scan): [
-            [mib, paper_cluster(mib * MIB, PAPER_RATES["ResNet-18"], 10, scan)] for mib in sweep
+            [mib, paper_cluster(mib * MIB, PAPER_RATES[model], nodes, scan)] for mib in mebibytes
         ]
         for scan in PAPER_TIMES
     }
 
 
-def figure9(lab):
-    """Twenty nodes at 700 MiB/s: minutes an epoch, both models."""
-    del lab
+def figure5(lab):
+    """Ten nodes with ResNet-18: images per second against bandwidth."""
+    return sweep("ResNet-18", 10, SWEEP[:1] if lab.quick else SWEEP)
+
+
+def figure9(_):
+    """Twenty nodes at 700 MiB/s: seconds per epoch, both models."""
     return {
-        model: {str(scan): paper_cluster(700 * MIB, rate, 20, scan) for scan in PAPER_TIMES}
-        for model, rate in PAPER_RATES.items()
+        model: {scan: points[0][1] for scan, points in sweep(model, 20, (700,)).items()}
+        for model in PAPER_RATES
     }
 
 
 def figure16(lab):
     """Ten nodes: hours for 90 epochs at some bandwidths, both models."""
-    sweep = (20, 200) if lab.quick else (20, 50, 200, 500)
-    return {
-        model: {
-            str(scan): [[mib, paper_cluster(mib * MIB, rate, 10, scan)] for mib in sweep]
-            for scan in PAPER_TIMES
-        }
-        for model, rate in PAPER_RATES.items()
-    }
+    limits = (20, 200) if lab.quick else (20, 50, 200, 500)
+    return {model: sweep(model, 10, limits) for model in PAPER_RATES}
 
 
 def dgx(lab):

@@ -204,7 +204,8 @@ def _networks(lab):
             if scan == "full" or scan.isdigit()
         ]
     beside = lab.beside("imagenet")
-    seen, guesses = imagenet.Seen(beside), beside.load("guesses")
+    guesses = beside.load("guesses")
+    seen = guesses and imagenet.Seen(beside)
     for network in seen.networks if guesses else ():
         found[f"{network.title()}, ImageNet"] = [
             (*name.split(), value, imagenet.share(seen.plain(network)[name]))

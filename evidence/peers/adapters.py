@@ -40,6 +40,7 @@ class Peer:
     environment = "torch"
     packages = ()
     streams = False  # whether it reads from a server
+    s3 = False  # whether it calls the server a bucket
     started = None  # what one epoch leaves for the next, where starting it again takes seconds
 
     def __init__(self, decoder="plain", **options):
@@ -47,7 +48,18 @@ class Peer:
         self.options = options
 
     def location(self, folder, server):
-        return server or folder
+        return "s3://bucket/" if server and self.s3 else server or folder
+
+
+def decoding(dataset, decode):
+    """A dataset class whose samples are decoded as they are read."""
+
+    class Images(dataset):
+        def __getitem__(self, index):
+            sample = super().__getitem__(index)
+            return decode(sample["jpg"]), label_of(sample["jpg"], sample["cls"])
+
+    return Images
 
 
 class PCRShard(Peer):
@@ -260,6 +272,7 @@ class Streaming(Peer):
     environment = "torchvision"
     packages = ("mosaicml-streaming", "torch", "torchvision", "simplejpeg")
     streams = True
+    s3 = True
 
     def prepare(self, images, folder):
         from streaming import MDSWriter
@@ -274,21 +287,12 @@ class Streaming(Peer):
         from streaming.base.util import clean_stale_shared_memory
 
         clean_stale_shared_memory()
-        decode = self.decode
-
-        class Images(StreamingDataset):
-            def __getitem__(self, index):
-                sample = super().__getitem__(index)
-                return decode(sample["jpg"]), label_of(sample["jpg"], sample["cls"])
-
         where = {"local": folder}
         if "://" in folder:
             where = {"remote": folder, "local": cache[0] if cache else fresh_folder()}
         limit = {"cache_limit": cache[1]} if cache else {}
-        return Images(**where, **limit, shuffle=True, batch_size=BATCH, shuffle_seed=1)
-
-    def location(self, folder, server):
-        return "s3://bucket/" if server else folder
+        images = decoding(StreamingDataset, self.decode)
+        return images(**where, **limit, shuffle=True, batch_size=BATCH, shuffle_seed=1)
 
     def epoch(self, folder, workers, cache=None):
         self.started = (cache and self.started) or self.dataset(folder, cache)
@@ -306,6 +310,7 @@ class LitData(Peer):
     environment = "litdata"
     packages = ("litdata", "torch", "pillow", "simplejpeg", "opencv-python-headless")
     streams = True
+    s3 = True
 
     def prepare(self, images, folder):
         import litdata
@@ -322,20 +327,11 @@ class LitData(Peer):
     def dataset(self, folder, cache=None):
         import litdata
 
-        decode = self.decode
-
-        class Images(litdata.StreamingDataset):
-            def __getitem__(self, index):
-                sample = super().__getitem__(index)
-                return decode(sample["jpg"]), label_of(sample["jpg"], sample["cls"])
-
         limit = {"max_cache_size": cache[1]} if cache else {}
         if "://" in folder:
             limit["cache_dir"] = cache[0] if cache else fresh_folder()
-        return Images(folder, shuffle=True, seed=1, **limit)
-
-    def location(self, folder, server):
-        return "s3://bucket/" if server else folder
+        images = decoding(litdata.StreamingDataset, self.decode)
+        return images(folder, shuffle=True, seed=1, **limit)
 
     def loader(self, dataset, workers):
         import litdata

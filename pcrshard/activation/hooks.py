@@ -5,6 +5,7 @@ Parameters, buffers, copies of weights, and results that backward divides by are
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import threading
 import time
@@ -53,15 +54,13 @@ class Ledger:
             self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
 
+@dataclasses.dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class _Blob:
     """A compressed tensor that the graph holds in place of the original."""
 
-    __slots__ = ("__weakref__", "content", "layout", "row")
-
-    def __init__(self, content: Content, layout: Layout, row: Row) -> None:
-        self.content = content
-        self.layout = layout
-        self.row = row
+    content: Content
+    layout: Layout
+    row: Row
 
 
 class _Kept(NamedTuple):

@@ -19,7 +19,6 @@ DTYPES = {
     "float8_e5m2": "F8_E5M2", "float16": "F16", "bfloat16": "BF16", "float32": "F32",
     "float64": "F64", "complex64": "C64",
 }  # fmt: skip
-_OTHER_FORMATS = (".pt", ".pth", ".bin", ".ckpt")
 
 
 def load_tensors(path: str) -> dict[str, torch.Tensor]:
@@ -66,12 +65,12 @@ def export_safetensors(
         The size of the file in bytes.
 
     Raises:
-        ValueError: The file name has the extension of another format.
+        ValueError: The file name does not end with ``.safetensors``.
         MissingDependency: safetensors is not installed.
         VersionUnavailable: The version or a name does not exist.
         StorageError: The file cannot be written.
     """
-    if url.lower().endswith(_OTHER_FORMATS):
+    if not storage.file_name(url).endswith(".safetensors"):
         raise ValueError(f"expected a name like model.safetensors, got {url.rpartition('/')[2]!r}")
     safetensors = _safetensors_module()
     record = store.read(lambda manifest: manifest.record(version))

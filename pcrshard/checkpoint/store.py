@@ -228,7 +228,7 @@ class DeltaStore:
             _, references = read_tensors(self.io, manifest, parent.number)
         file, tensors = read_tensors(self.io, manifest, record.number)
         return self.io.write(
-            {path: tensors[path] for path in file.entries},
+            tensors,
             references,
             parent,
             number=record.number,

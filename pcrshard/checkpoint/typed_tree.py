@@ -184,6 +184,7 @@ def _tie(found: list[tuple[Leaf, list[Any]]]) -> list[Leaf]:
     A tensor whose memory is contained in another tensor's is stored as a view of it.
     """
     tensors = [leaf.tensor for leaf, _ in found]
+    views = [(tensor.storage_offset(), tensor.shape, tensor.stride()) for tensor in tensors]
     # The largest tensors first, because they may contain others; then the contiguous ones.
     order = sorted(
         range(len(found)),
@@ -196,18 +197,18 @@ def _tie(found: list[tuple[Leaf, list[Any]]]) -> list[Leaf]:
         storage = (tensor.untyped_storage().data_ptr(), tensor.device, tensor.dtype)
         # Empty tensors have no memory that could identify them.
         sharing = bases[storage if tensor.numel() else i]
-        base_of[i] = next((b for b in sharing if _covers(tensors[b], tensor)), i)
+        same = (b for b in sharing if views[b] == views[i] or _contains(tensors[b], tensor))
+        base_of[i] = next(same, i)
         if base_of[i] == i:
             sharing.append(i)
     numbers = {b: n for n, b in enumerate(sorted(set(base_of.values())))}
     for i, base in base_of.items():
-        node, big, small = found[i][1], tensors[base], tensors[i]
-        if not _is_same_view(big, small):
-            node[0] = _VIEW
+        node = found[i][1]
         node.append(numbers[base])
-        if node[0] == _VIEW:
-            offset = small.storage_offset() - big.storage_offset()
-            node += [offset, small.dim(), *small.shape, *small.stride()]
+        if views[i] != views[base]:
+            offset, shape, strides = views[i]
+            node[0] = _VIEW
+            node += [offset - views[base][0], len(shape), *shape, *strides]
     # Memory shared with an exact tensor must stay exact.
     exact = {base_of[i] for i, (leaf, _) in enumerate(found) if leaf.role is None}
     names = _Names()
@@ -225,16 +226,10 @@ class _Names(collections.Counter[str]):
         return path if self[path] == 1 else f"{path}#{self[path]}"
 
 
-def _covers(big: torch.Tensor, small: torch.Tensor) -> bool:
-    """Return whether the memory of the first tensor contains that of the second one."""
+def _contains(big: torch.Tensor, small: torch.Tensor) -> bool:
+    """Return whether the memory of a contiguous tensor contains that of another one."""
     start = small.storage_offset() - big.storage_offset()
-    inside = big.is_contiguous() and 0 <= start <= big.numel() - _extent(small)
-    return inside or _is_same_view(big, small)
-
-
-def _is_same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
-    one, other = ((t.storage_offset(), t.shape, t.stride()) for t in (a, b))
-    return one == other
+    return big.is_contiguous() and 0 <= start <= big.numel() - _extent(small)
 
 
 def _extent(tensor: torch.Tensor) -> int:

@@ -54,7 +54,7 @@ def _script(name: str) -> ScanScript | str:
         raise EncodeError(f"not a scan script: {error}", url=name) from error
 
 
-def _deferred(text: str) -> tuple[str, Scan]:
+def _deferred(text: str) -> tuple[str, Scan | float]:
     field, scan = key_value(text)
     return field, parse_scan(scan)
 

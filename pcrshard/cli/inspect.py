@@ -14,7 +14,7 @@ from ..errors import PCRError
 from ..fidelity import advice, measure, plots
 from ..fidelity.contact_sheet import contact_sheet as draw_contact_sheet
 from ..fidelity.costs import counted, plan_costs, record_table, scan_costs
-from ..format.dataset_index import DatasetIndex, ShardEntry
+from ..format.dataset_index import DatasetIndex, ShardEntry, resolve_scan
 from ..format.scan import FULL
 from ..format.tar_members import TRAILER
 from ..jpeg import libjpeg_turbo
@@ -38,7 +38,7 @@ from .parser import (
     Picture,
     Positive,
     Report,
-    ScanNumber,
+    ScanOrFraction,
     StorageOptions,
     UsageError,
     between,
@@ -167,7 +167,7 @@ def _listed(value: Any) -> str:
 def plan(
     src: str,
     *,
-    scan: ScanNumber | None = None,
+    scan: ScanOrFraction | None = None,
     ranks: Count = 1,
     workers: ParallelOrZero = 1,
     batch: Count = 256,
@@ -220,7 +220,9 @@ def plan(
         batch = most
     geometry = Geometry(batch * ranks, ranks, lanes_per_rank)
     rules = Rules(shuffle_shards=shuffle_shards)
-    scans = [cost.scan for cost in scan_costs(index)] if scan is None else [scan]
+    scans = [cost.scan for cost in scan_costs(index)]
+    if scan is not None:
+        scans = [resolve_scan(index.shards, scan)]
     rows: Any
     if simulate is None:
         bandwidth = cluster.bandwidth if math.isfinite(cluster.bandwidth) else None

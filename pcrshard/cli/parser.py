@@ -175,18 +175,14 @@ def _section(doc: str, name: str) -> str:
     return textwrap.dedent(found[1]).strip() if found else ""
 
 
-def parse_scan(text: str) -> Scan:
-    """Parse a scan number or ``full``."""
+def parse_scan(text: str) -> Scan | float:
+    """Parse a scan number, ``full``, or a fraction of the full bytes."""
     if text == FULL or text.isdecimal():
         return FULL if text == FULL else int(text)
-    raise ArgumentTypeError(f"expected a scan number or 'full', got {text!r}")
-
-
-def _scan_or_fraction(text: str) -> Scan | float:
     with suppress(ValueError):
         if is_fraction(fraction := float(text)):
             return fraction
-    return parse_scan(text)
+    raise ArgumentTypeError(f"expected a scan number or 'full', got {text!r}")
 
 
 def between(least: int, most: int) -> Keywords:
@@ -247,8 +243,7 @@ def pairs(parse: Callable[[str], Any], metavar: str = "KEY=VALUE") -> Keywords:
     return Keywords(type=parse, metavar=metavar, action=_AddPair)
 
 
-ScanNumber = Annotated[Scan, Keywords(type=parse_scan, metavar="SCAN")]
-ScanOrFraction = Annotated[Scan | float, Keywords(type=_scan_or_fraction, metavar="SCAN")]
+ScanOrFraction = Annotated[Scan | float, Keywords(type=parse_scan, metavar="SCAN")]
 Count = Annotated[int, between(1, 1 << 20)]
 # Per rank; limited so that a typo cannot exhaust memory.
 Parallel = Annotated[int, between(1, 4096)]

@@ -1,4 +1,4 @@
-"""Progress of a command: a bar on a terminal, a line every few seconds in a log file."""
+"""Progress of a command: a bar on a terminal, a line every half minute in a log file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LOG_LINE = "{desc}: {n_fmt}/{total_fmt}{unit}, {rate_fmt}, {remaining} left\n"
 
 
 class ProgressBar:
-    """A progress bar on a terminal, or a log line every few seconds elsewhere.
+    """A progress bar on a terminal, or a log line every half minute elsewhere.
 
     Args:
         name: The command.
@@ -19,7 +19,7 @@ class ProgressBar:
         log_seconds: Seconds between two log lines.
     """
 
-    def __init__(self, name: str, unit: str, log_seconds: float = 5.0) -> None:
+    def __init__(self, name: str, unit: str, log_seconds: float = 30.0) -> None:
         log: dict[str, Any] = {
             "mininterval": log_seconds,
             "delay": log_seconds,

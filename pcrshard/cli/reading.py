@@ -31,7 +31,6 @@ def verify(
     src: str,
     *,
     against: str | None = None,
-    prefix_keys: bool = False,
     workers: int | None = None,
     storage_option: StorageOptions = None,
 ) -> Report:
@@ -43,7 +42,6 @@ def verify(
     Args:
         src: Dataset folder, its pcr.json, a folder of splits, or one shard.
         against: Source that was encoded; listed with the same options as by encode.
-        prefix_keys: Prefix keys with the name of their tar; needed only if the journal is lost.
         workers: Worker processes (default: one per core).
         storage_option: fsspec option of the dataset; repeatable.
     """
@@ -56,7 +54,6 @@ def verify(
             problems += verify_dataset(
                 url,
                 against=against,
-                prefix_keys=prefix_keys,
                 workers=workers,
                 progress=bar,
                 storage_options=storage_option,
@@ -98,19 +95,11 @@ def export(
         baseline: Convert losslessly to baseline JPEG, for hardware decoders.
         on_error: With skip, report samples and shards that cannot be exported and continue; the
             exit status is then 1.
-        overwrite: Allow a target folder that is not empty; files with the same names are replaced.
+        overwrite: Replace existing files.
         storage_option: fsspec option of the dataset and the target; repeatable.
     """
     index, urls = open_source(src, storage_option)
     top: Scan = resolve_scan(index.shards, scan)
-    if os.path.realpath(dst) == os.path.realpath(os.path.dirname(urls[0])):
-        raise EncodeError(f"expected a folder other than the dataset's own, got {dst}")
-    is_used = storage.is_folder(dst) and storage.list_files(dst)
-    if is_used and not overwrite:
-        raise EncodeError(
-            f"{dst} is not empty: "
-            "use another folder, or --overwrite to replace files with the same names"
-        )
     failed: list[PCRError] = []
 
     def leave_out(error: PCRError) -> bool:

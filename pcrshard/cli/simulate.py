@@ -15,7 +15,7 @@ from ..simulation.decoding import image_seconds
 from ..simulation.epoch import Simulation
 from ..simulation.outcome import outcome
 from ..training.epoch_order import Geometry, Rules
-from .parser import MEGABYTES, above_zero
+from .parser import MEGABYTES
 
 
 def latency(text: str) -> tuple[float, float]:
@@ -41,11 +41,6 @@ ClusterOptions = Annotated[
             "type": latency,
             "metavar": "MS[,MS]",
             "help": "Time to the first byte of a request: median and 99th percentile",
-        },
-        "cache": {
-            "type": above_zero(1e9),
-            "metavar": "GB",
-            "help": "Local cache per node; shows the second epoch",
         },
         "prices": {
             "type": prices,
@@ -79,9 +74,7 @@ def simulate_scans(
             rules=rules,
             lanes_per_rank=geometry.lanes_per_rank,
         )
-        for epoch in range(2 if cluster.cache else 1):
-            trace = simulation.run(epoch)
-        rows.append({"scan": scan} | outcome(simulation, trace)._asdict())
+        rows.append({"scan": scan} | outcome(simulation, simulation.run())._asdict())
     return rows
 
 

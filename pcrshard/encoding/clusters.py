@@ -6,7 +6,6 @@ The only module that imports ``distributed`` and ``submitit``.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import shutil
 import signal
@@ -29,14 +28,11 @@ ENGINES = ("local", "dask", "slurm")
 
 @contextlib.contextmanager
 def dask_executor(scheduler: str, *, timeout: float = 30) -> Iterator[Executor]:
-    """Connect to a running Dask cluster, which reruns the tasks of lost workers.
-
-    Args:
-        scheduler: Address of the scheduler, or path to its JSON scheduler file.
-        timeout: Seconds to wait for the scheduler, and then for its first worker.
+    """Connect to a Dask cluster, by the scheduler's address or the path to its JSON file.
 
     Raises:
-        EncodeError: The cluster cannot be reached or has no workers, or the connection is lost.
+        EncodeError: Scheduler and a worker do not answer within ``timeout`` seconds each, or
+            the connection is lost.
         MissingDependency: ``distributed`` is not installed.
     """
     try:
@@ -54,7 +50,6 @@ def dask_executor(scheduler: str, *, timeout: float = 30) -> Iterator[Executor]:
     with client:
         try:
             client.wait_for_workers(1, timeout=timeout)
-            # `retries` would also repeat tasks that fail because of a bad image.
             yield client.get_executor(pure=False)
         except (TimeoutError, KilledWorker, CancelledError) as error:
             reason = f"{type(error).__name__}: {error}; run again with --resume"
@@ -70,55 +65,51 @@ def encode_on_slurm(
     sbatch: Mapping[str, str] | None = None,
     resume: bool = False,
     progress: Callable[[int, int], None] | None = None,
-    src_options: StorageOptions = None,
-    dst_options: StorageOptions = None,
     poll: float = 5,
+    **storage_options: StorageOptions,
 ) -> DatasetIndex:
-    """Encode a dataset with an array of SLURM jobs, each of which encodes one part of the shards.
+    """Encode a dataset as an array of SLURM jobs, each of which encodes one part of the shards.
 
-    SLURM requeues the jobs of lost nodes, and jobs that reach their time limit requeue themselves;
-    both keep complete shards. Job files, which include the storage options, and logs go to a
-    subfolder of the current folder, which all nodes must see; only its owner can read it, and it is
-    removed on success.
-
-    Args:
-        src: The source, as for :func:`encode`.
-        dst: Folder for the shards, visible to all nodes.
-        options: How the dataset is split, ordered and encoded.
-        jobs: Number of jobs; each runs as many worker processes as it has CPUs.
-        sbatch: Options for ``sbatch`` by their long names (``partition``, ``account``, ``time`` in
-            minutes, ``cpus_per_task``...).
-        resume: Whether to resume an earlier run.
-        progress: Called with (samples done, total samples) as the jobs save their journals.
-        src_options: fsspec storage options of the source.
-        dst_options: fsspec storage options of the destination.
-        poll: Interval in seconds for polling the journals and the queue.
+    Takes arguments of :func:`encode` (also ``src_options`` and ``dst_options``) and the number of
+    jobs, each of which runs as many worker processes as it has CPUs; options for ``sbatch`` by
+    their long names; and the interval in seconds at which journal and queue are polled. All nodes
+    must see ``dst`` and the current folder, where a private subfolder holds job files and logs
+    until the run succeeds.
 
     Raises:
-        EncodeError: SLURM rejects the jobs, or a job failed; the message includes the end of its
-            log.
+        EncodeError: SLURM rejects the jobs, or one failed; the message includes its log's end.
         MissingDependency: ``submitit`` is not installed.
     """
     try:
+        from submitit.helpers import Checkpointable
         from submitit.slurm.slurm import SlurmExecutor
     except ImportError as error:
         message = "--engine slurm needs submitit: pip install 'pcrshard[slurm]'"
         raise MissingDependency(message) from error
-    planned = plan(src, options, src_options)
+
+    class EncodePart(Checkpointable):
+        """A job that requeues itself at its time limit; the journal holds its state."""
+
+        def __call__(self, part: Part) -> None:
+            # submitit ignores SIGTERM, which would delay scancel.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            cpus = int(os.environ.get("SLURM_CPUS_PER_TASK", "1"))
+            how: Any = {"resume": True, "workers": cpus} | storage_options
+            encode(src, dst, options, part=part, **how)
+
+    planned = plan(src, options, storage_options.get("src_options"))
+    journal = Journal(dst, planned, storage_options.get("dst_options"))
     if not resume:
-        with Journal(dst, planned, dst_options).open(resume=False):
+        with journal.open(resume):
             pass  # refuse a folder that is in use now, not after jobs have waited in the queue
-    journal = Journal(dst, planned, dst_options, (0, jobs))
-    how = {"resume": True, "src_options": src_options, "dst_options": dst_options}
-    encode_part = _PartEncoder(functools.partial(encode, src, dst, options, **how))
     parameters: dict[str, Any] = {"job_name": "pcrshard-encode", "time": 60, "requeue": True}
-    for name, value in (sbatch or {}).items():
-        parameters[name.replace("-", "_")] = value or True
+    parameters |= {name.replace("-", "_"): value or True for name, value in (sbatch or {}).items()}
     folder = os.path.abspath(tempfile.mkdtemp(prefix="pcrshard-slurm-", dir="."))
     try:
         executor = SlurmExecutor(folder, max_num_timeout=100)
         executor.update_parameters(additional_parameters=parameters)
-        submitted = executor.map_array(encode_part, [(number, jobs) for number in range(jobs)])
+        parts = [(number, jobs) for number in range(jobs)]
+        submitted: Any = executor.map_array(EncodePart(), parts)  # type: ignore[no-untyped-call]
     except Exception as error:
         shutil.rmtree(folder)
         raise EncodeError(f"cannot submit SLURM jobs: {error}") from error
@@ -146,21 +137,3 @@ def _is_queued(array: str) -> bool:
     command = ("squeue", "--noheader", f"--jobs={array}")
     listed = subprocess.run(command, capture_output=True, text=True, check=False)
     return bool(listed.stdout or (listed.returncode and "Invalid job id" not in listed.stderr))
-
-
-class _PartEncoder:
-    """A callable that encodes one part in a SLURM job."""
-
-    def __init__(self, call: Callable[..., object]) -> None:
-        self._call = call
-
-    def __call__(self, part: Part) -> None:
-        # submitit ignores SIGTERM, which would delay scancel.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._call(part=part, workers=int(os.environ.get("SLURM_CPUS_PER_TASK", "1")))
-
-    def checkpoint(self, part: Part) -> Any:
-        """Return the submission that requeues this job; the journal holds all other state."""
-        from submitit.helpers import DelayedSubmission
-
-        return DelayedSubmission(self, part)

@@ -128,9 +128,9 @@ def encode(
             samples,
             planned.names,
             planned.options,
-            journal.permit,
             src_options,
             dst_options,
+            journal.record(number),
         )
         for number, samples in enumerate(planned.shards)
         if journal.is_mine(number)
@@ -173,13 +173,12 @@ def _write_shards(
     try:
         with contextlib.closing(results):
             for number, result in results:
-                journal.add(number, result)
+                journal.results[number] = result
                 done += len(tasks[number].samples)
                 if progress is not None:
                     progress(done, total)
     finally:
         journal.end()
-        journal.save()
 
 
 def commit(journal: Journal) -> DatasetIndex | None:
@@ -201,6 +200,7 @@ def commit(journal: Journal) -> DatasetIndex | None:
             if listed or read_report(journal.dst, name, options=journal.options):
                 write_report(journal.dst, name, listed, options=journal.options)
         entries = tuple(result.entry for result in results if result.entry is not None)
+        journal.unite(found)
         if not entries:
             report = storage.join(journal.dst, SKIPPED)
             raise EncodeError(f"every image was skipped; the reasons are in {report}")
@@ -212,6 +212,5 @@ def commit(journal: Journal) -> DatasetIndex | None:
             planned.classes,
             max(result.num_classes for result in results),
         )
-        journal.unite(found)
         write_dataset_index(journal.dst, index, options=journal.options)
     return index

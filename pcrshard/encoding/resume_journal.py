@@ -1,4 +1,8 @@
-"""The journal of an encoding run, stored next to its shards, from which the run can resume."""
+"""The journal of an encoding run, stored next to its shards, from which the run can resume.
+
+Each task saves its result as a file of the folder ``encode-parts``, so nothing is lost with the
+process that started it. The end of the run replaces these files by ``encode-journal.json``.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -26,7 +30,6 @@ SKIPPED = "skipped.jsonl"
 KEPT = "kept.jsonl"
 REPORTS = (SKIPPED, KEPT)
 PARTS = "encode-parts"
-SECONDS_PER_SAVE = 1.0
 _GRACE_SECONDS = 1.0
 Part = tuple[int, int]
 # Outcomes a kept shard may contain, per current `on_error`.
@@ -36,8 +39,6 @@ _ALLOWED = {
     "keep": frozenset({"kept"}),
     "reencode": frozenset({"reencoded", "skipped"}),
 }
-# Options that determine how a source is listed, besides the class names, which are in pcr.json.
-_LISTING = ("prefix_keys", "split", "lists", "on_error", "reencode_quality")
 
 
 class Unlayered(NamedTuple):
@@ -87,15 +88,60 @@ class _Saved(msgspec.Struct):
 
     fingerprint: str
     shards: Results
-    run: str = ""
-    listing: dict[str, Any] = {}  # msgspec copies it
+    options: EncodeOptions = EncodeOptions()
+
+    def write(self, url: str, options: storage.Options) -> None:
+        with storage.atomic_write(url, options=options) as file:
+            # Not msgspec's encoder: file names may have bytes that are not UTF-8.
+            file.write(json.dumps(msgspec.to_builtins(self)).encode())
+
+    @classmethod
+    def read(cls, urls: Iterable[str], options: storage.Options) -> list[_Saved]:
+        found = []
+        for url in urls:
+            data = storage.read_bytes(url, options=options)
+            try:
+                found.append(msgspec.convert(json.loads(data), cls, str_keys=True))
+            except (ValueError, RecursionError) as error:
+                message = f"not a journal: {error}; remove it to start over"
+                raise EncodeError(message, url=url) from error
+        return found
+
+
+class Record(NamedTuple):
+    """What a task needs to take part in a run.
+
+    Attributes:
+        url: Where it saves its result.
+        permit: A file that holds the token while the run lives.
+        token: The token.
+        number: The number of its shard.
+        fingerprint: That of the plan.
+    """
+
+    url: str
+    permit: str
+    token: str
+    number: int
+    fingerprint: str
+
+    def check(self, options: storage.Options) -> None:
+        """Raise :class:`EncodeError` if the run has ended, or another one has taken over."""
+        there = storage.exists(self.permit, options=options)
+        if not there or storage.read_bytes(self.permit, options=options) != self.token.encode():
+            raise EncodeError(
+                "the run that requested this shard has ended, or another encode is writing to "
+                "this folder",
+                url=self.url,
+            )
+
+    def save(self, result: ShardResult, options: storage.Options) -> None:
+        """Save the result, from which an interrupted run can resume."""
+        _Saved(self.fingerprint, {self.number: result}).write(self.url, options)
 
 
 class Journal:
     """A record of the shards written so far, stored in the destination so that a run can resume.
-
-    A run over all shards writes ``encode-journal.json``. Part I of N writes
-    ``encode-parts/I-of-N.json``; the last part merges these files.
 
     Args:
         dst: Folder of the shards.
@@ -119,16 +165,12 @@ class Journal:
         self.options = options
         self.part = part
         self.results: Results = {}
-        self._name = "" if part is None else f"{part[0]}-of-{part[1]}"
-        self._whole_url = storage.join(dst, JOURNAL)
-        self._parts_url = storage.join(dst, PARTS)
-        self._url = self._whole_url
-        if part is not None:
-            self._url = storage.join(self._parts_url, f"{self._name}.json")
-        self._run = secrets.token_hex(8)
+        self._name = "" if part is None else f"-{part[0]}-of-{part[1]}"
+        self._whole = storage.join(dst, JOURNAL)
+        self._parts = storage.join(dst, PARTS)
         # Named like a temporary file, so that it is cleaned up if this process is killed.
-        self.permit = storage.join(dst, f".pcrshard-run-{self._run}.tmp")
-        self._saved = 0.0
+        self._permit = storage.join(dst, f".pcrshard-run{self._name}.tmp")
+        self._token = secrets.token_hex(8)
         self._resumes = False
 
     @contextlib.contextmanager
@@ -136,7 +178,7 @@ class Journal:
         """Adopt the complete shards of an earlier run, or check that there was none.
 
         Until the end of the block no other run may write to the folder, except other parts. Object
-        stores have no locks; there, the earlier run fails when it next saves.
+        stores have no locks; there, the tasks of the earlier run fail when they start.
 
         Raises:
             EncodeError: Another run is writing to the folder, or has written there and ``resume``
@@ -145,7 +187,7 @@ class Journal:
         storage.make_folder(self.dst, options=self.options)
         with self._lock(LOCK, shared=self.part is not None), contextlib.ExitStack() as stack:
             if self.part is not None:
-                stack.enter_context(self._lock(f"{LOCK}-{self._name}"))
+                stack.enter_context(self._lock(LOCK + self._name))
             self._take_over(resume)
             yield
 
@@ -185,18 +227,14 @@ class Journal:
                 os.unlink(os.path.join(self.dst, name))
 
     def _take_over(self, resume: bool) -> None:
-        found = self._read_all()
-        mine = [
-            saved
-            for url, saved in found.items()
-            if self.part is None or url in (self._url, self._whole_url)
-        ]
+        found = self._read()
+        shards = {n: result for saved in found for n, result in saved.shards.items()}
+        mine = {number: result for number, result in shards.items() if self.is_mine(number)}
         index_url = storage.join(self.dst, DATASET_INDEX)
         has_index = storage.exists(index_url, options=self.options)
-        if not resume and (has_index or any(saved.shards for saved in mine)):
-            which = DATASET_INDEX if has_index else self._url.removeprefix(self.dst).lstrip("/")
+        if not resume and (has_index or mine):
             raise EncodeError(
-                f"already holds a dataset ({which}): use --resume, or another folder", url=self.dst
+                "already holds a dataset: use --resume, or another folder", url=self.dst
             )
         if has_index and not found:
             raise EncodeError(
@@ -204,20 +242,17 @@ class Journal:
                 url=self.dst,
             )
         fingerprint = self.plan.fingerprint
-        if any(saved.shards and saved.fingerprint != fingerprint for saved in found.values()):
+        if any(saved.shards and saved.fingerprint != fingerprint for saved in found):
             raise EncodeError(
                 "the source or the options differ from those of the run in this folder, "
                 "which --resume would continue",
                 url=self.dst,
             )
-        self._resumes = resume and bool(mine)
+        self._resumes = resume and bool(found)
         if self.part is None:
             storage.remove_temporary_files(self.dst)
         sizes = self._sizes()
-        for saved in mine:
-            for number, result in saved.shards.items():
-                if self.is_mine(number) and self._is_kept(result, sizes):
-                    self.results[number] = result
+        self.results = {n: result for n, result in mine.items() if self._is_kept(result, sizes)}
 
     def is_mine(self, number: int) -> bool:
         """Return whether this part writes the shard with this number."""
@@ -234,14 +269,25 @@ class Journal:
                 f"already holds {found[0]}, which another run has written: use another folder",
                 url=self.dst,
             )
-        self.save()
-        with storage.atomic_write(self.permit, options=self.options, durable=False):
-            pass
+        start = _Saved(self.plan.fingerprint, {}, self.plan.options)
+        start.write(storage.join(self._parts, "start.json"), self.options)
+        with storage.atomic_write(self._permit, options=self.options, durable=False) as file:
+            file.write(self._token.encode())
+
+    def record(self, number: int) -> Record:
+        """Return what the task of a shard needs."""
+        return Record(
+            storage.join(self._parts, f"{number:06d}.json"),
+            self._permit,
+            self._token,
+            number,
+            self.plan.fingerprint,
+        )
 
     def end(self) -> None:
         """Revoke the permit, so that tasks that have not started fail without writing."""
         with contextlib.suppress(StorageError):
-            storage.remove(self.permit, options=self.options)
+            storage.remove(self._permit, options=self.options)
 
     def _sizes(self) -> dict[str, int | None]:
         """Return the folder's files with their sizes; object stores have no empty folders."""
@@ -249,23 +295,21 @@ class Journal:
             return {}
         return dict(storage.list_files(self.dst, options=self.options))
 
-    def _read_all(self) -> dict[str, _Saved]:
-        """Return every journal in the folder by its URL."""
-        try:
-            return self._try_to_read_all()
-        except StorageError:
-            # Another part found all shards complete and merged the journals since the listing.
-            return self._try_to_read_all()
-
-    def _try_to_read_all(self) -> dict[str, _Saved]:
+    def _read(self, *, again: bool = True) -> list[_Saved]:
+        """Return every file of the journal, later ones last."""
         urls = []
-        if storage.exists(self._whole_url, options=self.options):
-            urls.append(self._whole_url)
-        if storage.exists(self._parts_url, options=self.options):
-            files = storage.list_files(self._parts_url, options=self.options)
-            names = [name for name, _ in files if name.endswith(".json")]
-            urls += [storage.join(self._parts_url, name) for name in names]
-        return {url: _read_journal(url, self.options) for url in urls}
+        try:
+            if storage.exists(self._parts, options=self.options):
+                names = [name for name, _ in storage.list_files(self._parts, options=self.options)]
+                urls = [storage.join(self._parts, n) for n in names if n.endswith(".json")]
+            if storage.exists(self._whole, options=self.options):
+                urls.insert(0, self._whole)
+            return _Saved.read(urls, self.options)
+        except StorageError:
+            if not again:
+                raise
+        # Another part found all shards complete and merged the files since the listing.
+        return self._read(again=False)
 
     def _is_kept(self, result: ShardResult, sizes: dict[str, int | None]) -> bool:
         """Return whether a shard is complete and handled bad files as the options now ask."""
@@ -282,35 +326,6 @@ class Journal:
         except PCRError:
             return False
 
-    def add(self, number: int, result: ShardResult) -> None:
-        """Record a written shard; the file is saved at most once per second."""
-        self.results[number] = result
-        if time.monotonic() - self._saved > SECONDS_PER_SAVE:
-            self.save()
-
-    def save(self) -> None:
-        """Save the journal; where there are no locks, check that no other run has taken over.
-
-        Raises:
-            EncodeError: Another run has taken over.
-        """
-        is_unsure = self._saved and not storage.is_local(self.dst)
-        if is_unsure and _read_journal(self._url, self.options).run != self._run:
-            raise EncodeError(
-                "another encode is writing to this folder; wait for it, then use --resume",
-                url=self.dst,
-            )
-        self._write(self._url, self.results)
-        self._saved = time.monotonic()
-
-    def _write(self, url: str, results: Results) -> None:
-        options = self.plan.options
-        listing = {name: getattr(options, name) for name in _LISTING}
-        saved = _Saved(self.plan.fingerprint, dict(sorted(results.items())), self._run, listing)
-        with storage.atomic_write(url, options=self.options) as file:
-            # Not msgspec's encoder: file names may have bytes that are not UTF-8.
-            file.write(json.dumps(msgspec.to_builtins(saved)).encode())
-
     @contextlib.contextmanager
     def finishing(self) -> Iterator[Results]:
         """Yield the shards that all parts have written; one process at a time."""
@@ -322,19 +337,19 @@ class Journal:
         sizes = self._sizes()
         return {
             number: result
-            for saved in self._read_all().values()
+            for saved in self._read()
             for number, result in saved.shards.items()
             if _is_there(result, sizes)
         }
 
     def unite(self, results: Results) -> None:
-        """Save the results of all parts in one journal and remove the files of the parts."""
-        if self.part is not None:
-            self._write(self._whole_url, results)
+        """Save the results of all parts in one file and remove the files of the tasks."""
+        ordered = dict(sorted(results.items()))
+        whole = _Saved(self.plan.fingerprint, ordered, self.plan.options)
+        whole.write(self._whole, self.options)
         storage.remove_temporary_files(self.dst)
         with contextlib.suppress(StorageError):
-            if storage.exists(self._parts_url, options=self.options):
-                storage.remove(self._parts_url, options=self.options)
+            storage.remove(self._parts, options=self.options)
         self._unlock_for_good(LOCK)
 
 
@@ -344,30 +359,16 @@ def _is_there(result: ShardResult, sizes: dict[str, int | None]) -> bool:
     return entry is None or sizes.get(entry.name, -1) in (entry.shard_bytes, None)
 
 
-def _read_journal(url: str, options: storage.Options) -> _Saved:
-    data = storage.read_bytes(url, options=options)
-    try:
-        return msgspec.convert(json.loads(data), _Saved, str_keys=True)
-    except (ValueError, RecursionError) as error:
-        raise EncodeError(f"not a journal: {error}; remove it to start over", url=url) from error
-
-
-def listing_options(dst: str, *, options: storage.Options = None) -> EncodeOptions:
-    """Return the options that determine how a dataset's source is listed, from its journal.
-
-    Options that the journal lacks have their defaults.
+def encode_options(dst: str, *, options: storage.Options = None) -> EncodeOptions:
+    """Return the options that a dataset was encoded with, the defaults if it has no journal.
 
     Args:
         dst: The dataset's folder.
         options: fsspec storage options of the folder.
     """
     url = storage.join(dst, JOURNAL)
-    if not storage.exists(url, options=options):
-        return EncodeOptions()
-    listing = _read_journal(url, options).listing
-    known = {name: value for name, value in listing.items() if name in _LISTING}
-    lists = known.get("lists")
-    return EncodeOptions(**known | {"lists": None if lists is None else tuple(lists)})
+    there = storage.exists(url, options=options)
+    return _Saved.read([url], options)[0].options if there else EncodeOptions()
 
 
 def read_report(

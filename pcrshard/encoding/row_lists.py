@@ -39,18 +39,25 @@ def list_rows(path: str, options: StorageOptions) -> tuple[list[SampleRef], list
     # A local list may be a named pipe, which has no size.
     most = None if storage.is_local(path) else _MAX_LIST_BYTES
     lines = _Lines(storage.read_bytes(path, options=options, max_bytes=most))
+    is_json = path.endswith(("jsonl", "ndjson"))
     rows = []
     try:
-        for row in _parse(path, lines):
+        for row in _json_rows(lines) if is_json else _table_rows(lines, path.endswith(".tsv")):
             _check_row(row)
             rows.append(row)
     except (ValueError, RecursionError, csv.Error) as error:
         reason = str(error).replace("\n", " ")
         raise EncodeError(f"line {lines.number}: {reason}", url=path) from error
-    if not path.endswith(("jsonl", "ndjson")):
-        _read_numbers(rows)
     labels = [row.pop("label", None) for row in rows]
-    _check_alike(labels, path)
+    if not is_json:
+        labels = _read_numbers(labels)
+    names = sorted(label for label in labels if isinstance(label, str))
+    numbers = [label for label in labels if isinstance(label, int)]
+    if names and numbers:
+        raise EncodeError(
+            f"expected labels that are all numbers or all names, got {numbers[0]} and {names[0]!r}",
+            url=path,
+        )
     folder = path.rpartition("/")[0]
     samples = []
     for key, row, label in zip(unique_keys(row["path"] for row in rows), rows, labels, strict=True):
@@ -77,44 +84,36 @@ class _Lines:
             yield line.removesuffix(b"\r").decode() + "\n"
 
 
-def _parse(path: str, lines: _Lines) -> Iterator[Row]:
-    filled = (line for line in lines if line.strip())
-    if path.endswith(".tsv"):
-        yield from _table_rows(line[:-1].split("\t") for line in filled)
-    elif path.endswith(".csv"):
-        yield from _table_rows(_csv_cells(iter(lines)), needs_header=True)
-    else:
-        for line in filled:
+def _json_rows(lines: _Lines) -> Iterator[Row]:
+    for line in lines:
+        if line.strip():
             row = json.loads(line)
             if not isinstance(row, dict):
                 raise EncodeError("expected a JSON object")
             yield row
 
 
-def _csv_cells(lines: Iterator[str]) -> Iterator[list[str]]:
-    """Return the rows of a CSV file; semicolons separate cells if the first line has no comma."""
-    first = next(lines)
-    separator = ";" if ";" in first and "," not in first else ","
-    rows = csv.reader(itertools.chain([first], lines), delimiter=separator, strict=True)
-    return (cells for cells in rows if any(cells))
-
-
-def _table_rows(rows: Iterator[list[str]], *, needs_header: bool = False) -> Iterator[Row]:
+def _table_rows(lines: _Lines, is_tsv: bool) -> Iterator[Row]:
     """Yield rows with the columns of the header, by default path, label, extra."""
+    texts = iter(lines)
+    first = next(texts)
+    if is_tsv:
+        how: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+    else:
+        # Spreadsheets of some countries separate cells by semicolons.
+        how = {"delimiter": ";" if ";" in first and "," not in first else ",", "strict": True}
     names: list[str] = []
-    for cells in rows:
+    for cells in csv.reader(itertools.chain([first], texts), **how):
+        if not any(cells):
+            continue
         if not names:
-            names = _column_names(cells, needs_header)
+            names = _column_names(cells, needs_header=not is_tsv)
             if names:
                 continue
             names = _DEFAULT_COLUMNS
-        if len(cells) > len(names) or "\r" in "".join(cells):
+        if len(cells) > len(names):
             raise ValueError(f"expected the columns {', '.join(names)}, got {len(cells)}")
-        row = {name: value for name, value in zip(names, cells, strict=False) if value}
-        label = row.get("label", "")
-        if _DIGITS.fullmatch(label) and len(label) > _MAX_DIGITS:
-            raise ValueError(f"expected a label of at most {_MAX_DIGITS} digits, got {len(label)}")
-        yield row
+        yield {name: value for name, value in zip(names, cells, strict=False) if value}
 
 
 def _column_names(cells: Sequence[str], needs_header: bool) -> list[str]:
@@ -122,15 +121,15 @@ def _column_names(cells: Sequence[str], needs_header: bool) -> list[str]:
     names = [cell.strip() for cell in cells]
     path = next((name for name in _PATH_COLUMNS if name in names), None)
     label = next((name for name in _LABEL_COLUMNS if name in names), None)
-    if path is None:
-        if needs_header and "." not in names[0]:
-            raise ValueError(
-                f"expected a column {', '.join(_PATH_COLUMNS[:-1])} or {_PATH_COLUMNS[-1]}, "
-                f"or a path first, got {', '.join(map(redact_url, names))}"
-            )
-        return []
-    renamed = {path: "path", label: "label"}
-    return [renamed.get(name, name) for name in names]
+    if path is not None:
+        renamed = {path: "path", label: "label"}
+        return [renamed.get(name, name) for name in names]
+    if needs_header and "." not in names[0]:
+        raise ValueError(
+            f"expected a column {', '.join(_PATH_COLUMNS)}, or a path first, "
+            f"got {', '.join(map(redact_url, names))}"
+        )
+    return []
 
 
 def _check_row(row: Row) -> None:
@@ -142,27 +141,18 @@ def _check_row(row: Row) -> None:
     label = row.get("label", 0)
     if isinstance(label, bool) or not isinstance(label, int | str):
         raise EncodeError(f"expected a label that is a number or a name, got {label!r}")
-    if isinstance(label, int) and abs(label) >= 10**_MAX_DIGITS:
-        raise EncodeError(f"expected a label of at most {_MAX_DIGITS} digits, got a longer number")
+    text = str(label)
+    if _DIGITS.fullmatch(text) and len(text.lstrip("-")) > _MAX_DIGITS:
+        raise EncodeError(f"expected a label of at most {_MAX_DIGITS} digits, got {len(text)}")
 
 
-def _read_numbers(rows: list[Row]) -> None:
-    """Convert numeric labels of a table to integers, in place.
+def _read_numbers(labels: list[Any]) -> list[Any]:
+    """Convert numeric labels of a table to integers.
 
     If all labels are digits and some have leading zeros, all stay strings: 007 is a name.
     """
-    labeled = [row for row in rows if "label" in row]
-    numbers = [row for row in labeled if _NUMBER.fullmatch(row["label"])]
-    if len(numbers) == len(labeled) or not all(_DIGITS.fullmatch(row["label"]) for row in labeled):
-        for row in numbers:
-            row["label"] = int(row["label"])
-
-
-def _check_alike(labels: Sequence[int | str | None], path: str) -> None:
-    names = sorted(label for label in labels if isinstance(label, str))
-    numbers = [label for label in labels if isinstance(label, int)]
-    if names and numbers:
-        raise EncodeError(
-            f"expected labels that are all numbers or all names, got {numbers[0]} and {names[0]!r}",
-            url=path,
-        )
+    given = [label for label in labels if label is not None]
+    are_digits = all(map(_DIGITS.fullmatch, given))
+    if are_digits and not all(map(_NUMBER.fullmatch, given)):
+        return labels
+    return [int(label) if label and _NUMBER.fullmatch(label) else label for label in labels]

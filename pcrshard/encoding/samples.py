@@ -121,54 +121,39 @@ def gather_lists(
     Raises:
         EncodeError: A wanted list does not exist, or has a gap.
     """
-    found = _find_lists(samples)
-    if wanted is None:
-        fields = {ref.name for sample in samples for ref in sample.refs}
-        names = {name for name, rows in found.items() if _is_list(rows) and name not in fields}
-    else:
-        names = set(wanted)
-        for name in wanted:
-            _check_list(name, samples, found.get(name))
+    found: dict[str, list[list[int]]] = {}
+    for row, sample in enumerate(samples):
+        for ref in sample.refs:
+            if place := place_in_list(ref.name):
+                found.setdefault(place[0], [[] for _ in samples])[row].append(place[1])
+    names = set()
+    for name in found if wanted is None else wanted:
+        if name not in found:
+            raise EncodeError(
+                f"expected numbered fields such as {numbered(name, 0)!r} for the list {name!r}, "
+                "found none"
+            )
+        pairs = list(zip(samples, found[name], strict=True))
+        broken = next((pair for pair in pairs if not _is_counted(*pair, name)), None)
+        lengths = {len(places) for _, places in pairs}
+        if wanted is None:
+            varies = len(lengths) > 1 and 2 <= max(lengths) <= MAX_LISTED
+            names |= {name} if varies and not broken else set()
+        elif broken:
+            raise EncodeError(
+                f"expected images 0, 1, ... of the list {name!r} without a gap and no field of "
+                f"that name, got {sorted(broken[1])}",
+                key=broken[0].key,
+            )
+        else:
+            names.add(name)
     return [_gather(sample, names) for sample in samples] if names else samples
 
 
-def _find_lists(samples: Sequence[SampleRef]) -> dict[str, list[list[int]]]:
-    """Return the image numbers of each sample for each possible list."""
-    found: dict[str, list[list[int]]] = {}
-    for row, sample in enumerate(samples):
-        for place in map(place_in_list, (ref.name for ref in sample.refs)):
-            if place is not None:
-                rows = found.setdefault(place[0], [[] for _ in samples])
-                rows[row].append(place[1])
-    return found
-
-
-def _is_list(rows: Sequence[Sequence[int]]) -> bool:
-    lengths = {len(places) for places in rows}
-    return len(lengths) > 1 and 2 <= max(lengths) <= MAX_LISTED and all(map(_is_counted, rows))
-
-
-def _is_counted(places: Sequence[int]) -> bool:
-    return sorted(places) == list(range(len(places)))
-
-
-def _check_list(
-    name: str,
-    samples: Sequence[SampleRef],
-    rows: Sequence[Sequence[int]] | None,
-) -> None:
-    if rows is None:
-        raise EncodeError(
-            f"expected numbered fields such as {numbered(name, 0)!r} for the list {name!r}, "
-            "found none"
-        )
-    for sample, places in zip(samples, rows, strict=True):
-        if not _is_counted(places) or name in [ref.name for ref in sample.refs]:
-            raise EncodeError(
-                f"expected images 0, 1, ... of the list {name!r} without a gap and no field of "
-                f"that name, got {sorted(places)}",
-                key=sample.key,
-            )
+def _is_counted(sample: SampleRef, places: Sequence[int], name: str) -> bool:
+    """Return whether images are numbered from 0 without a gap, and no field has their name."""
+    fields = [ref.name for ref in sample.refs]
+    return sorted(places) == list(range(len(places))) and name not in fields
 
 
 def _gather(sample: SampleRef, names: Container[str]) -> SampleRef:

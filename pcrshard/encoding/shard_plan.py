@@ -40,7 +40,7 @@ class EncodeOptions:
         name: Prefix of the shard names, before the number.
         num_shards: Number of shards; their sizes differ by at most one sample.
         samples_per_shard: Maximum samples per shard, if ``num_shards`` is not given. Default: 1024,
-            or fewer to make up to 8 shards.
+            or fewer to make up to 8 shards or a multiple of 8, which ranks can split evenly.
         seed: Seed of the global shuffle before sharding; ``None`` keeps the source's order.
         on_error: What to do with a file that cannot be rearranged into scans: ``raise`` an error;
             ``keep`` it unchanged; ``reencode`` it as a JPEG (lossy); or ``skip`` it. The last three
@@ -276,7 +276,17 @@ def plan_shards(
             by ranks x workers.
     """
     total = len(samples)
-    count = _num_shards(total, options)
+    most = options.samples_per_shard
+    unit = options.for_ranks * options.for_workers
+    least = options.num_shards or (-(-total // most) if most else default_num_shards(total))
+    count = -(-least // unit) * unit
+    if options.num_shards not in (None, count):
+        raise EncodeError(
+            f"expected a number of shards divisible by {options.for_ranks} ranks x "
+            f"{options.for_workers} workers, such as {count}, got {least}"
+        )
+    if count > total:
+        raise EncodeError(f"expected at most {total} shards for {total} samples, got {count}")
     order = list(range(total))
     rng = random.Random(options.seed)
     if options.seed is not None:
@@ -293,41 +303,18 @@ def plan_shards(
     return [[samples[i] for i in shard] for shard in shards]
 
 
-def _num_shards(total: int, options: EncodeOptions) -> int:
-    unit = options.for_ranks * options.for_workers
-    named = f"{options.for_ranks} ranks x {options.for_workers} workers"
-    count = options.num_shards
-    if count is None:
-        most = options.samples_per_shard
-        count = _round_up(-(-total // most) if most else default_num_shards(total), unit)
-    elif count % unit:
-        raise EncodeError(
-            f"expected a number of shards divisible by {named}, such as "
-            f"{_round_up(count, unit)}, got {count}"
-        )
-    if count > total:
-        why = f", divisible by {named}" if unit > 1 else ""
-        raise EncodeError(f"expected at most {total} shards for {total} samples, got {count}{why}")
-    return count
-
-
-def _round_up(number: int, unit: int) -> int:
-    return -(-number // unit) * unit
-
-
 def advise(num_shards: int) -> str:
     """Return advice if a number of shards leaves ranks idle at common world sizes; else "".
 
     >>> advise(128)
     ''
     """
-    idle = {ranks: 1 - num_shards / _round_up(num_shards, ranks) for ranks in _USUAL_RANKS}
+    idle = {ranks: 1 - num_shards / (-(-num_shards // ranks) * ranks) for ranks in _USUAL_RANKS}
     shown = [f"{share:.0%} on {ranks}" for ranks, share in idle.items() if share > _MOST_IDLE]
     if not shown:
         return ""
-    noun = "shard leaves" if num_shards == 1 else "shards leave"
     return (
-        f"{num_shards} {noun} ranks idle where each reads whole shards, as in WebDataset: "
+        "ranks are idle where each reads whole shards, as in WebDataset: "
         f"{', '.join(shown)}; --for-ranks R --for-workers W picks a number divisible by R x W"
     )
 
@@ -335,10 +322,10 @@ def advise(num_shards: int) -> str:
 def default_num_shards(num_samples: int) -> int:
     """Return a number of shards with at most 1024 samples each.
 
-    Small datasets get up to 8 shards of about 16 samples or more, so that ranks and workers can
-    split them.
+    Small datasets get up to 8 shards of about 16 samples or more and others a multiple of 8, so
+    that ranks and workers can split them.
 
     >>> [default_num_shards(n) for n in (1, 100, 10_000, 1_281_167)]
-    [1, 7, 10, 1252]
+    [1, 7, 16, 1256]
     """
-    return max(-(-num_samples // 1024), min(8, -(-num_samples // 16)))
+    return -(-num_samples // 8192) * 8 if num_samples > 8192 else min(8, -(-num_samples // 16))

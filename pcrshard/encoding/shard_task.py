@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from .. import storage
-from ..errors import CorruptJpeg, EncodeError, FormatError, PCRError
+from ..errors import CorruptJpeg, FormatError, PCRError
 from ..format.shard_format import FieldNames
 from ..jpeg.markers import SOI, map_jpeg
 from ..jpeg.other_formats import to_jpeg
 from .encode_jpeg import EncodedImage, encode_jpeg
 from .labels import check_label, count_classes
-from .resume_journal import ShardResult, Unlayered
+from .resume_journal import Record, ShardResult, Unlayered
 from .samples import SampleRef, StorageOptions
 from .shard_plan import EncodeOptions
 from .shard_tables import EncodedSample
@@ -31,19 +31,18 @@ class ShardTask(NamedTuple):
         samples: Its samples.
         names: The fields of all shards.
         options: How it is encoded.
-        permit: URL of a file that exists while the run that submitted this task lives; empty for
-            none.
         src_options: fsspec storage options of the source.
         dst_options: fsspec storage options of the shard.
+        record: The run that submitted this task, if any; it ends or resumes as a whole.
     """
 
     url: str
     samples: list[SampleRef]
     names: FieldNames
     options: EncodeOptions
-    permit: str = ""
     src_options: StorageOptions = None
     dst_options: StorageOptions = None
+    record: Record | None = None
 
     @property
     def source_bytes(self) -> int:
@@ -63,8 +62,8 @@ def encode_shard(task: ShardTask) -> ShardResult:
         EncodeError: A label has no name although class names are given; or the run has ended.
         StorageError: Bytes could not be read or written.
     """
-    if task.permit and not storage.exists(task.permit, options=task.dst_options):
-        raise EncodeError("the run that requested this shard has ended", url=task.url)
+    if task.record is not None:
+        task.record.check(task.dst_options)
     encoded: list[EncodedSample] = []
     rows: list[Unlayered] = []
     for sample, values in _read(task.samples, task.src_options):
@@ -82,7 +81,11 @@ def encode_shard(task: ShardTask) -> ShardResult:
             names=task.names._replace(others=others),
             options=task.dst_options,
         )
-    return ShardResult(entry, tuple(rows), count_classes(sample.fields for sample in encoded))
+    num_classes = count_classes(sample.fields for sample in encoded)
+    result = ShardResult(entry, tuple(rows), num_classes)
+    if task.record is not None:
+        task.record.save(result, task.dst_options)
+    return result
 
 
 def _read(

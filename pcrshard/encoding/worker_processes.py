@@ -24,14 +24,11 @@ from typing import Any, TypeVar
 
 from .. import storage
 from ..errors import EncodeError
-from ..redaction import get_logger
 
 T = TypeVar("T")
 R = TypeVar("R")
-_MAX_DEATHS = 3
 # Maximum tasks in flight on an executor: enough for a cluster, few enough for memory.
 _IN_FLIGHT = 1024
-_log = get_logger("pcrshard")
 
 
 def run_tasks(
@@ -45,8 +42,7 @@ def run_tasks(
     """Run tasks and yield (number, result) as they complete; raise the first error.
 
     Once the iterator has raised or was closed (``contextlib.closing``), no task is running: worker
-    processes are killed at once, and an executor's tasks are awaited. If a worker process dies (out
-    of memory, say), the tasks in flight are rerun, at most three times.
+    processes are killed at once, and an executor's tasks are awaited.
 
     Args:
         function: Called with each task.
@@ -58,7 +54,7 @@ def run_tasks(
             then lose track of running tasks.
 
     Raises:
-        EncodeError: Workers died too often.
+        EncodeError: A worker process died.
     """
     if workers is not None and workers < 1:
         raise EncodeError(f"expected at least one worker, got {workers}")
@@ -72,7 +68,13 @@ def run_tasks(
         for number, task in tasks.items():
             yield number, function(task)
     else:
-        yield from _run_on_processes(workers, function, dict(tasks), 4 * cores)
+        try:
+            with _worker_processes(workers) as pool:
+                yield from _run_on(pool, function, tasks, 4 * cores, None)
+        except BrokenExecutor as error:
+            raise EncodeError(
+                f"a worker process died, maybe out of memory ({error}); run again with --resume"
+            ) from error
 
 
 def _run_on(
@@ -98,27 +100,6 @@ def _run_on(
         if running and on_stop is not None:
             on_stop()
             wait(running)
-
-
-def _run_on_processes(
-    workers: int,
-    function: Callable[[T], R],
-    tasks: dict[int, T],
-    limit: int,
-) -> Generator[tuple[int, R], None, None]:
-    deaths = 0
-    while tasks:
-        try:
-            with _worker_processes(workers) as pool:
-                for number, result in _run_on(pool, function, tasks, limit, None):
-                    del tasks[number]
-                    yield number, result
-        except BrokenExecutor as error:
-            deaths += 1
-            if deaths > _MAX_DEATHS:
-                message = f"a worker process died ({error}); run again with --resume"
-                raise EncodeError(message) from error
-            _log.warning("a worker process died; rerunning the tasks in flight")
 
 
 class _Pool(ProcessPoolExecutor):

@@ -277,27 +277,17 @@ class ScanTuner(ScanPolicy):
     def load_state_dict(self, state: State) -> None:
         """Continue from :meth:`state_dict`; on a staged copy at most at its highest scan."""
         super().load_state_dict(state)
-        self.reports = [_report(*report) for report in state["reports"]]
-
-
-def _report(
-    epoch: int,
-    scan: Scan,
-    similarities: list[Any],
-    *cost: Any,
-) -> TunerReport:
-    return TunerReport(epoch, scan, tuple(Similarity(*found) for found in similarities), *cost)
+        self.reports = [
+            TunerReport(epoch, scan, tuple(Similarity(*found) for found in similarities), *cost)
+            for epoch, scan, similarities, *cost in state["reports"]
+        ]
 
 
 def _gradient(loss: Tensor, model: nn.Module) -> Tensor:
     """Return a loss's gradient as one float32 vector, zero for unused parameters."""
-    trained = _trained(model)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradients = torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
     return torch.cat([gradient.reshape(-1).float() for gradient in gradients])
-
-
-def _trained(model: nn.Module) -> list[nn.Parameter]:
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def _add_ranks(totals: Iterable[Tensor]) -> None:
@@ -316,9 +306,9 @@ def _untouched(model: nn.Module) -> Iterator[None]:
     """Restore buffers (BatchNorm statistics), modes and random states on exit."""
     devices = sorted({p.get_device() for p in model.parameters() if p.is_cuda})
     with ExitStack() as stack:
-        # A model may also draw from these.
+        # A model may also draw from these global generators.
         stack.callback(random.setstate, random.getstate())
-        stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002  # users'
+        stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002  # above
         for buffer in model.buffers():
             stack.callback(buffer.detach().copy_, buffer.detach().clone())
         for module in model.modules():

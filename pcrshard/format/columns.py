@@ -17,16 +17,11 @@ _DTYPES = {name: np.dtype(name) for name in ("<u1", "<u2", "<u4", "<u8")}
 
 
 class Columns:
-    """A cursor over columns; it checks each length before using it.
+    """A cursor over columns; it checks each length before using it."""
 
-    Args:
-        body: All columns, and the bytes before them.
-        start: Offset of the first column.
-    """
-
-    def __init__(self, body: bytes, start: int) -> None:
+    def __init__(self, body: bytes) -> None:
         self.body = body
-        self.pos = start
+        self.pos = 0
 
     def take(self, size: int) -> int:
         """Advance by ``size`` bytes; return their offset."""
@@ -40,12 +35,6 @@ class Columns:
         kind = _DTYPES[dtype]
         start = self.take(math.prod(shape) * kind.itemsize)
         return np.ndarray(shape, kind, self.body, start)
-
-    def present(self, count: int, most: int) -> tuple[bytes, ...]:
-        """Return ``count`` values, none absent or longer than ``most`` bytes."""
-        sizes = self.array("<u4", count).tolist()
-        require(max(sizes, default=0) <= most, f"a value has more than {most} bytes")
-        return self._read(sizes, sum(sizes))
 
     def byte_strings(self, count: int) -> tuple[bytes | None, ...]:
         """Return ``count`` values, ``None`` for absent ones."""

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import codecs
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 
@@ -33,24 +32,26 @@ from .shard_head import (
 
 DATASET_INDEX = "pcr.json"
 MAX_DATASET_INDEX_BYTES = 1 << 28
+_Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_Group = Annotated[int, msgspec.Meta(ge=1, le=MAX_GROUPS)]
 # Braces would be expanded as a pattern.
-_SHARD_NAME = re.compile(r"[^/\\{}\x00-\x1f\x7f]{1,251}\.tar")
+_ShardName = Annotated[str, msgspec.Meta(pattern=r"^[^/\\{}\x00-\x1f\x7f]{1,251}\.tar\Z")]
 
 
-class ShardEntry(NamedTuple):
+class ShardEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """An entry of the dataset index; ``head_crc32c`` ties it to the shard's file.
 
     ``scan`` is the highest scan that a staged copy holds; ``None`` for a whole shard.
     """
 
-    name: str
-    num_samples: int
-    head_crc32c: int
-    shard_bytes: int
-    shard_crc32c: int
-    prefix_stops: tuple[int, ...]
-    index_stop: int
-    scan: int | None = None
+    name: _ShardName
+    num_samples: _Number
+    head_crc32c: _Number
+    shard_bytes: _Number
+    shard_crc32c: _Number
+    prefix_stops: tuple[_Number, ...]
+    index_stop: _Number
+    scan: _Group | None = None
 
     @property
     def num_groups(self) -> int:
@@ -61,6 +62,10 @@ class ShardEntry(NamedTuple):
     def stops(self) -> tuple[int, ...]:
         """The prefix stops of scans 0..N, and of ``"full"``."""
         return (self.index_stop, *self.prefix_stops)
+
+    def staged(self, scan: int | None) -> ShardEntry:
+        """Return the entry of a copy that holds scans 1..scan; ``None`` for the whole shard."""
+        return msgspec.structs.replace(self, scan=scan)
 
     def prefix_stop(self, scan: Scan) -> int:
         """Return the end of the prefix of scans 1..scan; scan 0 is labels and metadata only.
@@ -78,35 +83,12 @@ class ShardEntry(NamedTuple):
         return self.stops[rows]
 
 
-class _Entry(msgspec.Struct):
-    """A shard in ``pcr.json``; unknown names are ignored without allocating."""
-
-    name: str
-    num_samples: int
-    head_crc32c: int
-    shard_bytes: int
-    shard_crc32c: int
-    prefix_stops: tuple[int, ...]
-    index_stop: int
-    scan: int | None = None
-
-
-class _Version(msgspec.Struct):
-    """The fields that decide whether the rest of ``pcr.json`` can be read."""
+class _Start(msgspec.Struct):
+    """The fields that decide whether the rest of ``pcr.json`` can be read, and the total."""
 
     format: str
     version: Any
-
-
-class _Index(_Version):
-    """All of ``pcr.json``."""
-
-    script: str
-    num_groups: int
-    num_samples: int
-    shards: list[_Entry]
-    classes: list[str] = []  # msgspec copies it
-    num_classes: int = 0
+    num_samples: Any = None
 
 
 @dataclass(frozen=True)
@@ -123,10 +105,10 @@ class DatasetIndex:
     """
 
     script: str
-    num_groups: int
-    shards: tuple[ShardEntry, ...]
+    num_groups: _Group
+    shards: Annotated[tuple[ShardEntry, ...], msgspec.Meta(min_length=1)]
     classes: tuple[str, ...] = ()
-    num_classes: int = 0
+    num_classes: _Number = 0
 
     def __post_init__(self) -> None:
         at_least = max(self.num_classes, len(self.classes))
@@ -134,16 +116,12 @@ class DatasetIndex:
 
     def __repr__(self) -> str:
         held = "" if self.scan is None else f", a staged copy of scans 1 to {self.scan}"
+        some = [*self.classes[:3], "..."] if len(self.classes) > 3 else self.classes
         return (
             f"<DatasetIndex: {self.num_samples} samples in {len(self.shards)} shards\n"
             f" script {self.script}, {self.num_groups} scans{held}\n"
-            f" {len(self.classes)} classes named: {self._some_classes() or 'none'}>"
+            f" {len(self.classes)} classes named: {', '.join(some) or 'none'}>"
         )
-
-    def _some_classes(self) -> str:
-        """Return the first names of classes, for messages."""
-        names = [*self.classes[:3], "..."] if len(self.classes) > 3 else self.classes
-        return ", ".join(names)
 
     @property
     def num_samples(self) -> int:
@@ -161,23 +139,17 @@ class DatasetIndex:
 
     def encode(self) -> bytes:
         """Return the JSON of SPEC section 6, one line per shard."""
-        lines = ",\n".join(map(_line, self.shards))
-        return f'{json.dumps(self._head())[:-1]},\n "shards": [\n{lines}\n]}}\n'.encode()
-
-    def _head(self) -> dict[str, Any]:
-        """Return the JSON before the shards."""
-        head: dict[str, Any] = {
+        described = {name: value for name, value in msgspec.to_builtins(self).items() if value}
+        lines = ",\n".join(f"  {json.dumps(shard)}" for shard in described.pop("shards"))
+        start = {
             "format": "pcrshard",
             "version": VERSION,
             "script": self.script,
             "num_groups": self.num_groups,
             "num_samples": self.num_samples,
         }
-        if self.classes:
-            head["classes"] = self.classes
-        if self.num_classes:
-            head["num_classes"] = self.num_classes
-        return head
+        head = json.dumps(start | described)[:-1]
+        return f'{head},\n "shards": [\n{lines}\n]}}\n'.encode()
 
     @classmethod
     def decode(cls, data: Buffer, *, url: str | None = None) -> DatasetIndex:
@@ -198,27 +170,28 @@ class DatasetIndex:
 
     @classmethod
     def _from_json(cls, data: bytes) -> DatasetIndex:
-        start = msgspec.json.decode(data, type=_Version)
+        start = msgspec.json.decode(data, type=_Start)
         require(start.format == "pcrshard", "expected format 'pcrshard'")
         check_version(start.version)
-        raw = msgspec.json.decode(data, type=_Index)
-        shards = tuple(_check_entry(entry, raw.num_groups) for entry in raw.shards)
-        require(0 <= raw.num_classes < 1 << 63, "expected num_classes to be a whole number")
-        index = cls(
-            raw.script,
-            raw.num_groups,
-            shards,
-            tuple(raw.classes),
-            raw.num_classes,
-        )
-        index._check(raw.num_samples)
+        index = msgspec.json.decode(data, type=cls)
+        for entry in index.shards:
+            _check_entry(entry, index.num_groups)
+        total = index.num_samples
+        require(start.num_samples == total, f"expected num_samples to be the sum, {total}")
+        require(are_distinct([shard.name for shard in index.shards]), "shard names repeat")
         return index
 
-    def _check(self, num_samples: object) -> None:
-        require(self.shards, "expected at least one shard")
-        require(self.num_samples == num_samples, "num_samples is not the sum over the shards")
-        names = [shard.name for shard in self.shards]
-        require(are_distinct(names), "shard names are not distinct")
+
+def _check_entry(entry: ShardEntry, num_groups: int) -> None:
+    require((entry.scan or 1) <= num_groups, "scan is not in 1..num_groups")
+    stops = entry.prefix_stops
+    require(len(stops) == num_groups + 1, "prefix_stops do not fit num_groups")
+    inside = entry.index_stop > HEAD_STOP and stops[-1] <= entry.shard_bytes
+    require(inside and rising(entry.stops), "bad prefix_stops")
+    # As many as a shard may have and its index has room for (SPEC 2.3).
+    most = min(MAX_SAMPLES, (entry.index_stop - HEAD_STOP) * MAX_EXPANSION // MIN_SAMPLE_BYTES)
+    fits = 1 <= entry.num_samples <= most
+    require(fits, f"expected 1 to {most} samples in a shard of these stops")
 
 
 def prefix_totals(entries: Sequence[ShardEntry]) -> list[int]:
@@ -266,42 +239,3 @@ def resolve_scan(entries: Sequence[ShardEntry], scan: Any) -> Any:
         return scan
     held = min(entry.scan or entry.num_groups for entry in entries)
     return scan_of_fraction(prefix_totals(entries), held, scan)
-
-
-def _line(entry: ShardEntry) -> str:
-    described = entry._asdict()
-    if entry.scan is None:
-        del described["scan"]
-    return f"  {json.dumps(described)}"
-
-
-def _check_entry(raw: _Entry, num_groups: int) -> ShardEntry:
-    entry = ShardEntry(*msgspec.structs.astuple(raw))
-    name, *numbers, stops, index_stop, scan = entry
-    numbers += [*stops, index_stop, scan or 0]
-    whole = all(0 <= number < 1 << 63 for number in numbers)
-    require(whole, "expected whole numbers")
-    require(_SHARD_NAME.fullmatch(name), f"bad shard name {name!r}")
-    _check_scans(entry, num_groups)
-    _check_samples(entry)
-    return entry
-
-
-def _check_samples(entry: ShardEntry) -> None:
-    """Refuse more samples than a shard may have or its index has room for (SPEC 2.3)."""
-    most = min(MAX_SAMPLES, (entry.index_stop - HEAD_STOP) * MAX_EXPANSION // MIN_SAMPLE_BYTES)
-    fits = 1 <= entry.num_samples <= most
-    require(fits, f"expected 1 to {most} samples in a shard of these stops")
-
-
-def _check_scans(entry: ShardEntry, num_groups: int) -> None:
-    held = entry.scan is None or 1 <= entry.scan <= num_groups
-    require(held, "scan is not in 1..num_groups")
-    fits = 1 <= num_groups <= MAX_GROUPS and len(entry.prefix_stops) == num_groups + 1
-    require(fits, "prefix_stops do not fit num_groups")
-    _check_stops(entry)
-
-
-def _check_stops(entry: ShardEntry) -> None:
-    inside = entry.index_stop > HEAD_STOP and entry.prefix_stops[-1] <= entry.shard_bytes
-    require(inside and rising(entry.stops), "bad prefix_stops")

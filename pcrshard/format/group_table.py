@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import struct
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +19,7 @@ from .. import zstd
 from ..checksum import crc32c
 from ..errors import CorruptIndex, FormatError
 from ..jpeg.markers import EOI
-from .columns import ABSENT, Columns, encode_array
+from .columns import ABSENT, encode_array
 from .shard_head import BLOCK, Buffer, name_file, require, round512
 from .shard_index import COMPRESSION_LEVEL, I64, U32, ShardIndex, TablePlace
 
@@ -28,11 +27,6 @@ from .shard_index import COMPRESSION_LEVEL, I64, U32, ShardIndex, TablePlace
 # decoding: an image's claims grow with its bytes.
 MAX_HEADER_BYTES = 512
 U16 = npt.NDArray[np.uint16]
-_U16 = np.dtype("<u2")
-_U32 = np.dtype("<u4")
-_NO_OFFSETS = np.zeros(0, np.uint64)
-# Size, checksum and header size of a unit.
-_UNIT_BYTES = 4 + 4 + 2
 # Checksum of the table, size of the compressed headers.
 _START = struct.Struct("<II")
 
@@ -103,20 +97,27 @@ class GroupTable:
         return crc32c(body).to_bytes(4, "little") + body
 
 
-def join_tables(tables: Sequence[GroupTable]) -> GroupTable:
-    """Join tables of consecutive groups; the first may be that of the base groups."""
-    first = tables[0]
-    if len(tables) == 1:
-        return first
-    return GroupTable(
-        range(first.rows.start, tables[-1].rows.stop),
-        np.concatenate([table.sizes for table in tables]),
-        np.concatenate([table.crcs for table in tables]),
-        np.concatenate([table.header_sizes for table in tables]),
-        b"".join([table.headers for table in tables]),
-        first.offsets,
-        {name: late for table in tables for name, late in table.late.items()},
-    )
+def group_starts(index: ShardIndex, rows: range) -> list[int]:
+    """Return the absolute start of each group's pieces; 0 for base groups, which are members."""
+    base = index.schema.base
+    ends = index.head.stops
+    sizes = index.head.table_bytes
+    return [0 if row < base else ends[row] + BLOCK + sizes[row] for row in rows]
+
+
+def late_starts(index: ShardIndex, table: GroupTable) -> dict[str, int]:
+    """Return the absolute start of each deferred field's values, which are contiguous."""
+    own_bytes = _row_sums(table.sizes) - _row_sums(table.header_sizes)
+    ends = dict(zip(table.rows, group_starts(index, table.rows) + own_bytes, strict=True))
+    base = index.schema.base
+    if table.rows.start < base:
+        # The values of the base groups are at the end of their members.
+        ends[base - 1] = index.head.prefix_stops[base - 1] - round512(table.late_bytes(base - 1))
+    starts = {}
+    for name, (row, values) in table.late.items():
+        starts[name] = int(ends[row])
+        ends[row] += values.num_bytes
+    return starts
 
 
 def decode_tables(
@@ -135,162 +136,97 @@ def decode_tables(
         url: Named in errors.
 
     Raises:
-        CorruptIndex: As in :func:`decode_table`.
-    """
-    is_plain = not index.schema.late and places[0].rows[-1] >= index.schema.base
-    if is_plain:
-        # Ten tables one by one cost three times as much; on failure, that finds the damaged one.
-        with suppress(FormatError):
-            return _decode_together(index, places, [bytes(part) for part in parts])
-    pairs = zip(places, parts, strict=True)
-    return join_tables([decode_table(index, place, part, url=url) for place, part in pairs])
-
-
-def _decode_together(
-    index: ShardIndex,
-    places: Sequence[TablePlace],
-    parts: Sequence[bytes],
-) -> GroupTable:
-    """Decode tables without deferred fields, which all have the same columns."""
-    units = index.num_units
-    stop = _START.size + units * _UNIT_BYTES
-    columns = b"".join([_checked_columns(part, stop) for part in parts])
-    rows = np.frombuffer(columns, np.uint8).reshape(len(parts), stop)[:, _START.size :]
-    header_sizes = np.ascontiguousarray(rows[:, 8 * units :]).view(_U16)
-    table = GroupTable(
-        range(places[0].rows.start, places[-1].rows.stop),
-        np.ascontiguousarray(rows[:, : 4 * units]).view(_U32),
-        np.ascontiguousarray(rows[:, 4 * units : 8 * units]).view(_U32),
-        header_sizes,
-        _join_headers(header_sizes, [part[stop:] for part in parts]),
-        _NO_OFFSETS,
-        late={},
-    )
-    _check_pieces(index, table)
-    _check_plain_stops(index, places, table)
-    return table
-
-
-def _checked_columns(part: bytes, fixed_bytes: int) -> bytes:
-    """Return the columns of a table after checking checksum and length."""
-    require(len(part) >= fixed_bytes, "a table is too short")
-    crc, packed_bytes = _START.unpack_from(part)
-    require(crc == crc32c(memoryview(part)[4:]), "checksum does not match")
-    require(len(part) == fixed_bytes + packed_bytes, "bytes are left after the headers")
-    return part[:fixed_bytes]
-
-
-def _check_plain_stops(
-    index: ShardIndex,
-    places: Sequence[TablePlace],
-    table: GroupTable,
-) -> None:
-    """Check that each group ends where its table and pieces end."""
-    own_bytes = np.add.reduce(table.sizes, 1, np.int64) - _header_bytes(table.header_sizes)
-    ends = index.head.prefix_stops[table.rows.start : table.rows.stop]
-    for place, size, stop in zip(places, own_bytes.tolist(), ends, strict=True):
-        require(round512(place.stop + size) == stop, "a group ends elsewhere")
-
-
-def decode_table(
-    index: ShardIndex,
-    place: TablePlace,
-    data: Buffer,
-    *,
-    url: str | None = None,
-) -> GroupTable:
-    """Parse and check the table of a scan group, or of the base groups.
-
-    Args:
-        index: The shard's index.
-        place: Location of the table.
-        data: Bytes of the table; copied.
-        url: Named in errors.
-
-    Raises:
-        CorruptIndex: The checksum does not match, or a rule of SPEC.md is broken.
+        CorruptIndex: A checksum does not match, or a rule of SPEC.md is broken.
     """
     try:
-        table = _decode(index, place.rows, bytes(data))
+        table = _decode(index, places, [bytes(part) for part in parts])
         _check_pieces(index, table)
-        _check_stops(index, table, place.stop)
-    except FormatError as error:
-        row = place.rows[-1]
+        _check_stops(index, places, table)
+    except (FormatError, ValueError) as error:
+        if len(places) > 1:  # find the damaged one
+            for place, part in zip(places, parts, strict=True):
+                decode_tables(index, [place], [part], url=url)
+        row = places[-1].rows[-1]
         name = "the tail" if row == index.num_groups else f"group {row + 1}"
         raise name_file(CorruptIndex(f"the table of {name}: {error}"), url) from error
     return table
 
 
-def _decode(
-    index: ShardIndex,
-    rows: range,
-    data: bytes,
-) -> GroupTable:
-    require(len(data) >= _START.size, "expected a table of at least 8 bytes")
-    crc, packed_bytes = _START.unpack_from(data)
-    require(crc == crc32c(memoryview(data)[4:]), "checksum does not match")
-    columns = Columns(data, _START.size)
-    units = index.num_units
-    shape = (len(rows), units)
-    row = rows[-1]
-    is_base = row == index.schema.base - 1
-    sizes = columns.array("<u4", *shape)
-    crcs = columns.array("<u4", *shape)
-    offsets = columns.array("<u8", units if is_base else 0)
-    late = _late_values(columns, index, row)
-    header_sizes = columns.array("<u2", *shape)
-    packed = data[columns.take(packed_bytes) :]
-    require(columns.pos == len(data), "bytes are left after the headers")
-    headers = _decode_headers(header_sizes, packed)
-    return GroupTable(
-        rows,
-        sizes,
-        crcs,
-        header_sizes,
-        headers,
-        offsets,
-        late,
+@functools.lru_cache(maxsize=64)
+def _layout(rows: int, units: int, offsets: int, late: int, samples: int) -> np.dtype[Any]:
+    """Return the parts of a table before its headers (SPEC 3.1)."""
+    return np.dtype(
+        [
+            ("start", "<u4", (2,)),
+            ("sizes", "<u4", (rows, units)),
+            ("crcs", "<u4", (rows, units)),
+            ("offsets", "<u8", (offsets,)),
+            ("late", "<u4", (late, 2, samples)),
+            ("header_sizes", "<u2", (rows, units)),
+        ]
     )
 
 
-def _late_values(
-    columns: Columns,
+def _decode(
     index: ShardIndex,
-    row: int,
-) -> LateFields:
-    names = index.late_fields(row)
-    return {name: (row, _read_late(columns, index.num_samples)) for name in names}
+    places: Sequence[TablePlace],
+    parts: Sequence[bytes],
+) -> GroupTable:
+    """Return the tables as one after checking their checksums and lengths."""
+    units = index.num_units
+    samples = index.num_samples
+    base = index.schema.base
+    late: list[tuple[int, str]] = []
+    headers: list[bytes] = []
+    # Neighbors of equal layout share an array: ten arrays take three times as long.
+    runs: list[tuple[np.dtype[Any], list[bytes]]] = []
+    for (rows, _, _), part in zip(places, parts, strict=True):
+        row = rows[-1]
+        num_late = len(late)
+        if index.schema.late:
+            late += [(row, name) for name in index.late_fields(row)]
+        num_late = len(late) - num_late
+        layout = _layout(len(rows), units, units if row < base else 0, num_late, samples)
+        require(len(part) >= _START.size, "expected a table of at least 8 bytes")
+        crc, headers_bytes = _START.unpack_from(part)
+        require(crc == crc32c(memoryview(part)[4:]), "checksum does not match")
+        stop = layout.itemsize
+        require(len(part) == stop + headers_bytes, "its parts end elsewhere")
+        if not runs or runs[-1][0] is not layout:
+            runs.append((layout, []))
+        runs[-1][1].append(part[:stop])
+        headers.append(part[stop:])
+    arrays = [np.frombuffer(b"".join(columns), layout) for layout, columns in runs]
+
+    def column(name: str, *shape: int) -> npt.NDArray[Any]:
+        found = [array[name].ravel() for array in arrays]
+        return (found[0] if len(found) == 1 else np.concatenate(found)).reshape(shape)
+
+    rows = range(places[0].rows.start, places[-1].rows.stop)
+    header_sizes = column("header_sizes", len(rows), units)
+    values = map(LateValues._make, column("late", len(late), 2, samples)) if late else ()
+    return GroupTable(
+        rows,
+        column("sizes", len(rows), units),
+        column("crcs", len(rows), units),
+        header_sizes,
+        _unpack_headers(header_sizes, headers),
+        arrays[0]["offsets"][0],
+        {name: (row, value) for (row, name), value in zip(late, values, strict=True)},
+    )
 
 
-def _read_late(columns: Columns, count: int) -> LateValues:
-    sizes = columns.array("<u4", count)
-    crcs = columns.array("<u4", count)
-    return LateValues(sizes, crcs)
-
-
-def _decode_headers(header_sizes: U16, packed: bytes) -> bytes:
-    return _join_headers(header_sizes.reshape(1, -1), [packed])
-
-
-def _join_headers(header_sizes: U16, packed: Sequence[bytes]) -> bytes:
-    """Join the headers of tables after checking their lengths; one row of sizes per table."""
-    legal = np.count_nonzero(header_sizes > MAX_HEADER_BYTES) == 0
-    require(legal, f"expected headers of at most {MAX_HEADER_BYTES} bytes")
-    num_bytes = _header_bytes(header_sizes).tolist()
-    return b"".join(map(_unpack_headers, packed, num_bytes))
-
-
-def _header_bytes(header_sizes: U16) -> I64:
-    """Return the bytes of the headers in each row."""
-    num_bytes: I64 = np.add.reduce(header_sizes, 1, np.int64)
-    return num_bytes
-
-
-def _unpack_headers(packed: bytes, num_bytes: int) -> bytes:
-    if num_bytes == 0:
-        require(not packed, "bytes of headers, but no header")
-        return b""
-    return zstd.decompress(packed, num_bytes)
+def _unpack_headers(header_sizes: U16, packed: Sequence[bytes]) -> bytes:
+    """Join the headers of tables after checking their lengths."""
+    if np.count_nonzero(header_sizes > MAX_HEADER_BYTES):
+        raise CorruptIndex(f"expected headers of at most {MAX_HEADER_BYTES} bytes")
+    # Only the first table may be of several rows, those of the base groups, without headers.
+    row_bytes = _row_sums(header_sizes).tolist()
+    joined = []
+    for data, num_bytes in zip(packed, row_bytes[-len(packed) :], strict=True):
+        require(num_bytes or not data, "bytes of headers, but no header")
+        joined.append(zstd.decompress(data, num_bytes) if num_bytes else b"")
+    return b"".join(joined)
 
 
 def _check_pieces(index: ShardIndex, table: GroupTable) -> None:
@@ -298,7 +234,9 @@ def _check_pieces(index: ShardIndex, table: GroupTable) -> None:
     count = np.count_nonzero
     require(not count(table.header_sizes > table.sizes), "a header is longer than its piece")
     if table.rows[-1] == index.num_groups:
-        _check_tail(table)
+        is_empty = table.sizes[-1] == 0
+        require(not table.crcs[-1][is_empty].any(), "an empty tail has a checksum")
+        require(not table.header_sizes[-1].any(), "a tail has a header")
     # Usually every image exists and has pieces in every group.
     if not index.is_complete or count(table.sizes) != table.sizes.size:
         _check_empty(index, table)
@@ -316,67 +254,59 @@ def _check_empty(index: ShardIndex, table: GroupTable) -> None:
     require(empty[:, missing].all(), "an image that is not there has pieces")
 
 
-def _check_tail(table: GroupTable) -> None:
-    is_empty = table.sizes == 0
-    require(not np.count_nonzero(table.crcs * is_empty), "an empty tail has a checksum")
-    require(not np.count_nonzero(table.header_sizes), "a tail has a header")
-
-
 def _check_late(
     index: ShardIndex,
     name: str,
     values: LateValues,
 ) -> None:
     absent = values.sizes == ABSENT
-    require(not np.count_nonzero(values.crcs * absent), f"an absent {name} has a checksum")
+    require(not values.crcs[absent].any(), f"an absent {name} has a checksum")
     streams = [field for field, _ in index.schema.streams]
-    if name not in streams:
-        return
-    units = _stream_units(index, streams.index(name))
-    both = (index.dims[units, 0] != 0) & ~absent
-    require(not both.any(), f"a sample has two of {name}")
-
-
-def _stream_units(index: ShardIndex, stream: int) -> I64:
-    """Return the (S,) first unit of each sample in a stream."""
-    before = index.unit_counts[:, :stream].sum(axis=1)
-    units: I64 = np.array(index.first_units[:-1]) + before
-    return units
+    if name in streams:
+        # The unit of each sample in the stream.
+        before = index.unit_counts[:, : streams.index(name)].sum(axis=1)
+        units = np.array(index.first_units[:-1]) + before
+        both = (index.dims[units, 0] != 0) & ~absent
+        require(not both.any(), f"a sample has two of {name}")
 
 
 def _check_stops(
     index: ShardIndex,
+    places: Sequence[TablePlace],
     table: GroupTable,
-    start: int,
 ) -> None:
     """Check that each group ends where its table, pieces and deferred values end."""
-    row = table.rows[-1]
-    late = table.late_bytes(row)
-    expected = index.head.prefix_stops[row]
-    if row < index.schema.base:
-        end = _check_base(index, table)
-        # Values of the base groups are a member of their own, if there are any; before it may be
-        # preview fields of samples without images.
-        stop = round512(end + BLOCK + late) if late else end
-        require(stop <= expected, f"it ends at {stop}, after {expected}")
-        return
-    pieces = int(table.own_bytes.sum(dtype=np.int64))
-    stop = round512(start + pieces + late)
-    require(stop == expected, f"it ends at {stop}, not {expected}")
+    own_bytes = (_row_sums(table.sizes) - _row_sums(table.header_sizes)).tolist()
+    for rows, _, start in places:
+        row = rows[-1]
+        late = table.late_bytes(row) if table.late else 0
+        expected = index.head.prefix_stops[row]
+        if row < index.schema.base:
+            end = _check_base(index, table, start)
+            # Values of the base groups are a member of their own, if there are any; before it may
+            # be preview fields of samples without images.
+            stop = round512(end + BLOCK + late) if late else end
+            require(stop <= expected, f"it ends at {stop}, after {expected}")
+        else:
+            stop = round512(start + own_bytes[row - table.rows.start] + late)
+            require(stop == expected, "it ends elsewhere")
 
 
-def _check_base(index: ShardIndex, table: GroupTable) -> int:
+def _row_sums(array: npt.NDArray[Any]) -> I64:
+    sums: I64 = np.add.reduce(array, 1, np.int64)
+    return sums
+
+
+def _check_base(index: ShardIndex, table: GroupTable, start: int) -> int:
     """Check that base members are in order and do not overlap; return where the last one ends."""
-    require(not np.count_nonzero(table.header_sizes), "a base member has a shared header")
+    base = index.schema.base
+    require(not table.header_sizes[:base].any(), "a base member has a shared header")
     missing = table.sizes[0] == 0
     require(not table.offsets[missing].any(), "a missing image has an offset")
     offsets = table.offsets[~missing]
-    stop = index.head.prefix_stops[table.rows[-1]]
-    require((offsets < stop).all(), "a base offset is after the base members")
-    totals = table.sizes.sum(axis=0, dtype=np.int64)
-    sizes = totals[~missing] + len(EOI)
-    place = next(index.table_places(0, table.rows.stop))
-    return _check_apart(offsets.astype(np.int64), sizes, round512(place.stop))
+    require((offsets < index.head.prefix_stops[base - 1]).all(), "a base offset is after its group")
+    sizes = table.sizes[:base].sum(axis=0, dtype=np.int64)[~missing] + len(EOI)
+    return _check_apart(offsets.astype(np.int64), sizes, round512(start))
 
 
 def _check_apart(

@@ -57,7 +57,10 @@ class ShardFormat:
         if not 1 <= self.base <= most:
             raise EncodeError(f"expected base of 1 to {most}, got {self.base}")
         for field, scan in self.deferred.items():
-            _check_deferred(field, scan, most)
+            try:
+                check_scan(scan, most)
+            except (ScanUnavailable, TypeError) as error:
+                raise EncodeError(f"deferred field {field!r}: {error}") from error
 
     @property
     def scan_script(self) -> ScanScript:
@@ -76,58 +79,31 @@ class ShardFormat:
         Raises:
             EncodeError: There are too many fields, or their names are too long.
         """
-        late = self._late_fields(names)
-
+        firsts = {field: self._first_scan(field) for field in names.others}
+        late = {field: first for field, first in firsts.items() if first}
+        fields = tuple(field for field in names.others if field not in late)
+        preview = self.layout == "preview"
+        shown = tuple(field for field in self.preview_fields if field in fields)
         schema = Schema(
             self.scan_script.name,
             self.scan_script.groups,
             self.layout,
-            streams=_streams(names),
-            fields=tuple(field for field in names.others if field not in late),
-            late=tuple(late.items()),
+            self.base if preview else 0,
+            tuple((f, IMAGE) for f in names.streams) + tuple((f, IMAGE_LIST) for f in names.lists),
+            fields,
+            tuple(late.items()),
+            shown if preview else (),
         )
-        if self.layout == "preview":
-            shown = tuple(field for field in self.preview_fields if field in schema.fields)
-            schema = dataclasses.replace(schema, base=self.base, preview_fields=shown)
         try:
             check_schema(schema)
         except CorruptIndex as error:
             raise EncodeError(f"cannot write samples with these fields: {error}") from error
         return schema
 
-    def _late_fields(self, names: FieldNames) -> dict[str, int]:
-        firsts = {field: self._first_scan(field) for field in names.others}
-        # A file that was kept as it is has the name of a stream.
-        return {
-            field: first or 1 for field, first in firsts.items() if first or field in names.streams
-        }
-
     def _first_scan(self, field: str) -> int:
-        """The position of the first scan that has a field; 0 if every one has it."""
-        scan = self._deferred_scan(field)
-        return 0 if scan is None else check_scan(scan, self.scan_script.num_groups)
-
-    def _deferred_scan(self, field: str) -> Scan | None:
-        """What is asked for a field by its name, or else by its extension."""
+        """Return the position of the first scan that has a field; 0 if every scan has it."""
         extension = field.rpartition(".")[2]
-        # An image that is no stream is one that is kept as it is.
-        default = 1 if is_other_image(field) or is_jpeg_field(field) else None
-        return self.deferred.get(field, self.deferred.get(extension, default))
-
-
-def _streams(names: FieldNames) -> tuple[tuple[str, str], ...]:
-    """Each field of images, and whether it has one or a list of them."""
-    single = [(field, IMAGE) for field in names.streams]
-    lists = [(field, IMAGE_LIST) for field in names.lists]
-    return (*single, *lists)
-
-
-def _check_deferred(
-    field: str,
-    scan: Scan,
-    num_groups: int,
-) -> None:
-    try:
-        check_scan(scan, num_groups)
-    except (ScanUnavailable, TypeError) as error:
-        raise EncodeError(f"deferred field {field!r}: {error}") from error
+        # A JPEG field that is not a stream holds passthrough files.
+        is_image = is_other_image(field) or is_jpeg_field(field)
+        scan = self.deferred.get(field, self.deferred.get(extension, 1 if is_image else 0))
+        return scan and check_scan(scan, self.scan_script.num_groups)

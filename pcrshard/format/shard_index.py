@@ -130,6 +130,8 @@ class ShardIndex:
 
         The values of all base groups of the preview layout are in the last one.
         """
+        if not self.schema.late:
+            return ()
         first = 0 if row == self.schema.base - 1 else row
         return tuple(name for name, scan in self.schema.late if first < scan <= row + 1)
 
@@ -206,17 +208,13 @@ def _decode_body(head: Head, body: Buffer) -> ShardIndex:
     schema = decode_schema(body[: head.schema_bytes])
     require(len(schema.groups) == head.num_groups, "script and num_groups differ")
 
-    index = _decode_columns(head, schema, _unpack(head, body[head.schema_bytes :]))
+    stored = body[head.schema_bytes :]
+    if len(stored) != head.columns_bytes:
+        stored = zstd.decompress(stored, head.columns_bytes)
+    index = _decode_columns(head, schema, stored)
     _check_columns(index)
     _check_tables(index)
     return index
-
-
-def _unpack(head: Head, stored: bytes) -> bytes:
-    """Decompress the columns."""
-    if len(stored) == head.columns_bytes:
-        return stored
-    return zstd.decompress(stored, head.columns_bytes)
 
 
 def _decode_columns(
@@ -224,49 +222,39 @@ def _decode_columns(
     schema: Schema,
     body: bytes,
 ) -> ShardIndex:
-    columns = Columns(body, 0)
+    columns = Columns(body)
     count = head.num_samples
     counts = columns.array("<u1", count, len(schema.lists))
-    units = _num_units(schema, counts)
+    listed = int(counts.sum(dtype=np.int64)) if schema.lists else 0
+    units = listed + count * (len(schema.streams) - len(schema.lists))
     index = ShardIndex(
         head,
         schema,
         counts,
         dims=columns.array("<u2", units, 2),
         orientation=columns.array("<u1", units),
-        keys=_decode_keys(columns.present(count, MAX_KEY_BYTES)),
+        keys=_decode_keys(columns.byte_strings(count)),
         fields={name: columns.byte_strings(count) for name in schema.fields},
     )
     require(columns.pos == len(body), "bytes are left after the last column")
     return index
 
 
-def _num_units(schema: Schema, counts: NDArray[np.uint8]) -> int:
-    """Count one unit per sample and stream, and for lists one per image."""
-    listed = int(counts.sum(dtype=np.int64)) if schema.lists else 0
-    alone = len(schema.streams) - len(schema.lists)
-    return listed + len(counts) * alone
-
-
-def _decode_keys(values: Sequence[bytes]) -> tuple[str, ...]:
+def _decode_keys(values: Sequence[bytes | None]) -> tuple[str, ...]:
     # All at once: one by one would be most of an index's cost. Any NUL beyond the separators is in
     # a key.
+    stored = [value for value in values if value is not None]
+    require(len(stored) == len(values), "a key is absent")
+    require(max(map(len, stored)) <= MAX_KEY_BYTES, f"a key has more than {MAX_KEY_BYTES} bytes")
     try:
-        joined = b"\0".join(values).decode()
+        joined = b"\0".join(stored).decode()
         keys = tuple(joined.split("\0"))
         if len(keys) != len(values) or not are_legal_keys(joined):
-            keys = _decode_each(values)
+            illegal = next(key for key in map(bytes.decode, stored) if not valid_key(key))
+            raise CorruptIndex(f"key {illegal!r} is not legal")
     except UnicodeDecodeError as error:
         raise CorruptIndex(f"a key is not UTF-8: {error}") from error
     require(are_distinct(keys), "keys are not distinct")
-    return keys
-
-
-def _decode_each(values: Sequence[bytes]) -> tuple[str, ...]:
-    """Decode keys one by one to name the illegal one."""
-    keys = tuple([value.decode() for value in values])
-    for key in keys:
-        require(valid_key(key), f"key {key!r} is not legal")
     return keys
 
 
@@ -296,19 +284,10 @@ def _check_tables(index: ShardIndex) -> None:
     """Check that each table is in its group; base groups except the last have none."""
     head = index.head
     base = index.schema.base
-    # The base groups start together, after the index.
-    starts = head.stops[:-1] if base < 2 else (head.index_stop,) * base + head.stops[base:-1]
-    rows = zip(starts, head.table_bytes, head.prefix_stops, strict=True)
-    for row, (start, size, stop) in enumerate(rows):
-        if start + BLOCK + size > stop and row >= base - 1:
-            raise CorruptIndex(f"the table of group {row + 1} ends after it, at {start + size}")
+    for rows, _, stop in index.table_places(0, head.num_groups + 1):
+        if stop > head.prefix_stops[rows[-1]]:
+            raise CorruptIndex(f"the table of group {rows[-1] + 1} ends after it, at {stop}")
     if base:
-        _check_base(head, base)
-
-
-def _check_base(head: Head, base: int) -> None:
-    """Check that the base groups end together and share one table."""
-    stops = set(head.prefix_stops[:base])
-    others = head.table_bytes[: base - 1]
-    alike = len(stops) == 1 and not any(others)
-    require(alike, "prefix stops or tables of the base groups differ")
+        ends = set(head.prefix_stops[:base])
+        alike = len(ends) == 1 and not any(head.table_bytes[: base - 1])
+        require(alike, "prefix stops or tables of the base groups differ")

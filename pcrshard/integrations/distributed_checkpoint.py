@@ -7,11 +7,10 @@ pickles; objects other than tensors are stored as a typed tree.
 
 from __future__ import annotations
 
-import dataclasses
 import io
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -28,6 +27,7 @@ from torch.distributed.checkpoint.planner import (
     LoadItemType,
     LoadPlan,
     LoadPlanner,
+    ReadItem,
     SavePlan,
     SavePlanner,
     WriteItem,
@@ -44,8 +44,7 @@ from ..redaction import redact_url
 _INDEX = "index"
 
 
-@dataclasses.dataclass(frozen=True)
-class Place:
+class ShardLocation(NamedTuple):
     """The location of a shard.
 
     Attributes:
@@ -120,11 +119,11 @@ class DeltaStorageWriter(StorageWriter):
         return DeltaStore(storage.join(self.url, name), **self._how)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """The plan as it is."""
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """The plans as they are."""
+        """Return the plans unchanged."""
         return plans
 
     def write_data(
@@ -168,7 +167,7 @@ class DeltaStorageWriter(StorageWriter):
             where = "tensors" if prefix is None else f"optimizers.{prefix}.state"
             name = f"{where}.{_shard_key(item.index)}.{item.index.fqn}"
         size = 0 if item.tensor_data is None else item.tensor_data.size.numel()
-        return WriteResult(item.index, size, Place(_rank(), number, name))
+        return WriteResult(item.index, size, ShardLocation(_rank(), number, name))
 
     def finish(
         self,
@@ -188,7 +187,7 @@ class DeltaStorageWriter(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, *_: Any) -> bool:
-        """Any folder."""
+        """Accept any folder."""
         return True
 
 
@@ -207,7 +206,7 @@ class DeltaStorageReader(StorageReader):
     ) -> None:
         self.url = url
         self._version = version
-        self._places: dict[MetadataIndex, Place] = {}
+        self._places: dict[MetadataIndex, ShardLocation] = {}
 
     def reset(self, checkpoint_id: Any = None) -> None:
         """Do nothing: the constructor takes the version."""
@@ -230,11 +229,11 @@ class DeltaStorageReader(StorageReader):
         self._places = metadata.storage_data
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """The plan as it is."""
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """The plans as they are."""
+        """Return the plans unchanged."""
         return plans
 
     def read_data(
@@ -249,58 +248,44 @@ class DeltaStorageReader(StorageReader):
             needed[place.rank, place.version].append((item, place))
         for (rank, version), items in needed.items():
             store = DeltaStore(storage.join(self.url, _store_name(rank)))
-            _read_objects(store, version, items, planner)
-            _read_tensors(store, version, items, planner)
+            _read(store, version, items, planner)
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
     @classmethod
     def validate_checkpoint_id(cls, *_: Any) -> bool:
-        """Any folder."""
+        """Accept any folder."""
         return True
 
 
-def _read_tensors(
+def _read(
     store: DeltaStore,
     version: int,
-    items: Sequence[tuple[Any, Place]],
+    items: Sequence[tuple[ReadItem, ShardLocation]],
     planner: LoadPlanner,
 ) -> None:
-    wanted = [(item, place) for item, place in items if place.name]
-    if not wanted:
-        return
-    found = store.load(version, names={place.name for _, place in wanted})
-    for item, place in wanted:
+    found = store.load(version, names={place.name or "objects" for _, place in items})
+    for item, place in items:
+        if item.type == LoadItemType.BYTE_IO:
+            # The planner expects bytes from torch.save; they are made here from plain values.
+            data = io.BytesIO()
+            torch.save(found["objects"][item.storage_index.fqn], data)
+            data.seek(0)
+            planner.load_bytes(item, data)
+            continue
         tensor = found[place.name]
-        for dimension, (start, length) in enumerate(
-            zip(item.storage_offsets, item.lengths, strict=True)
-        ):
+        ranges = zip(item.storage_offsets, item.lengths, strict=True)
+        for dimension, (start, length) in enumerate(ranges):
             tensor = tensor.narrow(dimension, start, length)
         target = planner.resolve_tensor(item).detach()
         target.copy_(tensor)
         planner.commit_tensor(item, target)
 
 
-def _read_objects(
-    store: DeltaStore,
-    version: int,
-    items: Sequence[tuple[Any, Place]],
-    planner: LoadPlanner,
-) -> None:
-    wanted = [item for item, _ in items if item.type == LoadItemType.BYTE_IO]
-    if not wanted:
-        return
-    objects = store.load(version)["objects"]
-    for item in wanted:
-        # The planner expects bytes from torch.save; they are made here from plain values.
-        data = io.BytesIO()
-        torch.save(objects[item.storage_index.fqn], data)
-        data.seek(0)
-        planner.load_bytes(item, data)
-
-
-def _plain_metadata(metadata: Metadata, places: dict[MetadataIndex, Place]) -> dict[str, Any]:
+def _plain_metadata(
+    metadata: Metadata, places: dict[MetadataIndex, ShardLocation]
+) -> dict[str, Any]:
     """Return torch's metadata of a checkpoint as plain values."""
     tensors: dict[str, Any] = {}
     for name, entry in metadata.state_dict_metadata.items():
@@ -311,13 +296,7 @@ def _plain_metadata(metadata: Metadata, places: dict[MetadataIndex, Place]) -> d
         else:
             tensors[name] = None
     rows = [
-        [
-            index.fqn,
-            None if index.offset is None else list(index.offset),
-            place.rank,
-            place.version,
-            place.name,
-        ]
+        [index.fqn, None if index.offset is None else list(index.offset), *place]
         for index, place in places.items()
     ]
     return {"entries": tensors, "planner": metadata.planner_data, "places": rows}
@@ -330,7 +309,7 @@ def _metadata_from(plain: dict[str, Any]) -> Metadata:
     places = {}
     for name, offset, rank, version, path in plain["places"]:
         index = MetadataIndex(name, None if offset is None else torch.Size(offset))
-        places[index] = Place(int(rank), int(version), str(path))
+        places[index] = ShardLocation(int(rank), int(version), str(path))
     return Metadata(entries, planner_data=plain["planner"], storage_data=places)
 
 

@@ -214,25 +214,24 @@ class ImageDecoder:
         return (random if rng is None else rng).getrandbits(64) if is_random else 0
 
     def _alone(
-        self,
-        pieces: Sequence[Any],
-        key: int,
-        outs: Sequence[Pixels | None],
-    ) -> tuple[list[Pixels], Any]:
-        """Return the pictures of an image that the pool does not decode, and their geometry."""
+        self, pieces: Sequence[Any], key: int, rows: Sequence[Pixels] | None
+    ) -> tuple[Sequence[Pixels], Any]:
+        """Decode an image that the pool does not decode into ``rows``; return its geometry, too."""
         whole = decode_image(
             pieces, color=self.color, upright=self.upright, smoothing=self.smoothing
         )
         size = whole.shape[:2]
         boxes = draw_boxes(key, size, self._draws) if self._draws else None
+        outs: Sequence[Pixels | None] = [None] if rows is None else rows
+        if self.views and rows is not None:
+            outs = [picture for row in rows for picture in row]
         pixels = []
         for place, (view, out) in enumerate(zip(self._pictures, outs, strict=True)):
             y, x, height, width, flipped = (0,) * 5 if boxes is None else boxes[place].tolist()
-            crop = (y, x, height, width) if height else None
-            image = crop_and_resize(whole, crop, view.shape)
+            image = crop_and_resize(whole, (y, x, height, width) if height else None, view.shape)
             pixels.append(arrange(image[:, ::-1] if flipped else image, self.layout, out))
         where = self.geometry(boxes if boxes is None else boxes[None], np.array([size], np.int32))
-        return pixels, where
+        return (pixels if rows is None else rows), where
 
 
 class Decoding:
@@ -275,16 +274,11 @@ class Decoding:
         """
         decoder = self._decoder
         batch = self._batch
-        own = None if self.arrays is None else [array[place] for array in self.arrays]
-        if batch is not None and own is not None and batch.wait()[place]:
-            pixels = own
+        rows: Any = None if self.arrays is None else [array[place] for array in self.arrays]
+        if batch is not None and batch.wait()[place]:
             boxes = None if batch.boxes is None else batch.boxes[place : place + 1]
             where = decoder.geometry(boxes, batch.sizes[place : place + 1])
         else:
-            outs: Sequence[Pixels | None] = [None]
-            if own is not None:
-                outs = [row for array in own for row in array] if decoder.views else own
-            pixels, where = decoder._alone(self._images[place], self._keys[place], outs)
-            pixels = own if decoder.views and own is not None else pixels
-        image = pixels if decoder.views else pixels[0]
+            rows, where = decoder._alone(self._images[place], self._keys[place], rows)
+        image = rows if decoder.views else rows[0]
         return Picture(image, at_image(where, 0)) if decoder.return_geometry else image

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import CorruptIndex
 from ..format.columns import ABSENT
-from ..format.group_table import GroupTable, decode_tables
-from ..format.piece_places import group_starts, late_starts
+from ..format.group_table import GroupTable, decode_tables, group_starts, late_starts
 from ..format.scan import Scan, check_scan
 from ..format.shard_index import ShardIndex
 from ..native.pieces import Table, address, empty_table, find_damaged, join, place_pieces

@@ -75,10 +75,10 @@ def find_datasets(
 
     Returns:
         ``{"": url}`` for a dataset, ``{"train": "URL/train", ...}`` for a folder whose subfolders
-        are datasets. One request, or a listing of a folder that is no dataset itself.
+        are datasets. Costs one request, or a listing of a folder that is not a dataset.
 
     Raises:
-        StorageError: There is neither.
+        StorageError: Neither exists.
     """
     url = os.fspath(url)
     if storage.exists(index_url(url), options=storage_options):
@@ -88,7 +88,7 @@ def find_datasets(
         for name in _list_datasets(url, storage_options):
             found[name] = storage.join(url, name)
     if not found:
-        open_dataset(url, storage_options=storage_options)  # says what is missing
+        open_dataset(url, storage_options=storage_options)  # raises a helpful error
     return found
 
 
@@ -100,7 +100,7 @@ def _list_datasets(folder: str, storage_options: storage.Options) -> list[str]:
 
 
 def _instead(folder: str) -> str:
-    """What else to do about a folder that is no dataset."""
+    """Return advice about a folder that is not a dataset."""
     if storage.is_local(folder) and (inside := _list_datasets(folder, None)):
         return f"name one of its folders that are datasets: {', '.join(inside[:5])}"
     return "make a dataset with `pcrshard encode`, or name the folder of one"

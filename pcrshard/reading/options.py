@@ -20,16 +20,16 @@ class ReadOptions:
     """How shards are read.
 
     Attributes:
-        check: Compare each piece with its CRC-32C.
-        storage_options: For fsspec.
-        retry: What to do about a bad network.
-        prefetch: Prefixes that are fetched while another is used.
-        prefetch_bytes: Their bound.
+        check: Whether to verify the CRC-32C of each piece.
+        storage_options: fsspec storage options.
+        retry: When to retry failed requests and when to give up.
+        prefetch: Prefixes to fetch while another is in use.
+        prefetch_bytes: Bound of the prefixes fetched ahead.
         cache_dir: Folder on local disk that keeps prefixes.
-        cache_bytes: Its bound, a number or a size such as ``"50GB"``. When it is reached, what
-            this job has used stays, and what else it reads is not kept; what was used before it
-            began goes first.
-        begun: When the job began, in seconds since 1970; by default when the options are made.
+        cache_bytes: Limit of the cache, a number or a size such as ``"50GB"``. At the limit, shards
+            that this job has used stay, others that it reads are not kept, and shards last used
+            before it began are evicted first.
+        begun: Start of the job, in seconds since 1970; by default when the options are created.
     """
 
     check: bool = True
@@ -45,7 +45,7 @@ class ReadOptions:
         check_fields(self)
         if self.cache_bytes is not None and self.cache_dir is None:
             raise ValueError(f"expected cache_dir with cache_bytes={self.cache_bytes!r}")
-        _ = self.cache  # made before workers are, so that all count together
+        _ = self.cache  # created before the workers, so that all share its totals
 
     @cached_property
     def cache(self) -> PrefixCache | None:
@@ -57,7 +57,7 @@ class ReadOptions:
         return PrefixCache(os.fspath(self.cache_dir), limit, self.begun)
 
     def open(self, url: str, entry: ShardEntry | None) -> Shard:
-        """Return a shard that is read with these options."""
+        """Open a shard."""
         return Shard(
             url,
             entry=entry,

@@ -1,4 +1,4 @@
-"""The scan of the moment: a number, ``"full"``, or a level that a training job may change."""
+"""The scan to read: a number, ``"full"``, or a level that a training job may change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..format.shard_index import MAX_GROUPS
 from .shared_integers import SharedIntegers
 
 FirstScan = Scan | float | Literal["highest"]
-# What a level's shared number means besides a scan; a fraction of the full bytes is negative.
+# Values of a level's shared number besides scans; a fraction of the full bytes is negative.
 _FULL_NUMBER = 0
 _HIGHEST_NUMBER = 1 << 62
 _ONE = 1 << 53
@@ -25,7 +25,7 @@ class ScanRange(NamedTuple):
     Attributes:
         num_groups: Scan groups N.
         highest: ``"full"``, or the highest scan that a staged copy holds.
-        name: What it is, in messages.
+        name: Name of the dataset in messages.
         totals: Bytes of all prefixes at scans 1..N and ``"full"``.
     """
 
@@ -47,13 +47,13 @@ class ScanRange(NamedTuple):
 
     @classmethod
     def of(cls, entries: Sequence[ShardEntry], name: str) -> Self:
-        """The scans that every shard of a dataset index has."""
+        """Return the scans that every shard of a dataset index has."""
         held = min((entry.scan for entry in entries if entry.scan), default=FULL)
         num_groups = min(entry.num_groups for entry in entries)
         return cls(num_groups, held, name, tuple(prefix_totals(entries)))
 
     def scan_of(self, fraction: float) -> int:
-        """The highest scan that takes at most a fraction, in (0, 1), of the full bytes."""
+        """Return the highest scan that takes at most a fraction, in (0, 1), of the full bytes."""
         return scan_of_fraction(self.totals, min(self.number, self.num_groups), fraction)
 
     @property
@@ -65,8 +65,8 @@ class ScanRange(NamedTuple):
 class ScanLevel:
     """The scan that readers use from their next shard on, shared with DataLoader workers.
 
-    It travels to workers with the dataset, under fork, spawn and forkserver, and lives in shared
-    memory, so that ``level.value = 5`` in the training loop is seen by workers that already run.
+    It reaches workers with the dataset, under fork, spawn and forkserver, and is stored in shared
+    memory, so that running workers see ``level.value = 5`` in the training loop.
 
     >>> level = ScanLevel(2)
     >>> level.value = "full"
@@ -91,10 +91,10 @@ class ScanLevel:
 
     @property
     def value(self) -> Scan:
-        """The highest scan to read, 1-based, or ``"full"``; it can be set to a fraction, too.
+        """The highest scan to read, 1-based, or ``"full"``; can also be set to a fraction.
 
-        Setting it raises ``ValueError`` for what is no scan, and ``ScanUnavailable`` for a scan
-        that the dataset which follows the level does not have.
+        Setting it raises ``ValueError`` for an invalid scan, and ``ScanUnavailable`` for a scan
+        that is missing from the dataset that follows the level.
         """
         return self._of(self._range)
 
@@ -106,7 +106,7 @@ class ScanLevel:
         self._number[0] = _FULL_NUMBER if scan == FULL else scan
 
     def _of(self, scans: ScanRange | None) -> Scan:
-        """The scan that the level has for a dataset."""
+        """Return the scan that the level selects for a dataset."""
         number: int = self._number[0]
         if number == _HIGHEST_NUMBER:
             return FULL if scans is None else scans.highest
@@ -121,16 +121,16 @@ class ScanLevel:
 
     @property
     def is_fraction(self) -> bool:
-        """Whether it is set to a fraction of the bytes of the dataset that follows it."""
+        """Whether the level is set to a fraction of the full bytes."""
         return bool(self._number[0] < 0)
 
     @property
     def highest(self) -> Scan:
-        """The highest scan that it may be set to: that of the datasets which follow it."""
+        """The highest scan that the level may be set to."""
         return FULL if self._range is None else self._range.highest
 
     def check(self, scan: Scan | float) -> None:
-        """Raise what setting the level to this scan would raise."""
+        """Raise the error that setting the level to this scan would raise."""
         if is_fraction(scan):
             if self._range is not None:
                 self._range.scan_of(scan)
@@ -143,14 +143,14 @@ class ScanLevel:
             self._range.check(scan)
 
     def follow(self, scans: ScanRange) -> None:
-        """A dataset follows this level; of several datasets the one with the fewest scans counts.
+        """Let a dataset follow this level; the one with the fewest scans sets the limit.
 
         Raises:
-            ScanUnavailable: The level is at a scan that the dataset does not have.
+            ScanUnavailable: The dataset lacks the scan that the level is set to.
         """
         scans.check(self._of(scans))
         known = self._range
-        # A copy that was staged to a higher scan since then is followed again.
+        # A copy that has been staged to a higher scan since then replaces itself.
         if known is None or scans.name == known.name or scans.number <= known.number:
             self._range = scans
 
@@ -160,35 +160,35 @@ class ScanLevel:
         return f"ScanLevel({self.value!r})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ScanLevel:
-        """A copied pipeline follows the same level."""
+        """Return the level itself, so that a copied pipeline follows it."""
         return self
 
 
 ScanChoice = Scan | ScanLevel | Callable[[], Scan]
-# What ``scan=`` may be where there is a dataset index.
+# Values of ``scan=`` where there is a dataset index.
 ScanOrFraction = Annotated[
     ScanChoice | float, "a scan number, a fraction in (0, 1), 'full' or a ScanLevel"
 ]
 
 
 def current_scan(scan: ScanChoice) -> Scan:
-    """The scan that counts now: a level's value, a callable's result, or the scan itself."""
+    """Return the scan to read now: a level's value, a callable's result, or the scan itself."""
     if isinstance(scan, ScanLevel):
         return scan.value
     return scan() if callable(scan) else scan
 
 
 def resolve_choice(entries: Sequence[ShardEntry], scan: ScanOrFraction, name: str) -> ScanChoice:
-    """What readers of a dataset use: a fraction becomes a scan, and a level follows the dataset.
+    """Convert a fraction to a scan of a dataset, or let a level follow the dataset.
 
     Args:
-        entries: The shards of its index.
-        scan: What was asked for.
-        name: The dataset, in messages.
+        entries: The shards of the dataset index.
+        scan: The requested scan.
+        name: Name of the dataset in messages.
 
     Raises:
-        ScanUnavailable: There is no such scan, or a staged copy does not hold it.
-        TypeError: It is neither an integer, nor a fraction, nor ``"full"``.
+        ScanUnavailable: The scan does not exist, or a staged copy does not hold it.
+        TypeError: The scan is neither an integer, nor a fraction, nor ``"full"``.
     """
     if isinstance(scan, ScanLevel):
         scan.follow(ScanRange.of(entries, name))

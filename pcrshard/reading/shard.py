@@ -233,8 +233,10 @@ class Shard:
             if self.entry is None:
                 self._identity = storage.identity(self.url, **self._how)
             else:
-                head, size, crc = self.entry[2:5]
-                self._identity = f"{head:08x} {size} {crc:08x}"
+                entry = self.entry
+                self._identity = (
+                    f"{entry.head_crc32c:08x} {entry.shard_bytes} {entry.shard_crc32c:08x}"
+                )
         return self._identity
 
     def _forget(self) -> None:

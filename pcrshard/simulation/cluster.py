@@ -32,7 +32,6 @@ class Cluster:
         link: Network bandwidth per node (default: unlimited).
         stream: Bandwidth per request, which object stores limit (default: unlimited).
         latency: Time to the first byte of a request in seconds: median and 99th percentile.
-        cache: Local cache per node in bytes.
         prices: Dollars per request, and per byte of egress.
     """
 
@@ -42,12 +41,10 @@ class Cluster:
     link: float = math.inf
     stream: float = math.inf
     latency: tuple[float, float] = (0.0, 0.0)
-    cache: float = 0.0
     prices: tuple[float, float] = (0.0, 0.0)
 
     def __post_init__(self) -> None:
         _check(self, 1, "bandwidth", "per_node", "cores", "link", "stream")
-        _check(self, 0, "cache")
         for numbers in (self.latency, self.prices):
             if not all(0 <= number < math.inf for number in numbers):
                 raise PCRError(f"expected numbers of at least 0, got {numbers}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -19,8 +18,6 @@ Process = Generator[Event, Any, None]
 # Number of parts per prefix; transfers of other prefixes interleave between parts.
 _PARTS = 16
 _LEAST_PART = 1 << 15
-# Bytes per second of a local cache.
-_DISK_RATE = 2e9
 
 
 @dataclass
@@ -34,7 +31,6 @@ class Trace:
         waited: Total seconds that ranks waited for batches.
         requests: Number of requests to the storage.
         sent_bytes: Bytes sent by the storage.
-        cached_bytes: Bytes read from caches.
     """
 
     images: int
@@ -43,7 +39,6 @@ class Trace:
     waited: float = 0.0
     requests: int = 0
     sent_bytes: int = 0
-    cached_bytes: int = 0
 
 
 def _environment() -> Environment:
@@ -56,41 +51,15 @@ def _environment() -> Environment:
     return simpy.Environment()
 
 
-class _Cache:
-    """The shards on one node's disk, least recently used first."""
-
-    def __init__(self, max_bytes: float) -> None:
-        self.max_bytes = max_bytes
-        self.held: OrderedDict[int, float] = OrderedDict()
-        self.num_bytes = 0.0
-
-    def has(self, shard: int) -> bool:
-        if shard not in self.held:
-            return False
-        self.held.move_to_end(shard)
-        return True
-
-    def keep(self, shard: int, num_bytes: float) -> None:
-        if num_bytes > self.max_bytes or shard in self.held:
-            return
-        self.held[shard] = num_bytes
-        self.num_bytes += num_bytes
-        while self.num_bytes > self.max_bytes:
-            _, freed = self.held.popitem(last=False)
-            self.num_bytes -= freed
-
-
 class _Machine(NamedTuple):
     """State of a simulated node."""
 
     cores: Cores
     link: Pipe
-    disk: Pipe
-    cache: _Cache
 
 
 class Simulation:
-    """A job on a cluster, simulated epoch by epoch; caches persist between epochs.
+    """A job on a cluster, simulated epoch by epoch.
 
     Args:
         cluster: The cluster.
@@ -121,8 +90,6 @@ class Simulation:
         self.geometry = Geometry(job.batch * job.accelerators, job.accelerators, lanes_per_rank)
         self.rng = random.Random(seed)
         self.start_seconds = job.start_seconds
-        nodes = range(-(-job.accelerators // cluster.per_node))
-        self.caches = [_Cache(cluster.cache) for _ in nodes]
 
     def run(self, epoch: int = 0, steps: int | None = None) -> Trace:
         """Simulate an epoch, or its first ``steps`` steps.
@@ -147,10 +114,8 @@ class _Epoch:
         cluster = of.cluster
         self.storage = Pipe(cluster.bandwidth)
         self.machines = [
-            _Machine(
-                Cores(self.environment, cluster.cores), Pipe(cluster.link), Pipe(_DISK_RATE), cache
-            )
-            for cache in of.caches
+            _Machine(Cores(self.environment, cluster.cores), Pipe(cluster.link))
+            for _ in range(-(-of.job.accelerators // cluster.per_node))
         ]
         self.barrier = Barrier(self.environment, of.job.accelerators)
         self.workers = {
@@ -189,19 +154,13 @@ class _Epoch:
             yield environment.timeout(job.sync_seconds)
 
     def fetch(self, machine: _Machine, shard: int) -> Process:
-        """Fetch a prefix from the node's cache or from the storage."""
+        """Fetch a prefix from the storage."""
         num_bytes = self.of.prefixes[shard]
-        if machine.cache.has(shard):
-            self.trace.cached_bytes += num_bytes
-            yield from self._send(num_bytes, [machine.disk])
-        else:
-            self.trace.requests += 1
-            self.trace.sent_bytes += num_bytes
-            cluster = self.of.cluster
-            yield self.environment.timeout(draw_latency(cluster.latency, self.of.rng))
-            stream = Pipe(cluster.stream)
-            yield from self._send(num_bytes, [self.storage, machine.link, stream])
-            machine.cache.keep(shard, num_bytes)
+        self.trace.requests += 1
+        self.trace.sent_bytes += num_bytes
+        cluster = self.of.cluster
+        yield self.environment.timeout(draw_latency(cluster.latency, self.of.rng))
+        yield from self._send(num_bytes, [self.storage, machine.link, Pipe(cluster.stream)])
 
     def _send(self, num_bytes: int, pipes: Sequence[Pipe]) -> Process:
         """Send bytes through pipes part by part; a part enters when the previous one is through."""

@@ -33,7 +33,7 @@ def dataset_card(
     *,
     name: str,
     url: str,
-    license: str = "",  # noqa: A002
+    license: str = "",  # noqa: A002  # the Hub's field
 ) -> str:
     """Return the text of ``README.md``.
 

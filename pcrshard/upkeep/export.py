@@ -125,7 +125,7 @@ def _create(
     else:
         is_there = storage.exists(target, options=options)
     if is_there and not overwrite:
-        raise EncodeError("the file exists: use another folder", url=target)
+        raise EncodeError("the file exists: use another folder or overwrite", url=target)
     with storage.atomic_write(target, options=options) as file:
         yield file
 

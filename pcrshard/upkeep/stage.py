@@ -188,7 +188,7 @@ class _Copy(NamedTuple):
                 self._write(kept, stop)
         reached = max(held, self.position)
         scan = None if reached > entry.num_groups else reached
-        return Staged(entry._replace(scan=scan), copied, kept)
+        return Staged(entry.staged(scan), copied, kept)
 
     def _sound_position(self, stops: Sequence[int]) -> int:
         """Return the highest intact position; 0 for none, or for another version."""
@@ -220,7 +220,7 @@ class _Copy(NamedTuple):
     def _check(self, path: str, position: int) -> None:
         """Raise an error if a prefix, or the whole file, does not match its checksums."""
         if position <= self.entry.num_groups:
-            with Shard(path, entry=self.entry._replace(scan=None)).load(position) as found:
+            with Shard(path, entry=self.entry.staged(None)).load(position) as found:
                 for _ in found.samples():
                     pass
         elif crc32c(storage.read(path, 0, self.entry.shard_bytes)) != self.entry.shard_crc32c:

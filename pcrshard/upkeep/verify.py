@@ -11,14 +11,14 @@ import numpy as np
 
 from .. import storage
 from ..checksum import crc32c
-from ..encoding.resume_journal import SKIPPED, listing_options, read_report
+from ..encoding.resume_journal import SKIPPED, encode_options, read_report
 from ..encoding.samples import SampleRef
 from ..encoding.shard_plan import list_samples
 from ..encoding.sources import NO_SPLIT, list_source
 from ..encoding.worker_processes import run_tasks
 from ..errors import EncodeError, PCRError, UnsupportedJpeg
 from ..format.dataset_index import DATASET_INDEX, ShardEntry
-from ..format.group_table import GroupTable, decode_table
+from ..format.group_table import GroupTable, decode_tables
 from ..format.names import numbered
 from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_index import BLOCK, ShardIndex, round512
@@ -36,7 +36,6 @@ def verify(
     url: str,
     *,
     against: str | None = None,
-    prefix_keys: bool = False,
     workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     storage_options: storage.Options = None,
@@ -47,7 +46,6 @@ def verify(
         url: A dataset folder, its ``pcr.json``, or one shard.
         against: The source that was encoded. It is listed as by ``encode``, with the options in
             the dataset's journal.
-        prefix_keys: As given to ``encode``, for a dataset without a journal.
         workers: Number of worker processes; by default one per core.
         progress: Called with (samples checked, total samples) after each shard.
         storage_options: fsspec storage options of the dataset and the source.
@@ -75,8 +73,7 @@ def verify(
             )
     sources = None
     if against:
-        options = listing_options(folder, options=storage_options)
-        options = replace(options, prefix_keys=options.prefix_keys or prefix_keys, classes=classes)
+        options = replace(encode_options(folder, options=storage_options), classes=classes)
         if options.split not in (None, NO_SPLIT):
             # The source may be the split itself or the folder of all splits.
             splits = list_source(against, options=storage_options).splits
@@ -185,7 +182,7 @@ def _check_layout(
     """
     last = check_scan(scan, index.num_groups)
     tables = [
-        decode_table(index, place, view[place.start : place.stop], url=url)
+        decode_tables(index, [place], [view[place.start : place.stop]], url=url)
         for place in index.table_places(0, last)
     ]
     stem = storage.file_name(url).removesuffix(".tar")

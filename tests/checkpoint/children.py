@@ -1,4 +1,4 @@
-"""Processes that start at once: a server that has imported torch forks them."""
+"""Fast child processes, forked by a server that has already imported torch."""
 
 import multiprocessing
 
@@ -7,7 +7,7 @@ _CONTEXT.set_forkserver_preload(["pcrshard.checkpoint.sync", "safetensors.torch"
 
 
 def start(function, *args):
-    """Call ``function(connection, *args)`` in a process; return it, and where it sends to."""
+    """Start ``function(connection, *args)`` in a process; return it and our end of the pipe."""
     ours, theirs = _CONTEXT.Pipe(duplex=False)
     process = _CONTEXT.Process(target=function, args=(theirs, *args), daemon=True)
     process.start()
@@ -16,7 +16,7 @@ def start(function, *args):
 
 
 def received(connection):
-    """What a process has sent, until it ends."""
+    """Yield what a process sends until it exits."""
     with connection:
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Files of a store, read and written by docs/checkpoints-format.md alone."""
+"""Read and write a store's files independently, following docs/checkpoints-format.md."""
 
 import hashlib
 import pathlib
@@ -13,14 +13,14 @@ MANIFEST = b"\x89PCM\r\n\x1a\n"
 
 
 def frame(magic, header):
-    """A frame whose checksum is right; the header may be bytes."""
+    """Return a frame with a valid checksum; the header may be raw bytes."""
     body = header if isinstance(header, bytes) else msgpack.packb(header)
     rest = struct.pack("<IQ", 2, len(body)) + body
     return magic + struct.pack("<I", crc32c(rest)) + rest
 
 
 def unframe(data):
-    """The header of a frame, and what follows it."""
+    """Return the header of a frame and the bytes after it."""
     stop = 24 + struct.unpack_from("<Q", data, 16)[0]
     return msgpack.unpackb(data[24:stop], strict_map_key=False), data[stop:]
 
@@ -38,7 +38,7 @@ def rewrite_manifest(folder, change):
 
 
 def rewrite_version(folder, change, *, keep_id=False):
-    """Change the header of the newest version; its id and its record fit again."""
+    """Change the header of the newest version, and update its id and its record to match."""
     manifest, _ = unframe(manifest_path(folder).read_bytes())
     path = pathlib.Path(folder) / manifest["versions"][-1]["file"]
     header, payload = unframe(path.read_bytes())

@@ -13,7 +13,7 @@ def _noise(seed, *shape):
 
 
 def store_states(step):
-    """Every kind of tensor and value that a store can hold, after some steps of a walk."""
+    """Return a state with every supported type of tensor and value, after some random steps."""
     weight = _noise(0, 40, 30) + sum(_noise(n, 40, 30) for n in range(1, step + 1)) / 50
     weight[0, :4] = torch.tensor([torch.nan, -torch.inf, -0.0, 1e-42])
     sparse = _noise(99, 50, 40)
@@ -45,7 +45,7 @@ def store_states(step):
 
 
 def stream_states(step):
-    """Weights of which few words change; the first step of all types of words."""
+    """Return weights of every word size, few of which change per step."""
     weight = _noise(0, 300, 40).bfloat16()
     weight.view(torch.int16).view(-1)[step::60] += step
     return {

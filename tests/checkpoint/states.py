@@ -1,10 +1,10 @@
-"""Small training states that tests of this room share."""
+"""Small training states shared by the checkpoint tests."""
 
 import torch
 
 
 def tiny_state(step: int) -> dict:
-    """A state of a few kilobytes that is a pure function of its number."""
+    """Return a state of a few kilobytes that depends only on its number."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(24, 16, generator=generator) * 0.02
     moment = torch.rand(24, 16, generator=generator) * 1e-4
@@ -23,14 +23,14 @@ ADAM_GROUP = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "amsgrad": False, "p
 
 
 def adam_state(step: int) -> dict:
-    """The same with an optimizer that is known."""
+    """Return the same state with a known optimizer."""
     state = tiny_state(step)
     state["opt"]["param_groups"] = [ADAM_GROUP]
     return state
 
 
 def same(a, b) -> bool:
-    """Whether two states are equal in types, and tensors bit for bit."""
+    """Return whether two states have equal types and values, with tensors equal bit for bit."""
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):

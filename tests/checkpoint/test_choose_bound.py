@@ -21,7 +21,7 @@ def run(evaluate=lambda network: 0.9 if network == "exact" else network):
 
 
 def test_the_largest_ratio_within_the_budget_is_chosen():
-    """36 times at a loss of 0.15 points; 60 times would lose 0.3. A gain is not a loss."""
+    """36x loses 0.15 points, which the budget allows; 60x loses 0.3. A gain is not a loss."""
     choice = run()
     assert choice.bound == RelativeStd(0.05)
     assert not choice.is_default
@@ -32,7 +32,7 @@ def test_the_largest_ratio_within_the_budget_is_chosen():
 
 @pytest.mark.parametrize("accuracy", [0.5, math.nan])
 def test_nothing_within_the_budget_keeps_the_finest_bound(accuracy, caplog):
-    """And logs it."""
+    """The finest bound is kept, and a warning is logged."""
     choice = run(lambda network: 0.9 if network == "exact" else accuracy)
     assert choice.is_default
     assert choice.bound == CANDIDATES[0]
@@ -40,13 +40,13 @@ def test_nothing_within_the_budget_keeps_the_finest_bound(accuracy, caplog):
 
 
 def test_an_exact_network_without_an_accuracy_is_an_error():
-    """Nothing could be compared with it."""
+    """Losses cannot be computed from an accuracy that is not finite."""
     with pytest.raises(ValueError, match="got nan"):
         run(lambda network: math.nan)
 
 
 def test_bounds_are_chosen_on_real_tensors():
-    """Ratios grow with the bound; the chosen one keeps to the budget."""
+    """Ratios grow with the bound, and the chosen bound stays within the budget."""
     generator = torch.Generator().manual_seed(0)
     reference = {"w": torch.randn(100, 100, generator=generator)}
     step = torch.randn(100, 100, generator=generator)

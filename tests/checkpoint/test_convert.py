@@ -1,4 +1,4 @@
-"""Stores and releases of format 1 become stores of this format, bit for bit."""
+"""Stores and releases of format 1 are converted bit for bit."""
 
 import shutil
 
@@ -14,7 +14,7 @@ GOLDEN = ROOT / "tests" / "golden" / "checkpoints-1"
 
 @pytest.mark.parametrize("name", ["backward", "forward", "releases"])
 def test_lossless_versions_are_what_was_saved(tmp_path, name):
-    """In each order that format 1 had, and from a folder that it published."""
+    """Stores in either delta order and published releases convert bit for bit."""
     records = convert(str(GOLDEN / name), str(tmp_path / "new"))
     assert [record.number for record in records] == [1, 2, 3, 4]
     store = DeltaStore(str(tmp_path / "new"))
@@ -28,7 +28,7 @@ def test_lossless_versions_are_what_was_saved(tmp_path, name):
 
 
 def test_lossy_versions_keep_what_they_restored_to(tmp_path):
-    """convert compares each version with its old id, a hash of each restored bit."""
+    """Lossy versions restore to the same bits as before, verified against the old ids."""
     told = []
     new = str(tmp_path / "new")
     convert(str(GOLDEN / "hop"), new, progress=lambda *far: told.append(far))
@@ -43,7 +43,7 @@ def test_lossy_versions_keep_what_they_restored_to(tmp_path):
 
 
 def test_what_cannot_be_converted_is_refused(tmp_path):
-    """A missing reference, a damaged file, an empty folder, a target with versions."""
+    """Missing references, damaged files, empty folders, and existing targets raise clear errors."""
     shutil.copytree(GOLDEN / "forward", tmp_path / "old")
     first = min((tmp_path / "old").glob("*.pcd"))
     data = bytearray(first.read_bytes())

@@ -1,4 +1,4 @@
-"""Stores that somebody else wrote: each rule is checked, and small files take little memory."""
+"""Untrusted stores: each rule of the format is checked, and small files take little memory."""
 
 import math
 import os
@@ -30,7 +30,7 @@ def load(folder):
 
 
 def test_a_store_written_by_the_specification_is_read(folder):
-    """The forger of the tests below makes files that load, so that what is refused is the rule."""
+    """The forging helpers produce files that load, so each test below breaks only one rule."""
     expected = load(folder)
     rewrite_version(folder, lambda header: None)
     rewrite_manifest(folder, lambda header: None)
@@ -128,21 +128,21 @@ VECTORS = [(rule, n) for rule, changes in BROKEN.items() for n in range(len(chan
 
 @pytest.mark.parametrize(("rule", "n"), VECTORS)
 def test_a_broken_rule_is_refused(rule, n, folder):
-    """With right checksums otherwise: nothing but the rule is wrong."""
+    """A header that breaks one rule is refused although all checksums are valid."""
     rewrite_version(folder, BROKEN[rule][n], keep_id=rule in ("id", "checksums"))
     with pytest.raises(PCRError):
         load(folder)
 
 
 def test_each_rule_of_the_specification_has_a_vector():
-    """docs/checkpoints-format.md names the rules in brackets."""
+    """Every tested rule is named in brackets in docs/checkpoints-format.md."""
     text = (ROOT / "docs" / "checkpoints-format.md").read_text()
     for rule in BROKEN:
         assert f"[{rule}]" in text, rule
 
 
 def nested(depth):
-    """Arrays that each claim to hold as much as there are bytes."""
+    """Return nested arrays that each claim as many items as there are bytes."""
     return b"".join(b"\xdd" + struct.pack(">I", 60_000) for _ in range(depth)) + bytes(60_000)
 
 
@@ -161,7 +161,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_header_takes_little_memory(folder, tmp_path, name):
-    """In a manifest and in a version, opened and pulled."""
+    """Loading or pulling a header bomb takes at most 20 MB, in a manifest and in a version."""
     for magic, path in (
         (MANIFEST, manifest_path(folder)),
         (MANIFEST, folder / "manifest.pcm"),
@@ -216,14 +216,14 @@ RECORDS = {
     ],
 )
 def test_every_field_of_a_manifest_is_checked(folder, change):
-    """Before it reaches arithmetic, a terminal, or a file name."""
+    """Invalid values are refused before they reach arithmetic, a terminal, or a file name."""
     rewrite_manifest(folder, change)
     with pytest.raises(PCRError):
         load(folder)
 
 
 def test_random_headers_raise_our_errors_only(folder):
-    """Bytes changed anywhere in the header, with a right checksum."""
+    """A corrupted header with a valid checksum loads unchanged content or raises PCRError."""
     path = folder / DeltaStore(str(folder)).versions()[-1].file
     data = path.read_bytes()
     stop = 24 + struct.unpack_from("<Q", data, 16)[0]

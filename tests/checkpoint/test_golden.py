@@ -1,4 +1,4 @@
-"""Stores and streams that an earlier version of the package wrote can still be read."""
+"""Stores and streams written by earlier versions of the package can still be read."""
 
 import shutil
 
@@ -16,7 +16,7 @@ GOLDEN = ROOT / "tests" / "golden" / "checkpoints-2"
 
 @pytest.mark.parametrize("name", ["balanced", "lossless"])
 def test_old_stores_are_read_and_extended(tmp_path, name):
-    """Every version restores to its id; a lossless one to its state; a new one follows."""
+    """Every version of an old store loads as it was saved, and a new version can be added."""
     url = str(shutil.copytree(GOLDEN / name, tmp_path / name))
     with DeltaStore(url, name, keyframe_every=3) as store:
         assert store.save(store_states(6), blocking=True) == 6
@@ -33,7 +33,7 @@ def test_old_stores_are_read_and_extended(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["stream", "slow"])
 def test_old_streams_are_mirrored(tmp_path, name):
-    """From the first step on, and from the last keyframe."""
+    """A mirror can follow an old stream from its first step or start at its last keyframe."""
     url = shutil.copytree(GOLDEN / name, tmp_path / name)
     (url / "latest").write_text("1")
     early = WeightMirror(str(url), str(tmp_path / "early"))

@@ -1,4 +1,4 @@
-"""What a reader moves: only what it lacks, from where it stopped, and nothing that is wrong."""
+"""Pulls transfer only missing bytes, resume after a kill, and add nothing that is damaged."""
 
 import os
 import struct
@@ -26,7 +26,7 @@ from pcrshard.storage.locks import hold_lock
 
 
 def state(step):
-    """A pure function of its number: a walk of a matrix."""
+    """Return a state that depends only on its number."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(200, 100, generator=generator) * 0.02
     for _ in range(step):
@@ -36,7 +36,7 @@ def state(step):
 
 @pytest.fixture
 def sender(tmp_path):
-    """Versions 1 to 5, with keyframes at 1 and 4."""
+    """Return a store of versions 1 to 5, with keyframes at 1 and 4."""
     with DeltaStore(str(tmp_path / "web"), keyframe_every=3) as store:
         for number in range(1, 6):
             store.save(state(number))
@@ -53,7 +53,7 @@ def ids(store):
 
 
 def test_only_missing_files_move(sender, client):
-    """A newcomer takes a keyframe and its deltas, later one delta: the bytes of nginx's log."""
+    """An empty client fetches a keyframe, and later one delta, as nginx's log confirms."""
     told = []
     with nginx(sender.url) as server:
         first = pull(server.url(), client, version=4, progress=lambda *far: told.append(far))
@@ -74,7 +74,7 @@ def test_only_missing_files_move(sender, client):
 
 
 def test_a_chain_of_deltas_is_followed(sender, client):
-    """The versions between are added too, under their numbers; a later writer goes on."""
+    """Earlier deltas are pulled under their own numbers, and saving continues after them."""
     got = pull(sender.url, client, version=3)
     assert got.added == (1, 2, 3)
     assert ids(client) == {n: ids(sender)[n] for n in (1, 2, 3)}
@@ -86,7 +86,7 @@ def test_a_chain_of_deltas_is_followed(sender, client):
 
 
 def test_object_stores_on_both_sides(sender, tmp_path):
-    """From S3 into a store on S3; keys are never shown."""
+    """Pulling works from S3 to S3, and errors do not show secret keys."""
     with s3(sender.url) as server:
         options = server.storage_options
         client = DeltaStore(server.url("client"), options=options)
@@ -98,7 +98,7 @@ def test_object_stores_on_both_sides(sender, tmp_path):
 
 
 def test_pulling_while_versions_are_saved(tmp_path, client):
-    """Each pull gets a whole version, whatever the writer is doing."""
+    """Each pull yields a complete version while a writer saves and deletes."""
     stop = threading.Event()
     store = DeltaStore(str(tmp_path / "web"), keyframe_every=3)
     store.save({"n": 0}, blocking=True)
@@ -136,7 +136,7 @@ def pull_into(connection, url, folder):
 
 
 def test_a_killed_pull_goes_on_in_the_middle_of_a_file(tmp_path):
-    """After SIGKILL during a slow transfer, the second pull does not fetch the first part again."""
+    """After SIGKILL during a transfer, the next pull fetches only the remaining bytes."""
     sender = DeltaStore.lossless(str(tmp_path / "web"))
     sender.save({"w": torch.randn(2800, 1000)}, blocking=True)
     size = sender.versions()[0].file_bytes
@@ -199,7 +199,7 @@ def test_what_is_wrong_adds_nothing(sender, client, tmp_path):
 
 
 def test_more_than_max_bytes_is_refused(sender, client, tmp_path):
-    """By the manifest alone: nothing is moved."""
+    """A version larger than ``max_bytes`` is refused before any of it is transferred."""
     with nginx(sender.url) as server:
         with pytest.raises(CorruptCheckpoint, match=r"at most 10000 bytes.*max_bytes"):
             pull(server.url(), client, max_bytes=10_000)

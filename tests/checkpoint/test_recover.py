@@ -1,4 +1,4 @@
-"""A lost manifest costs nothing, and nothing is made up for it silently."""
+"""A lost manifest can be rebuilt without losing versions or inventing any."""
 
 import os
 import shutil
@@ -33,7 +33,7 @@ def damage(path, place=30):
 
 @pytest.mark.parametrize("how", ["damaged", "cut"])
 def test_every_version_comes_back(tmp_path, how):
-    """With its number, id, metrics and parent; the store can be written to again."""
+    """Recovered versions keep their numbers, ids, metrics, and parents, and saving continues."""
     before = make(tmp_path)
     newest = max(tmp_path.glob("manifest-*"))
     if how == "damaged":
@@ -51,7 +51,7 @@ def test_every_version_comes_back(tmp_path, how):
 
 
 def test_a_sound_manifest_is_not_replaced(tmp_path):
-    """Nor is one of a later version of the format."""
+    """An intact manifest is kept, also one of a newer format version."""
     make(tmp_path, count=2)
     manifest = max(tmp_path.glob("manifest-*"))
     before = manifest.read_bytes()
@@ -66,7 +66,7 @@ def test_a_sound_manifest_is_not_replaced(tmp_path):
 
 
 def test_what_is_lost_is_named(tmp_path):
-    """A damaged payload drops its version and all that depend on it, and only on request."""
+    """With ``allow_loss``, damage loses only its version and the versions that need it."""
     records = make(tmp_path, count=6)
     lose(tmp_path)
     victim = tmp_path / records[1].file
@@ -84,7 +84,7 @@ def test_what_is_lost_is_named(tmp_path):
 
 
 def test_of_two_files_of_a_version_one_is_used(tmp_path):
-    """Left by a killed ``delete``, or from another run: the content that others refer to counts."""
+    """Of two files of one version, the one that other versions refer to is used."""
     before = make(tmp_path / "store", count=3)
     shutil.copytree(tmp_path / "store", tmp_path / "other")
     with DeltaStore(str(tmp_path / "other")) as other:
@@ -104,7 +104,7 @@ def test_of_two_files_of_a_version_one_is_used(tmp_path):
 
 
 def test_a_file_under_another_number_is_not_believed(tmp_path):
-    """Its name must say what is in it."""
+    """A file whose name has another version's number is not used."""
     records = make(tmp_path, count=2)
     lose(tmp_path)
     os.rename(tmp_path / records[1].file, tmp_path / records[1].file.replace("000002", "000009"))

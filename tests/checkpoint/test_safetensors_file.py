@@ -1,4 +1,4 @@
-"""Other tools read an exported version."""
+"""Other tools can read an exported version."""
 
 import pytest
 import torch

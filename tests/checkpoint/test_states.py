@@ -1,4 +1,4 @@
-"""A nested state comes back with each type as it was, or is refused with its path."""
+"""A nested state loads with every type preserved, or is refused with the path of a value."""
 
 import collections
 import random
@@ -39,13 +39,13 @@ def there_and_back(*states):
 @PATIENT
 @given(STATES)
 def test_plain_states_come_back(state):
-    """Any nesting of plain values, with integers of any size and keys of any plain type."""
+    """Any nesting of plain values loads as it was saved, with huge integers and any keys."""
     assert same(there_and_back(state), state)
 
 
 @pytest.mark.parametrize("name", DTYPES.split())
 def test_tensors_of_each_type_come_back(name):
-    """As a keyframe, and as a delta in which few or all words change; of any shape and strides."""
+    """Tensors of every type, shape, and stride load as saved, from keyframes and from deltas."""
     dtype = getattr(torch, name)
     size = torch.empty(0, dtype=dtype).element_size()
 
@@ -65,7 +65,7 @@ def test_tensors_of_each_type_come_back(name):
 
 
 def test_the_state_of_a_training_run_comes_back():
-    """Model, AdamW, scheduler and the generators of torch, numpy and Python."""
+    """A model, AdamW, a scheduler, and random generators load as they were saved."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
     optimizer = torch.optim.AdamW(model.parameters())
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
@@ -88,7 +88,7 @@ def test_the_state_of_a_training_run_comes_back():
 
 
 def test_tied_weights_come_back_tied_under_each_name(tmp_path):
-    """Tied parameters, a transposed view and a slice share memory again; any name loads."""
+    """Tied parameters and views are stored once, share memory when loaded, and load by any name."""
     weight = torch.randn(30, 20)
     state = {
         "emb.weight": weight, "head.weight": weight, "view": weight.t(), "row": weight[3],
@@ -111,7 +111,7 @@ def test_tied_weights_come_back_tied_under_each_name(tmp_path):
 
 
 def test_edge_cases_keep_their_values():
-    """Lazy conjugates, empty tensors, equal paths, other byte orders, and many small values."""
+    """Lazy conjugates, empty tensors, equal paths, and other byte orders load as saved."""
     complex_tensor = torch.randn(3, dtype=torch.complex64)
     state = {
         "a": complex_tensor,
@@ -161,6 +161,6 @@ LOOP.append(LOOP)
     ids=lambda value: str(value)[:20] if isinstance(value, str) else "",
 )
 def test_other_values_are_refused_with_their_path(value, what):
-    """Instead of a pickle that executes, or a value that comes back as another type."""
+    """An unsupported value raises an error that names its path."""
     with pytest.raises(UnsupportedState, match=rf"{what}.*key=outer\.0"):
         there_and_back({"outer": [value]})

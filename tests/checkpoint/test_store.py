@@ -1,4 +1,4 @@
-"""What a user relies on: every version loads as it was saved, exact unless stated."""
+"""Every version loads as it was saved, exact unless stated."""
 
 import logging
 import math
@@ -44,7 +44,7 @@ def test_bounds_hold_for_weights_and_moments(tmp_path):
 
 
 def test_versions_are_listed(tmp_path):
-    """Oldest first, with sizes and metrics; a version that does not exist is named."""
+    """Versions are listed oldest first; loading an unknown version raises an error."""
     store = saved(tmp_path / "store")
     versions = store.versions()
     assert [record.number for record in versions] == [1, 2, 3, 4, 5, 6]
@@ -67,7 +67,7 @@ WRONG_METRICS = ({"a": np.float64(1)}, {"a": [1]}, {"a": "\ud800"}, {1: 2})
     [({"precision": "good"}, {}), ({"keyframe_every": 0}, {}), *(({}, m) for m in WRONG_METRICS)],
 )
 def test_wrong_options_are_refused(tmp_path, options, metrics):
-    """Options of a store when it is opened, and metrics by ``save`` itself."""
+    """Invalid options and invalid metrics raise ValueError, and nothing is written."""
     with pytest.raises(ValueError, match="expected"):
         DeltaStore(str(tmp_path), **options).save({}, metrics=metrics)
     assert not list(tmp_path.iterdir())
@@ -88,7 +88,7 @@ SGD_GROUP = {"lr": 0.1, "momentum": 0.9, "dampening": 0, "nesterov": False, "par
     ],
 )
 def test_only_known_optimizer_entries_are_lossy(tmp_path, group, name, is_exact):
-    """Master weights, Schedule-Free's z and anything unknown come back bit for bit."""
+    """Master weights and the state of unknown optimizers are stored bit for bit."""
     tensor = torch.rand(40, 30)
     state = {"optimizer": {"state": {0: {name: tensor}}, "param_groups": [group]}}
     with DeltaStore(str(tmp_path)) as store:
@@ -98,7 +98,7 @@ def test_only_known_optimizer_entries_are_lossy(tmp_path, group, name, is_exact)
 
 
 def test_memory_shared_with_an_exact_tensor_stays_exact(tmp_path):
-    """A master weight that is the model's own parameter keeps the parameter exact, too."""
+    """If a master weight is the model's own parameter, the parameter stays exact, too."""
     weight = torch.randn(30, 20)
     optimizer = {"state": {0: {"master": weight}}, "param_groups": [ADAM_GROUP]}
     with DeltaStore(str(tmp_path)) as store:
@@ -107,7 +107,7 @@ def test_memory_shared_with_an_exact_tensor_stays_exact(tmp_path):
 
 
 def test_patterns_and_special_values_stay_exact(tmp_path):
-    """Tensors chosen by path, and NaN with its payload, infinities, -0.0, and subnormals."""
+    """Tensors selected by path and special values, such as NaN payloads, stay exact."""
     special = torch.tensor([math.nan, math.inf, -math.inf, -0.0, 1e-42])
     state = {"emb": {"w": torch.randn(30, 30)}, "w": torch.randn(30, 30)}
     state["w"][0, :5] = special
@@ -121,13 +121,13 @@ def test_patterns_and_special_values_stay_exact(tmp_path):
 
 
 def rl_step(generator, words):
-    """Weights in bfloat16 after a step that moves 1 % of the words by one unit."""
+    """Return words after a step that changes 1 % of them by one unit."""
     changed = torch.rand(words.shape, generator=generator) < 0.01
     return words + changed.to(torch.int16)
 
 
 def test_where_few_words_change_versions_are_exact(tmp_path):
-    """Exact is smaller there: from the second version on, as a whole, also after reopening."""
+    """If few words change, whole versions are stored exactly, also after the store is reopened."""
     generator = torch.Generator().manual_seed(0)
     words = (torch.randn(300, 400, generator=generator) * 0.02).bfloat16().view(torch.int16)
     states = []
@@ -151,7 +151,7 @@ def test_where_few_words_change_versions_are_exact(tmp_path):
 
 
 def test_where_all_words_change_again_versions_are_quantized_again(tmp_path):
-    """After a phase of few changes the exact form must not stay."""
+    """Once all words change again, versions are quantized again."""
     torch.manual_seed(0)
     weight = torch.randn(200, 200)
     with DeltaStore(str(tmp_path)) as store:
@@ -170,7 +170,7 @@ def test_where_all_words_change_again_versions_are_quantized_again(tmp_path):
 
 
 def test_after_a_hundred_links_the_error_is_that_of_one():
-    """No drift: the last of a hundred versions is as near as the first one."""
+    """Errors do not accumulate: after a hundred deltas, the bound still holds."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(32, 32, generator=generator) * 0.02
     exact = []
@@ -186,7 +186,7 @@ def test_after_a_hundred_links_the_error_is_that_of_one():
 
 
 def test_long_chains_begin_again_when_their_deltas_outweigh_the_keyframe(tmp_path):
-    """However many versions keyframe_every allows; small deltas do not."""
+    """Large deltas cause a new keyframe whatever ``keyframe_every`` allows; small deltas do not."""
     torch.manual_seed(0)
     with DeltaStore(str(tmp_path / "far"), keyframe_every=1000) as far:
         for _ in range(25):
@@ -200,7 +200,7 @@ def test_long_chains_begin_again_when_their_deltas_outweigh_the_keyframe(tmp_pat
 
 
 def test_parts_are_loaded_alone(tmp_path):
-    """A tensor, a model, a number, by their paths; unknown names are an error."""
+    """Any part of a state loads by its path; an unknown path raises an error."""
     store = saved(tmp_path)
     whole = store.load(2)
     parts = store.load(2, names=["model.w", "model", "epoch"])
@@ -215,7 +215,7 @@ def test_parts_are_loaded_alone(tmp_path):
 
 
 def test_tensors_go_where_they_are_asked_to(tmp_path):
-    """The meta device stands for an accelerator; numpy arrays stay in memory."""
+    """Tensors move to ``map_location`` (meta stands for an accelerator); arrays stay on the CPU."""
     with DeltaStore(str(tmp_path)) as store:
         store.save({"w": torch.randn(20, 20), "a": np.arange(6.0), "n": [np.float32(2)]})
         loaded = store.load(map_location="meta")
@@ -225,7 +225,7 @@ def test_tensors_go_where_they_are_asked_to(tmp_path):
 
 
 def test_training_goes_on_while_a_version_is_written(tmp_path):
-    """save returns after the copy: a later change is not in the version."""
+    """Once ``save`` returns, changes of the state do not affect the version being written."""
     state = adam_state(1)
     gate = threading.Event()
     with DeltaStore.lossless(str(tmp_path)) as store:
@@ -241,7 +241,7 @@ def test_training_goes_on_while_a_version_is_written(tmp_path):
 
 
 def test_an_error_in_the_background_is_raised_by_the_next_call(tmp_path):
-    """And the number that was not used is given again."""
+    """The next call raises a background error, and the unused version number is reused."""
     store = DeltaStore(str(tmp_path / "store"))
     store.save(tiny_state(1), blocking=True)
     (tmp_path / "store").rename(tmp_path / "away")
@@ -256,7 +256,7 @@ def test_an_error_in_the_background_is_raised_by_the_next_call(tmp_path):
 
 
 def test_a_failing_callback_is_no_failing_save(tmp_path, caplog):
-    """The log and the error say that the version is in the store."""
+    """If ``on_saved`` fails, the version is still stored, and the log says so."""
 
     def fail(number):
         raise RuntimeError("no pointer")
@@ -271,7 +271,7 @@ def test_a_failing_callback_is_no_failing_save(tmp_path, caplog):
 
 
 def test_what_is_lossy_is_said(tmp_path, caplog):
-    """The first save logs it, reopening with another precision warns."""
+    """The first save logs the precision, and reopening with another one logs a warning."""
     caplog.set_level(logging.INFO)
     weight = torch.randn(50, 50)
     with DeltaStore(str(tmp_path), "fine") as store:
@@ -286,7 +286,7 @@ def test_what_is_lossy_is_said(tmp_path, caplog):
 
 
 def test_a_writer_that_slept_through_many_versions_loses_nothing(tmp_path):
-    """Even if the manifest's number that it would take is free again."""
+    """A suspended writer detects other writers even if its next manifest number was pruned."""
     sleeper = DeltaStore(str(tmp_path))
     sleeper.save(tiny_state(1), blocking=True)
     with DeltaStore(str(tmp_path)) as other:

@@ -1,4 +1,4 @@
-"""Damage, death and full disks: all is detected, nothing wrong is loaded, old versions stay."""
+"""Damaged files, kills, and full disks are detected; earlier versions stay intact."""
 
 import os
 import resource
@@ -22,7 +22,7 @@ def make(url, count=COUNT, **options):
 
 
 def load_all(url):
-    """Each version's state, or the error that came instead."""
+    """Return each version's state, or the error that it raised."""
     found = {}
     for number in range(1, COUNT + 1):
         try:
@@ -46,7 +46,7 @@ def flipped(data, place):
     ],
 )
 def test_damage_is_found(tmp_path, damage, every):
-    """In any file of a store: ``verify`` finds it, and no load returns another state."""
+    """``verify`` finds damage in any file of a store, and no load returns a wrong state."""
     store = make(tmp_path)
     expected = load_all(tmp_path)
     for path in [*sorted(tmp_path.glob("*.pcd")), max(tmp_path.glob("manifest-*.pcm"))]:
@@ -66,7 +66,7 @@ def test_damage_is_found(tmp_path, damage, every):
 
 
 def test_a_pruned_chain_is_refused(tmp_path):
-    """A file that somebody removed: the versions that need it fail, the others load."""
+    """If a file is removed, only the versions that need it fail to load."""
     store = make(tmp_path, keyframe_every=3)
     records = store.versions()
     (tmp_path / records[1].file).unlink()
@@ -75,7 +75,7 @@ def test_a_pruned_chain_is_refused(tmp_path):
 
 
 def test_files_of_another_run_are_refused(tmp_path):
-    """Swapped, or from another store: never partly replayed."""
+    """A delta is never applied to a file that was swapped or copied from another store."""
     store = make(tmp_path / "a")
     other = make(tmp_path / "b")
     first, second = (tmp_path / "a" / record.file for record in store.versions()[:2])
@@ -91,7 +91,7 @@ def test_files_of_another_run_are_refused(tmp_path):
 
 
 def test_a_full_disk_leaves_what_was_there(tmp_path):
-    """The error names the disk; earlier versions load; the next save works."""
+    """On a full disk, a save fails clearly, earlier versions load, and the next save works."""
     store = make(tmp_path)
     expected = load_all(tmp_path)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

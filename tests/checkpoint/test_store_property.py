@@ -1,4 +1,4 @@
-"""A store against a dict: saves, ties, deletes, reopening, kills, a second writer, and pulls."""
+"""A store behaves like a dict under saves, deletes, kills, concurrent writers, and pulls."""
 
 import contextlib
 import itertools
@@ -23,7 +23,7 @@ from pcrshard.errors import ConcurrentWriter, CorruptCheckpoint, VersionUnavaila
 
 
 def random_state(seed):
-    """A pure function of its seed: tied tensors, steps of a walk, keys that come and go."""
+    """Return a state that depends only on its seed, with tied tensors and varying keys."""
     generator = torch.Generator().manual_seed(seed % 7)
     weight = torch.randn(20, 15, generator=generator)
     weight = weight + seed * 1e-3
@@ -37,7 +37,7 @@ def random_state(seed):
 
 
 def save_forever(connection, url, seed, options):
-    """Until this process is killed."""
+    """Save states until this process is killed."""
     store = DeltaStore.lossless(url, keyframe_every=3, options=options)
     connection.send("ready")
     while True:
@@ -47,7 +47,7 @@ def save_forever(connection, url, seed, options):
 
 
 def save_six(connection, url, who, options):
-    """However often the other process is faster."""
+    """Save six states, retrying whenever the other process wins."""
     store = DeltaStore.lossless(url, options=options)
     for seed in range(100 * who, 100 * who + 6):
         number = None
@@ -58,7 +58,7 @@ def save_six(connection, url, who, options):
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """The model is a dict from the version's number to its state."""
+    """A model of a store: a dict from the version number to the seed of its state."""
 
     server = None
 
@@ -203,24 +203,24 @@ def s3():
 
 
 def test_a_local_store_is_a_dict():
-    """Whatever happens in whatever order."""
+    """Any sequence of operations leaves a local store in the state that a dict predicts."""
     run(LocalMachine, 5, 10)
 
 
 def test_a_store_on_s3_is_a_dict(s3):
-    """The same in an object store."""
+    """Any sequence of operations leaves a store on S3 in the state that a dict predicts."""
     S3Machine.server = s3
     run(S3Machine, 2, 6)
 
 
 @pytest.mark.long
 def test_many_local_histories():
-    """The same for longer."""
+    """Longer sequences on a local store also match the dict."""
     run(LocalMachine, 60, 30)
 
 
 def interleave(url, options, rounds):
-    """Two writers that know nothing of each other take turns; gives what each was promised."""
+    """Let two independent writers take turns; return the saved seeds and the conflicts."""
     first, second = (DeltaStore.lossless(url, options=options) for _ in range(2))
     promised, refused = {}, 0
     for number in range(rounds):
@@ -237,7 +237,7 @@ def interleave(url, options, rounds):
 
 @pytest.mark.parametrize("rounds", [10, pytest.param(200, marks=pytest.mark.long)])
 def test_two_writers_on_s3_lose_no_version(s3, rounds):
-    """Each version that was promised is there, with its content."""
+    """Every version whose save succeeded exists, with its content."""
     url = s3.url(f"two-writers-{rounds}")
     promised, refused = interleave(url, s3.storage_options, rounds)
     store = DeltaStore(url, options=s3.storage_options)
@@ -249,7 +249,7 @@ def test_two_writers_on_s3_lose_no_version(s3, rounds):
 
 
 def test_two_processes_on_s3_lose_no_version(s3):
-    """Really at the same time: each process keeps what it was promised."""
+    """Two concurrent processes lose no version whose save succeeded."""
     url = s3.url("two-processes")
     children = [start(save_six, url, who, s3.storage_options) for who in (1, 2)]
     promised = dict(pair for _, connection in children for pair in received(connection))

@@ -1,4 +1,4 @@
-"""A store on S3 (moto's server): what the property test cannot see."""
+"""A store on S3 (moto's server): ranged reads, leftovers, and missing buckets."""
 
 import fsspec
 import pytest
@@ -17,7 +17,7 @@ def s3():
 
 
 def test_one_tensor_reads_little(s3):
-    """Ranged requests for its payload, and the headers on its way."""
+    """Loading a small tensor reads its payload and the headers, but not the large tensors."""
     state = {"large": torch.randn(1000, 1000), "small": torch.randn(4, 4)}
     with DeltaStore(s3.url("names"), options=s3.storage_options) as store:
         store.save(state, blocking=True)
@@ -27,7 +27,7 @@ def test_one_tensor_reads_little(s3):
 
 
 def test_leftovers_of_killed_writers_are_removed_after_an_hour(s3, monkeypatch):
-    """A version that no manifest names stays at first, because its writer may still be alive."""
+    """An unreferenced file is removed after an hour; until then its writer may be running."""
     url, options = s3.url("killed"), s3.storage_options
     with DeltaStore(url, options=options) as store:
         store.save(tiny_state(1), blocking=True)
@@ -44,7 +44,7 @@ def test_leftovers_of_killed_writers_are_removed_after_an_hour(s3, monkeypatch):
 
 
 def test_a_store_that_refuses_is_an_error_of_ours(s3):
-    """A bucket that is not there."""
+    """A missing bucket raises StorageError."""
     url = "s3://no-such-bucket-at-all/run"
     with (
         pytest.raises(StorageError),

@@ -1,4 +1,4 @@
-"""Weights arrive on servers bit for bit, whatever is killed in between."""
+"""Weights arrive on servers bit for bit, also after interrupted updates."""
 
 import functools
 import hashlib
@@ -31,7 +31,7 @@ from pcrshard.native import sparse_words
 
 @functools.lru_cache
 def weights(step, size=600):
-    """A policy after a number of steps that move a few words: a pure function of its number."""
+    """Return a policy after some steps that each change a few words; depends only on the number."""
     generator = torch.Generator().manual_seed(step)
     if step == 0:
         embed = (torch.randn(size, 300, generator=generator) * 0.02).bfloat16()
@@ -64,7 +64,7 @@ def check(mirror, step):
 
 
 def test_a_mirror_follows_a_publisher(tmp_path):
-    """Each step bit for bit, in the mapping that a server holds, and in a file for any tool."""
+    """Each step arrives bit for bit, in tensors that a server holds and in the safetensors file."""
     url = str(tmp_path / "stream")
     publisher = WeightPublisher(url)
     assert publisher.publish(weights(0)) == 1
@@ -85,7 +85,7 @@ def test_a_mirror_follows_a_publisher(tmp_path):
 
 
 def test_the_file_is_what_safetensors_writes(tmp_path):
-    """Byte for byte: the canonical file of a model folder."""
+    """The mirror's file equals the safetensors library's, byte for byte."""
     publish_weights(weights(2), str(tmp_path / "stream"))
     mirror = WeightMirror(str(tmp_path / "stream"), str(tmp_path / "mirror"))
     mirror.update()
@@ -98,7 +98,7 @@ def test_the_file_is_what_safetensors_writes(tmp_path):
 
 
 def test_several_steps_are_folded_into_one_pass(tmp_path):
-    """A mirror that was away catches up; so does one from before the last keyframe."""
+    """A mirror that missed steps catches up, even from before the last keyframe."""
     url = str(tmp_path / "stream")
     publisher = WeightPublisher(url, keyframe_every=4)
     publisher.publish(weights(0))
@@ -116,7 +116,7 @@ def test_several_steps_are_folded_into_one_pass(tmp_path):
 
 
 def test_web_servers_and_object_stores(tmp_path):
-    """The stream is plain files."""
+    """A stream can be served from S3 or by any web server."""
     with servers.s3() as s3:
         options = s3.storage_options
         publisher = WeightPublisher(s3.url("stream"), options=options)
@@ -140,7 +140,7 @@ def test_web_servers_and_object_stores(tmp_path):
 
 @pytest.mark.parametrize(("call", "kept"), [(1, 0.0), (2, 0.3), (3, 1.0), (4, 0.3)])
 def test_no_change_is_applied_twice(tmp_path, monkeypatch, call, kept):
-    """An update that stops at some word of some block, as a kill would, is repeated correctly."""
+    """If an update stops in the middle of a block, the next update corrects the block."""
     url = str(tmp_path / "stream")
     publisher = WeightPublisher(url)
     publisher.publish(weights(0))
@@ -170,7 +170,7 @@ def test_no_change_is_applied_twice(tmp_path, monkeypatch, call, kept):
 
 
 def test_a_patch_of_other_weights_is_refused(tmp_path):
-    """Two streams with the same numbers: the base is compared, not assumed."""
+    """A mirror refuses a patch to other weights, even if the step numbers match."""
     for name in ("a", "b"):
         publisher = WeightPublisher(str(tmp_path / name))
         publisher.publish(weights(0 if name == "a" else 3))
@@ -185,7 +185,7 @@ def test_a_patch_of_other_weights_is_refused(tmp_path):
 
 
 def test_other_weights_are_loaded_whole(tmp_path):
-    """Other shapes, a second publisher, and the first one after it was refused once."""
+    """After a change of shapes or of the publisher, the mirror loads all weights."""
     url = str(tmp_path / "stream")
     first, second = WeightPublisher(url), WeightPublisher(url)
     first.publish(weights(0))
@@ -205,7 +205,7 @@ def test_other_weights_are_loaded_whole(tmp_path):
 
 
 def forged(data, **changes):
-    """A step with other fields in its header, and a digest that fits."""
+    """Return a step with changed header fields and a matching digest."""
     header, payload = unframe(data)
     header |= changes
     content = msgpack.packb(header | {"digest": bytes(32)}) + payload
@@ -265,7 +265,7 @@ def test_limits_are_enforced(tmp_path):
 
 
 def test_a_policy_is_trained_here_and_served_there(tmp_path):
-    """The example: two processes; at the end the server's answers are those of the trained one."""
+    """The example script serves the trained policy from another process."""
     script = [sys.executable, str(ROOT / "scripts" / "weight_sync.py")]
     stream = str(tmp_path / "stream")
     server = subprocess.Popen(
@@ -279,7 +279,7 @@ def test_a_policy_is_trained_here_and_served_there(tmp_path):
 
 
 def test_slow_links_threads_and_hashes(tmp_path):
-    """Smaller steps, several threads on both sides, and a full SHA-256: the same weights."""
+    """Slow links, threads, and full hashes yield the same weights; changes are detected."""
     size, sizes = 2000, {}
     for slow in (False, True):
         url = str(tmp_path / f"stream-{slow}")

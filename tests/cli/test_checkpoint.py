@@ -26,13 +26,13 @@ def store(tmp_path):
 
 @pytest.fixture
 def run(cli):
-    """Run a command; gives its status and its output."""
+    """Return a function that runs a command and returns its status and output."""
     return lambda *words: cli("checkpoint", *words)[:2]
 
 
 @pytest.fixture
 def refused(fails):
-    """Run a command that ends with one line that has these words."""
+    """Return a function that checks that a command fails with one line containing these words."""
     return lambda *args, words: fails("checkpoint", *args, words=words)
 
 
@@ -42,7 +42,7 @@ def lose_manifests(folder):
 
 
 def test_ls_lists_versions(run, store):
-    """With references, sizes and metrics, and the ratio of the whole run."""
+    """``ls`` prints references, sizes, and metrics, and the compression ratio of the run."""
     status, text = run("ls", store.url)
     assert status == 0
     assert text.splitlines()[0].startswith("version  reference  file bytes  raw bytes")
@@ -54,7 +54,7 @@ def test_ls_lists_versions(run, store):
 
 
 def test_ls_of_what_is_no_store_is_an_error(run, refused, store, tmp_path):
-    """A lost manifest or a wrong folder does not look like a store without versions."""
+    """A lost manifest or a wrong folder is not mistaken for an empty store."""
     lose_manifests(tmp_path / "run")
     for folder in (store.url, tmp_path / "nothing"):
         refused("ls", folder, words=["pcrshard checkpoint recover"])
@@ -63,7 +63,7 @@ def test_ls_of_what_is_no_store_is_an_error(run, refused, store, tmp_path):
 
 
 def test_show_tells_what_happened_to_each_tensor(run, store):
-    """Coder, ratio, and the bound that holds for it."""
+    """``show`` prints each tensor's coder, sizes, and error bound."""
     status, text = run("show", store.url, 1)
     assert status == 0
     assert "30x30" in text
@@ -78,7 +78,7 @@ def test_show_tells_what_happened_to_each_tensor(run, store):
 
 
 def test_verify_finds_damage(run, store, tmp_path):
-    """Status 1, and the file is named."""
+    """``verify`` exits with status 1 and names the damaged file."""
     assert run("verify", store.url) == (0, "5 versions, no problems\n")
     path = tmp_path / "run" / store.versions()[0].file
     data = bytearray(path.read_bytes())
@@ -92,7 +92,7 @@ def test_verify_finds_damage(run, store, tmp_path):
 
 
 def test_export_writes_safetensors(run, store, tmp_path):
-    """The version that was asked for."""
+    """``export`` writes the requested version."""
     status, figures = run("export", store.url, 2, tmp_path / "v.safetensors", "--json")
     assert status == 0
     assert figures["file_bytes"] == (tmp_path / "v.safetensors").stat().st_size
@@ -125,7 +125,7 @@ def test_recover_writes_a_lost_manifest(run, refused, store, tmp_path):
 
 
 def test_versions_are_pulled(run, store, tmp_path):
-    """Into a new store; the second time nothing moves."""
+    """``pull`` fills a new store, and transfers nothing if the version is already there."""
     status, figures = run("pull", store.url, tmp_path / "client", "--version", 2, "--json")
     assert (status, figures["version"], figures["added_versions"]) == (0, 2, [1, 2])
     run("pull", store.url, tmp_path / "client")
@@ -135,7 +135,7 @@ def test_versions_are_pulled(run, store, tmp_path):
 
 
 def test_old_stores_are_converted(run, refused, tmp_path):
-    """The command that the error of an old store names."""
+    """The error for an old store names ``convert``, which converts it."""
     old = ROOT / "tests" / "golden" / "checkpoints-1" / "backward"
     refused("ls", old, words=["pcrshard checkpoint convert"])
     assert run("convert", old, tmp_path / "new", "--json")[1] == {"versions": [1, 2, 3, 4]}
@@ -143,7 +143,7 @@ def test_old_stores_are_converted(run, refused, tmp_path):
 
 
 def test_terminals_obey_nothing_in_a_store(run, refused, tmp_path):
-    """Names and metrics of another user's store are shown escaped."""
+    """Control characters in names and metrics are printed escaped."""
     with DeltaStore(str(tmp_path / "evil")) as store:
         store.save({"\x1b]0;title\x07": torch.ones(3)}, metrics={"a\x1b[31m": "\r\u202eb"})
     for words in (("ls",), ("show", 1)):

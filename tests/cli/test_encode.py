@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 
-import pytest
 from command_line import RUN, check_one_line, run
 from support import wait_for
 
@@ -45,21 +44,6 @@ def test_a_skipped_file_whose_name_is_not_utf8(tmp_path):
     assert (result.returncode, result.stderr) == (0, "")
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        ("--num-shards", "0"),
-        ("--resize-short", "0"),
-        ("--workers", "0"),
-        ("--workers", "-1"),
-        ("--samples-per-shard", "0"),
-    ],
-)
-def test_zero_is_not_taken_for_the_default(synthetic_folder, tmp_path, fails, option):
-    """A count of zero is refused, not silently something else."""
-    fails("encode", synthetic_folder, tmp_path / "out", *option)
-
-
 def test_an_unwritable_destination(synthetic_folder, tmp_path, fails):
     """A destination below a file is refused with an error that names it."""
     (tmp_path / "file").write_bytes(b"")
@@ -69,35 +53,12 @@ def test_an_unwritable_destination(synthetic_folder, tmp_path, fails):
 def test_a_full_disk(synthetic_folder, tmp_path):
     """So is a disk that fills up in the middle of a shard, and --resume goes on from there."""
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000));"
-    command = [
-        *RUN[:4],
-        limit + RUN[4],
-        "encode",
-        str(synthetic_folder),
-        str(tmp_path),
-        "--num-shards",
-        "2",
-        "--workers",
-        "1",
-    ]
+    line = ["encode", str(synthetic_folder), str(tmp_path), "--num-shards", "2", "--workers", "1"]
+    command = [*RUN[:4], limit + RUN[4], *line]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     check_one_line(result.returncode, result.stderr, "data-00000")
     assert not list(tmp_path.glob("*.tar"))
-    assert (
-        main(
-            [
-                "encode",
-                str(synthetic_folder),
-                str(tmp_path),
-                "--num-shards",
-                "2",
-                "--workers",
-                "1",
-                "--resume",
-            ]
-        )
-        == 0
-    )
+    assert main([*line, "--resume"]) == 0
 
 
 def test_an_error_in_a_worker_is_one_line(tmp_path):

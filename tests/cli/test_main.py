@@ -1,7 +1,6 @@
 """The command line: every command does what its help says, and errors are one line."""
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -14,38 +13,27 @@ from command_line import RUN
 from support import wait_for
 
 from pcrshard import open_dataset
-from pcrshard.cli.main import main
 
 
-def test_round_trip(synthetic_folder, tmp_path, capsys):
+def test_round_trip(synthetic_folder, tmp_path, cli):
     """encode, info, verify and export of a folder, one after the other, by commands alone."""
-    pcr, out = tmp_path / "pcr", tmp_path / "out"
-    assert (
-        main(["encode", str(synthetic_folder), str(pcr), "--num-shards", "3", "--workers", "1"])
-        == 0
-    )
-    text = capsys.readouterr().out
-    assert "24 samples in 3 shards" in text
+    pcr, out, one = tmp_path / "pcr", tmp_path / "out", ("--workers", 1)
+    status, text, _ = cli("encode", synthetic_folder, pcr, "--num-shards", 3, *one)
+    assert (status, "24 samples in 3 shards" in text) == (0, True)
     assert re.search(r"full +\S+ kB +\S+ +\S+ +1\n", text)
-
-    assert main(["info", str(pcr)]) == 0
-    assert "layout: compact" in capsys.readouterr().out
-
-    assert main(["info", str(pcr), "--json"]) == 0
-    about = json.loads(capsys.readouterr().out)
+    assert "layout: compact" in cli("info", pcr)[1]
+    about = cli("info", pcr, "--json")[1]
     index, _ = open_dataset(str(pcr))
     assert (about["samples"], about["shards"], about["classes"]) == (24, 3, ["cat", "dog"])
     assert [s["prefix_bytes"] for s in about["scans"]] == [
         index.prefix_bytes(s) for s in (*range(1, 11), "full")
     ]
-
-    assert main(["verify", str(pcr), "--against", str(synthetic_folder), "--workers", "1"]) == 0
-    assert "pixels equal" in capsys.readouterr().out
-    assert main(["verify", str(pcr / "pcr.json"), "--json", "--workers", "2"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"samples": 24, "shards": 3, "problems": []}
-
-    assert main(["export", str(pcr), str(out), "--scan", "2", "--baseline"]) == 0
-    assert "24 samples at scan 2" in capsys.readouterr().out
+    status, text, _ = cli("verify", pcr, "--against", synthetic_folder, *one)
+    assert (status, "pixels equal" in text) == (0, True)
+    status, figures, _ = cli("verify", pcr / "pcr.json", "--json", "--workers", 2)
+    assert (status, figures) == (0, {"samples": 24, "shards": 3, "problems": []})
+    status, text, _ = cli("export", pcr, out, "--scan", 2, "--baseline")
+    assert (status, "24 samples at scan 2" in text) == (0, True)
     assert sum(1 for path in out.rglob("*.jpg")) == 24
 
 
@@ -66,54 +54,64 @@ NOT_A_DATASET = [
 ]
 
 
-@pytest.mark.parametrize("command", ["info", "verify", "export"])
+@pytest.mark.parametrize("command", [["info"], ["verify"], ["export", "out"]])
 @pytest.mark.parametrize(("name", "data"), NOT_A_DATASET, ids=[name for name, _ in NOT_A_DATASET])
-def test_not_a_dataset(tmp_path, fails, command, name, data):
+def test_not_a_dataset(tmp_path, monkeypatch, fails, command, name, data):
     """Anything that is not a dataset is one line that names it."""
+    monkeypatch.chdir(tmp_path)
     if data is not None:
         (tmp_path / "pcr.json").write_bytes(data)
-    fails(
-        command,
-        tmp_path,
-        *([tmp_path / "out"] if command == "export" else []),
-        words=[str(tmp_path)],
-    )
+    fails(command[0], tmp_path, *command[1:], words=[str(tmp_path)])
 
 
-@pytest.mark.parametrize("command", ["info", "export"])
+@pytest.mark.parametrize("command", [["info"], ["export", "out"]])
 @pytest.mark.parametrize("data", [b"", b"x" * 2000, bytes(10240)])
-def test_not_a_shard(tmp_path, fails, command, data):
+def test_not_a_shard(tmp_path, monkeypatch, fails, command, data):
     """The same for a file that is not a shard."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "a.tar").write_bytes(data)
-    fails(
-        command,
-        tmp_path / "a.tar",
-        *([tmp_path / "out"] if command == "export" else []),
-        words=["a.tar"],
-    )
+    fails(command[0], tmp_path / "a.tar", *command[1:], words=["a.tar"])
 
 
-def test_errors_are_one_line(synthetic_folder, dataset, tmp_path, fails):
+@pytest.mark.parametrize(
+    "line",
+    [
+        "encode none out -> none",
+        "encode images dataset -> --resume",
+        "encode images out --num-shards 100 -> 100",
+        "encode images out --name a/b -> a/b",
+        "encode images out --layout preview --base 11 -> 11",
+        "encode images out --layout preview --base 0 -> got 0",
+        "encode images out --base 3 -> --layout preview",
+        "encode images out --preview-fields cls -> --layout preview",
+        "encode images same -> outside the source",
+        "encode dataset out -> PCR shards, pcrshard export",
+        "encode nosuch://x out -> nosuch",
+        *(
+            f"encode images out {option} -> got"
+            for option in ("--num-shards 0", "--resize-short 0", "--samples-per-shard 0")
+        ),
+        *(f"encode images out --workers {count} -> {count}" for count in (0, -1)),
+        "info http://127.0.0.1:1/x -> 127.0.0.1:1",
+        "plan dataset --latency 10,1 -> median, 0.01",
+        "plan dataset --latency 1,nan -> at least 0",
+        "plan dataset --ranks 25 -> at most 24 ranks, got 25",
+        "verify dataset --against none -> none",
+        "export dataset out --scan 11 -> 11",
+        "export dataset out --scan 11 --on-error skip -> 11",
+    ],
+)
+def test_errors_are_one_line(synthetic_folder, dataset, tmp_path, fails, line):
     """Wrong arguments of every command end with one line on standard error and exit code 1."""
-    folder, data = str(synthetic_folder), str(dataset)
-    fails("encode", tmp_path / "none", tmp_path / "out", words=["none"])
-    fails("encode", folder, data, words=["--resume"])
-    fails("encode", folder, tmp_path / "out", "--num-shards", "100", words=["100"])
-    fails("encode", folder, tmp_path / "out", "--name", "a/b", words=["a/b"])
-    fails("encode", folder, tmp_path / "out", "--layout", "preview", "--base", "11", words=["11"])
-    fails("encode", folder, tmp_path / "out", "--layout", "preview", "--base", "0", words=["got 0"])
-    fails("encode", folder, tmp_path / "out", "--base", "3", words=["--layout preview"])
-    fails("encode", folder, f"file://{folder}", words=["outside the source"])
-    fails("info", "http://127.0.0.1:1/x", words=["127.0.0.1:1"])
-    fails("encode", folder, tmp_path / "out", "--preview-fields", "cls", words=["--layout preview"])
-    fails("encode", data, tmp_path / "out", words=["PCR shards", "pcrshard export"])
+    names = {"images": str(synthetic_folder), "same": f"file://{synthetic_folder}"}
+    names |= {"dataset": str(dataset), "none": str(tmp_path / "none"), "out": str(tmp_path / "out")}
+    command, _, words = line.partition(" -> ")
+    fails(*(names.get(word, word) for word in command.split()), words=words.split(", "))
+
+
+def test_a_pipe_is_no_source(tmp_path, fails):
+    """A command in a URL is not run."""
     fails("encode", "pipe:cat x.tar", tmp_path / "out", words=["got a pipe"])
-    fails("encode", "nosuch://x", tmp_path / "out", words=["nosuch"])
-    fails("plan", data, "--latency", "10,1", words=["median", "0.01"])
-    fails("plan", data, "--latency", "1,nan", words=["at least 0"])
-    fails("plan", data, "--ranks", "25", words=["at most 24 ranks", "got 25"])
-    fails("verify", data, "--against", tmp_path / "none", words=["none"])
-    fails("export", data, tmp_path / "out", "--scan", "11", words=["11"])
 
 
 def test_a_reader_that_stops_early(dataset):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import shutil
 
 import pytest
@@ -11,31 +12,23 @@ from pcrshard.cli.main import main
 from pcrshard.testing import make_jpeg
 
 
-@pytest.mark.parametrize("layout", ["folder", "wds"])
-def test_an_export_is_what_a_reader_gets(layout, dataset, tmp_path, capsys):
-    """Exported files hold the bytes that a job reads at the same scan."""
-    assert main(["export", str(dataset), str(tmp_path), "--scan", "3", "--format", layout]) == 0
-    assert f"24 samples at scan 3 in {tmp_path}" in capsys.readouterr().out
-    _, urls = open_dataset(dataset)
-    samples = [sample for url in urls for sample in Shard(url).samples(3)]
-    if layout == "folder":
-        files = {path.relative_to(tmp_path).stem: path for path in tmp_path.rglob("*.jpg")}
-        assert len(files) == len(samples)
-        for sample in samples:
-            path = tmp_path / f"{sample['__key__']}.jpg"
-            assert path.read_bytes() == sample["jpg"]
-    else:
-        data = b"".join(path.read_bytes() for path in tmp_path.glob("*.tar"))
-        assert all(sample["jpg"] in data for sample in samples)
-
-
-def test_export_refuses_to_mix(dataset, tmp_path, fails):
-    """The dataset's own folder and a folder with files are refused, until --overwrite."""
-    (tmp_path / "mine.txt").write_text("mine")
-    fails("export", dataset, dataset, words=["a folder other than"])
-    fails("export", dataset, tmp_path, words=["not empty", "--overwrite"])
-    assert main(["export", str(dataset), str(tmp_path), "--overwrite"]) == 0
-    assert (tmp_path / "mine.txt").read_text() == "mine"
+def test_export_replaces_nothing_unasked(dataset, tmp_path, fails):
+    """Shards, files and earlier exports stay, until --overwrite; shards stay in any case."""
+    same = f"{tmp_path}/other/../pcr/"
+    (tmp_path / "other").mkdir()
+    shutil.copytree(dataset, tmp_path / "pcr")
+    before = {path: path.read_bytes() for path in pathlib.Path(same).iterdir()}
+    wds = ("--format", "wds", "--overwrite")
+    fails("export", tmp_path / "pcr", same, *wds, words=["not the shard's own"])
+    assert {path: path.read_bytes() for path in pathlib.Path(same).iterdir()} == before
+    out = tmp_path / "out"
+    assert main(["export", str(dataset), str(out)]) == 0
+    mine = next(out.rglob("*.jpg"))
+    mine.write_bytes(b"mine")
+    fails("export", dataset, out, words=["the file exists", "overwrite"])
+    assert mine.read_bytes() == b"mine"
+    assert main(["export", str(dataset), str(out), "--overwrite"]) == 0
+    assert mine.read_bytes() != b"mine"
 
 
 def test_stage_copies_the_difference(dataset, tmp_path, capsys):
@@ -85,74 +78,44 @@ def test_what_is_no_cache_is_left_alone(dataset, tmp_path, fails, action, kind):
 
 
 @pytest.mark.parametrize("layout", ["folder", "wds"])
-@pytest.mark.parametrize("damage", ["cut", "head", "empty", "gone"])
-def test_export_goes_on_after_a_cut_shard(dataset, tmp_path, capsys, damage, layout):
-    """--on-error skip leaves a shard out that cannot be read, names it, exports the others, and
-    ends with status 1.
-    """
-    pcr = tmp_path / "pcr"
+@pytest.mark.parametrize("damage", ["cut", "head", "gone"])
+def test_export_goes_on_after_a_damaged_shard(dataset, tmp_path, cli, damage, layout):
+    """--on-error skip names a shard that cannot be read, exports the others, and ends with 1."""
+    pcr, out = tmp_path / "pcr", tmp_path / "out"
     shutil.copytree(dataset, pcr)
     path = pcr / "data-000001.tar"
     data = path.read_bytes()
-    path.write_bytes({"cut": data[:-3000], "head": data[:700]}.get(damage, b""))
-    if damage == "gone":
-        path.unlink()
-    command = ["export", str(pcr), str(tmp_path / "out"), "--format", layout]
-    assert main(command) == 1
-    assert "18 samples" not in capsys.readouterr().out
-    assert main([*command, "--on-error", "skip", "--overwrite"]) == 1
-    captured = capsys.readouterr()
-    assert "18 samples at scan full" in captured.out
-    assert "; 6 were left out" in captured.out
-    assert captured.err.count("left out: ") == 1
-    assert "data-000001.tar" in captured.err
+    path.unlink()
+    if damage != "gone":
+        path.write_bytes(data[:-3000] if damage == "cut" else data[:700])
+    command = ["export", pcr, out, "--format", layout]
+    status, text, _ = cli(*command)
+    assert (status, text) == (1, "")
+    status, text, err = cli(*command, "--on-error", "skip", "--overwrite")
+    assert (status, err.count("left out: ")) == (1, 1)
+    assert "18 samples at scan full" in text
+    assert "; 6 were left out" in text
+    assert "data-000001.tar" in err
     kept = [url for url in sorted(map(str, dataset.glob("*.tar"))) if "000001" not in url]
-    if layout == "wds":
-        names = sorted(file.name for file in (tmp_path / "out").iterdir())
-        assert names == [os.path.basename(url) for url in kept]
-    else:
-        keys = {sample["__key__"] for url in kept for sample in Shard(url).samples(1)}
-        files = (tmp_path / "out").rglob("*.jpg")
-        assert {str(f.relative_to(tmp_path / "out").with_suffix("")) for f in files} == keys
+    names = {os.path.basename(url) for url in kept}
+    if layout == "folder":
+        names = {f"{sample['__key__']}.jpg" for url in kept for sample in Shard(url).samples(1)}
+    assert {str(file.relative_to(out)) for file in out.rglob("*.*")} == names
 
 
-def test_export_does_not_skip_what_all_shards_lack(dataset, tmp_path, fails):
-    """A scan that is not there is a mistake of the command, not damage."""
-    fails("export", dataset, tmp_path / "out", "--scan", "11", "--on-error", "skip", words=["11"])
-
-
-def test_kept_files_are_compared_too(tmp_path, capsys):
+def test_kept_files_are_compared_too(tmp_path, cli):
     """What could not be rearranged is in the dataset byte for byte, and a changed byte is found."""
-    source = tmp_path / "source"
+    source, pcr = tmp_path / "source", tmp_path / "pcr"
     source.mkdir()
     (source / "a.jpg").write_bytes(make_jpeg(1, 20, 30))
     (source / "b.jpg").write_bytes(b"\xff\xd8 no JPEG")
-    encode(str(source), str(tmp_path / "pcr"), EncodeOptions(on_error="keep"), workers=1)
-    command = ["verify", str(tmp_path / "pcr"), "--against", str(source), "--workers", "1"]
-    assert main(command) == 0
-    assert "pixels equal" in capsys.readouterr().out
+    encode(str(source), str(pcr), EncodeOptions(on_error="keep"), workers=1)
+    command = ["verify", pcr, "--against", source, "--workers", "1", "--json"]
+    assert cli(*command)[:2] == (0, {"samples": 2, "shards": 1, "problems": []})
     (source / "b.jpg").write_bytes(b"\xff\xd8 no JPEg")
-    command = [
-        "verify",
-        str(tmp_path / "pcr"),
-        "--against",
-        str(source),
-        "--json",
-        "--workers",
-        "1",
-    ]
-    assert main(command) == 1
-    (problem,) = json.loads(capsys.readouterr().out)["problems"]
-    assert "key=b" in problem
-
-
-def test_a_missing_shard_is_a_problem(dataset, tmp_path, capsys):
-    """The shard that is not there is named, and the others are looked at."""
-    copy = tmp_path / "copy"
-    shutil.copytree(dataset, copy)
-    (copy / "data-000001.tar").unlink()
-    assert main(["verify", str(copy), "--workers", "1"]) == 1
-    assert "data-000001.tar" in capsys.readouterr().out
+    status, figures, _ = cli(*command)
+    (problem,) = figures["problems"]
+    assert (status, "key=b" in problem) == (1, True)
 
 
 def test_a_card_is_not_overwritten_by_accident(dataset, tmp_path, capsys, fails):

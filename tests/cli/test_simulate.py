@@ -38,11 +38,10 @@ def test_more_samples_than_there_are_cost_more(dataset, capsys):
     )
 
 
-def test_caches_and_latency_are_options(dataset, capsys):
-    """The second epoch reads from a cache that holds everything; latency makes the first wait."""
+def test_latency_is_an_option(dataset, capsys):
+    """Latency makes the first batch wait."""
     command = ("--scan", "2", "--latency", "20,80", "--per-node", "2", "--cores", "4")
     assert plan(capsys, dataset, *command)[0]["first_batch"] > 0.01
-    assert plan(capsys, dataset, *command, "--cache", "1")[0]["requests"] == 0
 
 
 def test_threads_decode_in_place_of_workers(dataset, capsys):
@@ -50,14 +49,6 @@ def test_threads_decode_in_place_of_workers(dataset, capsys):
     slow = ("--scan", "2", "--decode", "10", "--cores", "4")
     one, two = (plan(capsys, dataset, *slow, "--threads", count)[0] for count in ("1", "2"))
     assert two["images_per_second"] == pytest.approx(2 * one["images_per_second"], rel=0.1)
-
-
-def test_the_table_is_for_people(dataset, capsys):
-    """One line per scan, and the unit of the times."""
-    assert main(["plan", str(dataset), *SIMULATE, "--scan", "5"]) == 0
-    text = capsys.readouterr().out
-    assert "step p99" in text
-    assert "times in seconds" in text
 
 
 def test_a_simulation_reads_what_the_plan_counts(dataset, cli):

@@ -18,7 +18,6 @@ from support import digest, read_all, run_encode
 
 from pcrshard import EncodeOptions, encode, open_dataset
 from pcrshard.cli.main import main
-from pcrshard.encoding import resume_journal
 from pcrshard.encoding.resume_journal import JOURNAL
 from pcrshard.errors import (
     EncodeError,
@@ -152,7 +151,7 @@ def test_parts_make_the_same_dataset(synthetic_folder, dataset, tmp_path, count,
     assert complete == sorted(complete)
     assert found[-1].num_samples == 24
     assert read_all(tmp_path) == read_all(dataset)
-    assert (tmp_path / resume_journal.JOURNAL).exists()
+    assert (tmp_path / JOURNAL).exists()
 
 
 def test_skipped_images_of_all_parts_are_listed(tmp_path):

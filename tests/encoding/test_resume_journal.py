@@ -1,6 +1,5 @@
 """A run that stops goes on: whole shards are kept, nothing is mixed, nothing is left over."""
 
-import json
 import os
 import pathlib
 import shutil
@@ -15,8 +14,7 @@ from encode_support import (
 )
 from support import read_all, run_encode, wait_for
 
-from pcrshard import EncodeOptions, ShardFormat, ShardWriter, encode
-from pcrshard.encoding import resume_journal
+from pcrshard import EncodeOptions, ShardFormat, ShardWriter, encode, open_dataset
 from pcrshard.encoding.resume_journal import JOURNAL
 from pcrshard.errors import (
     EncodeError,
@@ -178,6 +176,16 @@ def test_resume_with_raise_does_not_keep_skipped_samples(mixed_folder, tmp_path)
         run_encode(mixed_folder, tmp_path / "a", num_shards=1, resume=True)
 
 
+def test_parts_may_change_what_happens_to_bad_files(mixed_folder, tmp_path):
+    """Parts that resume a complete dataset with another ``on_error`` make their shards again."""
+    for on_error in ("skip", "keep"):
+        options = EncodeOptions(num_shards=3, on_error=on_error)
+        for part in ((0, 2), (1, 2)):
+            index = encode(mixed_folder, tmp_path / "a", options, part=part, workers=1, resume=True)
+        encode(mixed_folder, tmp_path / on_error, options, workers=1)
+        assert index == open_dataset(tmp_path / on_error)[0]
+
+
 @pytest.mark.parametrize("resume", [False, True])
 def test_tars_that_are_there_are_not_replaced(synthetic_folder, tmp_path, resume):
     """A shard never takes the place of a file that no run of this dataset has written, such as its
@@ -244,18 +252,16 @@ def test_parts_of_different_runs_do_not_mix(synthetic_folder, tmp_path):
         )
 
 
-def test_an_encode_that_took_over_a_remote_folder_is_noticed(synthetic_folder, monkeypatch):
-    """Object stores have no locks: the run that was first stops with an error when it next
-    saves.
+def test_an_encode_that_took_over_a_remote_folder_is_noticed(synthetic_folder, dataset):
+    """Object stores have no locks: the first run stops with an error once another has taken over,
+    and the other one completes.
     """
-    monkeypatch.setattr(resume_journal, "SECONDS_PER_SAVE", 0)
-    memory, dst = fsspec.filesystem("memory"), "memory://taken-over"
+    dst = "memory://taken-over"
 
-    def disturb(done, total):
-        path = f"/taken-over/{resume_journal.JOURNAL}"
-        memory.pipe_file(
-            path, json.dumps(json.loads(memory.cat_file(path)) | {"run": "another"}).encode()
-        )
+    def take_over(done, total):
+        run_encode(synthetic_folder, dst, num_shards=4, resume=True)
 
     with pytest.raises(EncodeError, match="another encode is writing"):
-        run_encode(synthetic_folder, dst, num_shards=4, progress=disturb)
+        run_encode(synthetic_folder, dst, num_shards=4, progress=take_over)
+    memory = fsspec.filesystem("memory")
+    assert memory.cat_file("/taken-over/pcr.json") == (dataset / "pcr.json").read_bytes()

@@ -87,19 +87,6 @@ def test_a_column_of_labels_is_numbers_or_names(write_list, labels, classes, num
     assert [int(dict(sample.known)["cls"]) for sample in source.samples] == numbers
 
 
-@pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.jsonl"])
-def test_label_names_become_classes(write_list, name):
-    """Names are numbered in their own order, and the numbers fit the class names."""
-    labels = ["dog", "cat", "dog"]
-    separator = "," if name == "a.csv" else "\t"
-    rows = [f"{i}.jpg{separator}{label}" for i, label in enumerate(labels)]
-    if name == "a.jsonl":
-        rows = [json.dumps({"path": f"{i}.jpg", "label": label}) for i, label in enumerate(labels)]
-    source = list_source(write_list(name, "\n".join(rows)))
-    assert source.classes == ("cat", "dog")
-    assert [source.classes[int(dict(s.known)["cls"])] for s in source.samples] == labels
-
-
 def test_a_list_may_name_other_stores_and_absolute_paths(write_list, tmp_path):
     """Paths with a scheme or a leading slash are taken as they are, in one list with others."""
     fsspec.filesystem("memory").pipe_file("/far/y.jpg", b"far")

@@ -45,6 +45,13 @@ def test_numbered_images_become_a_list_where_their_number_differs():
     assert gathered[1:] == [[label], [("images.jpg", 0), label]]
 
 
+@pytest.mark.parametrize("counts", [(2, 1), (64, 1)])
+def test_up_to_64_images_are_a_list(counts):
+    """The smallest and the largest list that is found without being named."""
+    gathered = list_places(gather_lists(numbered_samples(*counts)))
+    assert [sum(place is not None for _, place in refs) for refs in gathered] == list(counts)
+
+
 @pytest.mark.parametrize("counts", [(2, 2), (1, 0), (65, 1)])
 def test_numbered_images_that_may_mean_anything_stay_fields(counts):
     """Two cameras in each sample stay two fields, unless a user asks for a list."""

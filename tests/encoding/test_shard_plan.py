@@ -1,14 +1,12 @@
 """Which sample goes into which shard: fair, repeatable, refused before anything is written."""
 
-import contextlib
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pcrshard import EncodeOptions
 from pcrshard.encoding.samples import FieldRef, SampleRef
-from pcrshard.encoding.shard_plan import advise, plan_shards
+from pcrshard.encoding.shard_plan import default_num_shards, plan_shards
 from pcrshard.errors import (
     EncodeError,
 )
@@ -91,37 +89,32 @@ def test_stratified_shards_do_not_come_class_by_class():
         assert len({label_of[sample] for sample in shard[:20]}) == 3
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    ranks=st.integers(1, 8),
-    workers=st.integers(1, 4),
-    most=st.none() | st.integers(1, 300),
+@pytest.mark.parametrize(
+    ("how", "shards"),
+    [
+        ({"for_ranks": 4, "for_workers": 2}, 8),
+        ({"for_ranks": 7, "samples_per_shard": 20}, 21),
+        ({"for_ranks": 5, "num_shards": 10}, 10),
+        ({"for_ranks": 4, "for_workers": 2, "num_shards": 10}, "4 ranks x 2 workers, such as 16"),
+        ({"for_ranks": 301}, "at most 300 shards for 300 samples, got 301"),
+    ],
 )
-def test_ranks_and_workers_divide_the_shards(ranks, workers, most):
-    """Every worker of every rank gets the same number of shards, and none is larger than asked."""
-    options = EncodeOptions(samples_per_shard=most, for_ranks=ranks, for_workers=workers)
-    shards = []
-    with contextlib.suppress(EncodeError):  # more shards than samples
-        shards = plan_shards(SAMPLES, options)
-    assert len(shards) % (ranks * workers) == 0
-    assert all(len(shard) <= (most or 300) for shard in shards)
+def test_ranks_and_workers_divide_the_shards(how, shards):
+    """Every worker of every rank gets the same number of shards, or the error says what would."""
+    if isinstance(shards, int):
+        assert len(plan_shards(SAMPLES, EncodeOptions(**how))) == shards
+    else:
+        with pytest.raises(EncodeError, match=shards):
+            plan_shards(SAMPLES, EncodeOptions(**how))
 
 
-def test_a_number_of_shards_that_cannot_be_shared_out():
-    """An indivisible shard count is refused with the next valid one, as are surplus ranks."""
-    with pytest.raises(EncodeError, match=r"divisible by 4 ranks x 2 workers, such as 16, got 10"):
-        plan_shards(SAMPLES, EncodeOptions(num_shards=10, for_ranks=4, for_workers=2))
-    with pytest.raises(
-        EncodeError, match=r"at most 3 shards for 3 samples, got 4, divisible by 4 ranks"
-    ):
-        plan_shards(SAMPLES[:3], EncodeOptions(for_ranks=4))
-
-
-def test_advice_only_where_ranks_are_idle():
-    """A shard count that few world sizes divide is reported with its cost; 128 shards are not."""
-    assert "17% on 4, 38% on 8" in advise(10)
-    assert advise(1).startswith("1 shard leaves")
-    assert [advise(number) for number in (8, 16, 128, 1252)] == [""] * 4
+@pytest.mark.parametrize(
+    ("samples", "shards"),
+    [(16, 1), (17, 2), (128, 8), (8192, 8), (8193, 16), (16384, 16), (16385, 24)],
+)
+def test_ranks_can_split_the_default_number_of_shards(samples, shards):
+    """Large datasets have a multiple of 8 shards of at most 1024 samples each."""
+    assert default_num_shards(samples) == shards
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import tarfile
 import numpy as np
 import pytest
 from encode_support import (
-    make_tar,
     read_samples,
     save_image,
 )
@@ -101,21 +100,6 @@ def test_reencode_leaves_jpegs_alone(synthetic_folder, dataset, tmp_path):
     """The option touches only what is not a JPEG."""
     run_encode(synthetic_folder, tmp_path, num_shards=4, reencode_quality=50)
     assert read_samples(tmp_path) == read_samples(dataset)
-
-
-def test_two_convertible_fields_are_not_merged(tmp_path):
-    """A sample with two images that would become the same field is refused, or keeps both."""
-    png, webp = (
-        save_image(tmp_path / "a.png").read_bytes(),
-        save_image(tmp_path / "a.bmp").read_bytes(),
-    )
-    url = make_tar(tmp_path / "a.tar", [("k.png", png), ("k.bmp", webp)])
-    try:
-        run_encode(url, tmp_path / "dst", reencode_quality=90)
-    except PCRError as error:
-        assert "k" in str(error)
-    else:
-        assert len(read_samples(tmp_path / "dst")["k"]) == 3
 
 
 @pytest.mark.parametrize(

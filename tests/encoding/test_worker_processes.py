@@ -1,7 +1,6 @@
 """Tasks on worker processes: the run ends properly whichever process dies."""
 
 import contextlib
-import functools
 import os
 import pathlib
 import random
@@ -14,7 +13,6 @@ import time
 import pytest
 from encode_support import (
     CLI,
-    die_once,
     start_encode,
 )
 from support import read_all, run_encode, wait_for
@@ -29,13 +27,6 @@ def die(_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_killed_worker_costs_only_its_tasks(tmp_path):
-    """When the kernel kills a worker process, its tasks run again and the run goes on."""
-    function = functools.partial(die_once, str(tmp_path / "flag"))
-    tasks = {i: i for i in range(20)}
-    assert dict(run_tasks(function, tasks, workers=2)) == tasks
-
-
 def test_a_killed_worker_leaves_no_file(synthetic_folder, dataset, tmp_path):
     """The unfinished shard of a worker that was killed while writing is gone when the run ends."""
 
@@ -46,8 +37,8 @@ def test_a_killed_worker_leaves_no_file(synthetic_folder, dataset, tmp_path):
     assert read_all(tmp_path) == read_all(dataset)
 
 
-def test_a_task_that_always_kills_its_worker_ends_the_run():
-    """Such a task is retried a few times, and then the error says how to resume."""
+def test_a_killed_worker_ends_the_run():
+    """When the kernel kills a worker process, the error says how to resume."""
     with pytest.raises(EncodeError, match=r"a worker process died.*--resume"):
         list(run_tasks(die, {0: 0, 1: 1}, workers=2))
 

@@ -54,7 +54,7 @@ def size(scan):
 
 
 @pytest.mark.parametrize("factor", [0.13, 0.2, 0.3, 0.5, 0.8, 0.97])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_constant_bandwidth_is_matched_without_oscillation(factor, seed):
     """It settles soon, waits little from then on, and tries higher ever more rarely."""
     bandwidth = factor * SPEED * SIZES[-1]
@@ -91,7 +91,7 @@ def test_it_never_goes_below_the_floor():
 
 
 @pytest.mark.parametrize("factor", [2, 4, 8])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_drop_is_answered_and_a_return_too(factor, seed):
     """It takes 2 shards to know the bandwidth, and those already asked for to be through."""
     full = 1.2 * SPEED * SIZES[-1]
@@ -201,15 +201,6 @@ def test_sizes_come_from_the_index():
     ]
     assert bytes_per_sample(entries) == [20, 40]
     assert prefix_totals(entries) == [100, 200]
-
-
-def test_what_was_given_and_found_stays_readable():
-    """A job may log the tuner's numbers."""
-    level = ScanLevel(3)
-    tuner = BandwidthTuner(level, SIZES, floor=2)
-    assert tuner.level is level
-    assert (list(tuner.sizes), tuner.floor) == (SIZES, 2)
-    assert (tuner.bandwidth, tuner.excused) == (None, 0.0)
 
 
 def follow(tuner, highest):

@@ -68,14 +68,6 @@ def test_an_epoch_reads_every_prefix(index, ranks, workers):
         assert cost.images_per_second is None
 
 
-def test_a_bandwidth_gives_a_rate(index):
-    """X = W / E[s], and a column of the table."""
-    (cost,) = plan_costs(index, [2], Geometry(4, 1, 1), bandwidth=1e6)
-    assert cost.images_per_second == pytest.approx(1e6 / (cost.epoch_bytes / 24))
-    assert record_table([cost]).splitlines()[0].endswith("images per second")
-    assert "images per" not in record_table(plan_costs(index, [2], Geometry(4, 1, 1)))
-
-
 def test_scans_that_are_not_there_are_refused(index):
     """The message has both numbers."""
     with pytest.raises(ScanUnavailable, match="0 to 10"):

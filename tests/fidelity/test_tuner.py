@@ -100,6 +100,10 @@ def test_it_tunes_when_it_is_due_and_remembers(dataset):
         first=2,
         every=3,
     )
+    nothing = ScanTuner(
+        tuner.loader, loss, level, candidates=[1], threshold=1.01, images=4, first=0
+    )
+    assert nothing.step(make_model(), 0).scan == level.value == "full"
     due = [epoch for epoch in range(9) if tuner.step(make_model(), epoch)]
     assert due == [2, 5, 8]
     assert level.value == 1
@@ -108,15 +112,6 @@ def test_it_tunes_when_it_is_due_and_remembers(dataset):
     other.load_state_dict(json.loads(json.dumps(tuner.state_dict())))
     assert other.level.value == 1
     assert other.reports == tuner.reports
-
-
-def test_a_threshold_that_nothing_passes_keeps_full_fidelity(dataset):
-    """When no scan is surely good enough, training reads everything."""
-    level = ScanLevel(2)
-    report = ScanTuner(
-        make_loader(dataset), loss, level, candidates=[1], threshold=1.01, images=4, first=0
-    ).step(make_model(), 0)
-    assert report.scan == level.value == "full"
 
 
 @pytest.mark.parametrize(
@@ -152,27 +147,26 @@ def test_candidates_are_worth_their_bytes():
     assert candidate_scans([100, 105, 250, 260, 990, 1000, 1010]) == [1, 3]
 
 
+def mean_cosines(folder, world=1, wrap=lambda model: model):
+    """The mean cosine of two scans on 16 images, over all ranks."""
+    tuner = ScanTuner(
+        make_loader(folder, 8 // world), loss, ScanLevel(), candidates=[1, 5], images=16, trials=2
+    )
+    return [row.mean for row in tuner.measure(wrap(make_model(norm=False)))]
+
+
 RANKS = """
 import json, os, sys
 sys.path.insert(0, {tests!r})
 import torch, torch.distributed as dist
-from test_tuner import loss, make_loader, make_model
-from pcrshard import ScanLevel, ScanTuner
+from test_tuner import mean_cosines
 torch.set_num_threads(1)
-if {world} > 1:
-    dist.init_process_group("gloo")
-rank = dist.get_rank() if dist.is_initialized() else 0
-loader = make_loader({folder!r}, 8 // {world})
-tuner = ScanTuner(loader, loss, ScanLevel(), candidates=[1, 5], images=16, trials=2)
-model = make_model(norm=False)
-if {world} > 1:
-    model = torch.nn.parallel.DistributedDataParallel(model)
-rows = tuner.measure(model)
-with open({out!r} + str(rank), "w") as file:
-    json.dump([row.mean for row in rows], file)
-if {world} > 1:
-    dist.barrier()  # a rank that ends while another is in gloo's last call makes that one abort
-    dist.destroy_process_group()
+dist.init_process_group("gloo")
+found = mean_cosines({folder!r}, 2, torch.nn.parallel.DistributedDataParallel)
+with open({out!r} + str(dist.get_rank()), "w") as file:
+    json.dump(found, file)
+dist.barrier()  # a rank that ends while another is in gloo's last call makes that one abort
+dist.destroy_process_group()
 # DDP's cycle keeps gloo's threads; one that wants the GIL while Python ends aborts (PyTorch).
 os._exit(0)
 """
@@ -180,29 +174,13 @@ os._exit(0)
 
 def test_ranks_average_their_gradients(dataset, tmp_path):
     """Two ranks under DDP find the cosines of one process on the same images, and choose alike."""
-    means = []
-    for world in (1, 2):
-        out = str(tmp_path / f"{world}-")
-        script = tmp_path / f"ranks{world}.py"
-        script.write_text(
-            RANKS.format(tests=os.path.dirname(__file__), folder=str(dataset), world=world, out=out)
-        )
-        command = [sys.executable, str(script)]
-        if world == 2:
-            command = [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--standalone",
-                "--nproc-per-node",
-                "2",
-                str(script),
-            ]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-3000:]
-        means += [json.loads((tmp_path / f"{world}-{rank}").read_text()) for rank in range(world)]
-    assert means[1] == means[2]
-    assert means[0] == pytest.approx(means[1], abs=1e-4)
+    out, script = str(tmp_path / "rank"), tmp_path / "ranks.py"
+    script.write_text(RANKS.format(tests=os.path.dirname(__file__), folder=str(dataset), out=out))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run([*torchrun, str(script)], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second = (json.loads((tmp_path / f"rank{rank}").read_text()) for rank in range(2))
+    assert first == second == pytest.approx(mean_cosines(dataset), abs=1e-4)
 
 
 @pytest.fixture

@@ -3,10 +3,11 @@
 import json
 
 import pytest
+from msgspec.structs import asdict, replace
 
 from pcrshard import DatasetIndex, Shard, open_dataset, stage
 from pcrshard.errors import CorruptIndex, ScanUnavailable, UnsupportedVersion
-from pcrshard.format.dataset_index import ShardEntry
+from pcrshard.format.dataset_index import ShardEntry, resolve_scan
 
 ENTRY = ShardEntry("a-000000.tar", 3, 7, 4096, 8, (1536, 2048, 3072), 1536)
 
@@ -74,7 +75,7 @@ def dataset_json(**changes):
         dataset_json(shard={"shard_bytes": 100}),
         dataset_json(shard={"num_samples": -3}),
         dataset_json(shard={"num_samples": 3.0}),
-        dataset_json(shards=[ENTRY._asdict()] * 2, num_samples=6),
+        dataset_json(shards=[asdict(ENTRY)] * 2, num_samples=6),
     ],
 )
 def test_a_bad_dataset_index_is_refused(data):
@@ -114,7 +115,7 @@ def test_a_staged_entry_knows_what_is_there():
     """A staged copy says which scans it holds, and asking for more names both numbers and the
     command that fetches the rest.
     """
-    staged = ENTRY._replace(scan=1)
+    staged = replace(ENTRY, scan=1)
     index = DatasetIndex("standard", 2, (staged,))
     assert DatasetIndex.decode(index.encode()) == index
     assert staged.prefix_stop(1) == ENTRY.prefix_stop(1)
@@ -131,19 +132,37 @@ def test_a_staged_entry_knows_what_is_there():
 @pytest.mark.parametrize("scan", [0, 3, -1, True, "1", 1.0])
 def test_a_staged_scan_is_checked(scan):
     """A dataset index that claims an impossible scan is refused."""
-    raw = DatasetIndex("standard", 2, (ENTRY._replace(scan=1),)).encode()
+    raw = DatasetIndex("standard", 2, (replace(ENTRY, scan=1),)).encode()
     with pytest.raises(CorruptIndex):
         DatasetIndex.decode(raw.replace(b'"scan": 1', f'"scan": {json.dumps(scan)}'.encode()))
 
 
 def test_the_totals_of_a_prefix():
     """The bytes of a scan are the sum of all shards' prefixes at it."""
-    other = ENTRY._replace(name="a-000001.tar", prefix_stops=(2048, 2560, 4096))
+    other = replace(ENTRY, name="a-000001.tar", prefix_stops=(2048, 2560, 4096))
     index = DatasetIndex("standard", 2, (ENTRY, other))
     totals = [index.prefix_bytes(scan) for scan in (0, 1, 2, "full")]
     assert totals == [3072, 3584, 4608, 7168]
     with pytest.raises(ScanUnavailable, match="0 to 2"):
         index.prefix_bytes(3)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "scan"), [(0.374, None), (0.375, 1), (0.499, 1), (0.5, 2), (0.99, 2)]
+)
+def test_a_fraction_is_the_highest_scan_within_it(fraction, scan):
+    """A fraction of the bytes never reads more than that; scans themselves stay what they are."""
+    entries = [replace(ENTRY, prefix_stops=(1536, 2048, 4096))] * 2
+    if scan is None:
+        with pytest.raises(ScanUnavailable, match=r"at least 0\.375"):
+            resolve_scan(entries, fraction)
+    else:
+        assert resolve_scan(entries, fraction) == scan
+        staged = [*entries, replace(entries[0], scan=1)]
+        assert resolve_scan(staged, fraction) == 1
+    assert [resolve_scan(entries, scan) for scan in (1, "full")] == [1, "full"]
+    with pytest.raises(TypeError, match="a fraction in"):
+        resolve_scan(entries, 1.5)
 
 
 def test_a_dataset_index_describes_itself(dataset, tmp_path):

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pcrshard import Shard, open_dataset
-from pcrshard.errors import CorruptIndex, NotAShard, PCRError, TruncatedShard, UnsupportedVersion
+from pcrshard.errors import NotAShard, TruncatedShard, UnsupportedVersion
 from pcrshard.format.shard_head import HEAD_STOP, Head, is_tar, read_head, round512
 
-HEAD = Head(3, 100, 400, 7, (2048, 2048, 4096), (8, 8, 8), 900)
+HEAD = Head(3, 100, 400, 7, (2048, 2560, 4096), (8, 8, 8), 900)
 
 
 def first_bytes(url: str) -> bytes:
@@ -33,7 +33,8 @@ def test_a_head_survives_encoding():
     """What is written is what is read, and another head has another checksum."""
     start = tarfile.TarInfo("x.pcr").tobuf() + HEAD.encode()
     assert read_head(start) == HEAD
-    assert (HEAD.num_groups, HEAD.index_stop, HEAD.prefix_stop(0)) == (2, 1536, 1536)
+    stops = [HEAD.prefix_stop(scan) for scan in (0, 1, 2, "full")]
+    assert (HEAD.num_groups, HEAD.index_stop, stops) == (2, 1536, [1536, 2048, 2560, 4096])
     assert HEAD._replace(num_samples=4).crc32c != HEAD.crc32c
 
 
@@ -64,37 +65,6 @@ def test_a_newer_version_asks_for_a_newer_reader(monkeypatch):
     start = tarfile.TarInfo("x.pcr").tobuf() + HEAD.encode()
     monkeypatch.undo()
     with pytest.raises(UnsupportedVersion, match="got 3; a newer pcrshard"):
-        read_head(start)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"num_samples": 0},
-        {"schema_bytes": 401},
-        {"body_bytes": 2000},
-        {"columns_bytes": 299},
-        {"columns_bytes": 64 * 300 + 1},
-        {"num_samples": 200},
-        {"prefix_stops": (2048, 2047, 4096)},
-        {"prefix_stops": (4096, 2048, 4096)},
-        {"prefix_stops": (2048, 2048, 1 << 63)},
-    ],
-    ids=str,
-)
-def test_numbers_that_cannot_be_are_refused(wrong):
-    """A checksum that fits does not make a rule less broken."""
-    start = tarfile.TarInfo("x.pcr").tobuf() + HEAD._replace(**wrong).encode()
-    with pytest.raises(CorruptIndex):
-        read_head(start)
-
-
-@given(st.integers(512, 1023), st.integers(0, 7))
-def test_any_changed_bit_of_a_head_is_found(position, bit):
-    """No bit of a head can change unnoticed."""
-    start = bytearray(tarfile.TarInfo("x.pcr").tobuf() + HEAD.encode())
-    start[position] ^= 1 << bit
-    with pytest.raises(PCRError):
         read_head(start)
 
 

@@ -9,7 +9,7 @@ import pytest
 from pcrshard import Shard, ShardFormat
 from pcrshard.encoding.shard_writer import encode_sample, write_shard
 from pcrshard.errors import EncodeError
-from pcrshard.format.group_table import decode_table
+from pcrshard.format.group_table import decode_tables
 from pcrshard.format.shard_head import Head
 from pcrshard.format.tar_members import index_name, lay_out, plan_members, tar_header
 from pcrshard.testing import make_jpeg
@@ -36,7 +36,9 @@ def tables_of(shard):
     with open(shard.url, "rb") as file:
         data = file.read()
     places = shard.index.table_places(0, shard.num_groups + 1)
-    return [decode_table(shard.index, place, data[place.start : place.stop]) for place in places]
+    return [
+        decode_tables(shard.index, [place], [data[place.start : place.stop]]) for place in places
+    ]
 
 
 def test_the_plan_is_what_tar_lists(shard):

@@ -7,14 +7,12 @@ import numpy as np
 import pytest
 import torch
 import webdataset as wds
-from PIL import Image
 from support import pieces
 
 import pcrshard
 from pcrshard import ImageDecoder, Shard, decode_image
 from pcrshard.errors import CorruptJpeg, CorruptPiece
 from pcrshard.jpeg.pixels import decode
-from pcrshard.jpeg.split import join_scans, split_scans
 from pcrshard.testing import make_jpeg
 
 JPEG = make_jpeg(4, 150, 200, quality=90, progressive=True)
@@ -32,26 +30,6 @@ def test_a_whole_image_is_libjpegs(color, layout):
     assert np.array_equal(out, expected)
 
 
-def test_crop_and_resize_are_pillows():
-    """The resized crop is within a gray level of Pillow's bilinear resize of the same box."""
-    box, size = (11, 7, 120, 150), (60, 110)
-    got = decode_image(JPEG, crop=box, size=size).astype(int)
-    picture = Image.fromarray(decode(JPEG))
-    expected = picture.resize((110, 60), Image.Resampling.BILINEAR, box=(7, 11, 157, 131))
-    assert np.abs(got - np.asarray(expected)).mean() < 1
-    assert np.array_equal(decode_image(JPEG, crop=box), decode(JPEG)[11:131, 7:157])
-
-
-def test_smoothing_is_libjpegs():
-    """Smoothing gives what every libjpeg wrapper shows of an unfinished image."""
-    header, scans, _ = split_scans(JPEG)
-    cut = join_scans(header, scans[:2])
-    # Below and above, libjpeg-turbo before 3.0.1 looked at wrong rows.
-    rows = slice(34, -38)
-    assert np.array_equal(decode_image(cut, smoothing=True)[rows], decode(cut)[rows])
-    assert not np.array_equal(decode_image(cut, smoothing=False)[rows], decode(cut)[rows])
-
-
 @pytest.mark.parametrize(
     ("crop", "error"),
     [((0, 0, 0, 5), ValueError), ((100, 0, 51, 5), ValueError), ((-1, 0, 5, 5), ValueError)],
@@ -60,18 +38,6 @@ def test_crops_outside_are_refused(crop, error):
     """A crop that is not within the image is a ValueError."""
     with pytest.raises(error):
         decode_image(JPEG, crop=crop)
-
-
-def test_cmyk_becomes_rgb():
-    """CMYK images, which the core leaves to others, decode too."""
-    assert decode_image(make_jpeg(1, 20, 30, "CMYK"), size=(10, 15)).shape == (10, 15, 3)
-    assert decode_image(make_jpeg(1, 20, 30), size=12).shape == (12, 12, 3)
-
-
-def test_damage_is_named():
-    """Garbage is CorruptJpeg, not a picture."""
-    with pytest.raises(CorruptJpeg):
-        decode_image(b"\xff\xd8 garbage")
 
 
 def test_the_same_seed_gives_the_same_crops():

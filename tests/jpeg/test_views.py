@@ -1,8 +1,6 @@
 """Several pictures of one image, and where they are from."""
 
 import io
-import pickle
-import random
 
 import numpy as np
 import pytest
@@ -10,11 +8,7 @@ from PIL import Image
 
 from pcrshard import ImageDecoder, View, decode_image, native
 from pcrshard.errors import CorruptJpeg
-from pcrshard.format.scan_script import STANDARD, scans_for
-from pcrshard.jpeg.markers import map_jpeg
-from pcrshard.jpeg.pixels import make_progressive
 from pcrshard.jpeg.split import join_scans, split_scans
-from pcrshard.jpeg.views import Geometry
 from pcrshard.testing import make_jpeg
 
 JPEG = make_jpeg(4, 150, 200, quality=90, progressive=True)
@@ -50,19 +44,6 @@ def check_views(jpeg, pixels, geometry, options=None):
             assert np.array_equal(picture, np.flip(alone, axis) if flipped else alone)
             seen.add((*crop.tolist(), bool(flipped)))
     assert len(seen) == sum(map(len, pixels))
-
-
-def test_views_of_photographs(photos):
-    """Views of any scan of real photographs have the pixels of single decodes."""
-    decoder = ImageDecoder(views=[View(224, 2), View((96, 64), 3)], flip=0.5, return_geometry=True)
-    for path in sorted(photos.rglob("*.jpg"))[::60]:
-        source = path.read_bytes()
-        found = map_jpeg(source)
-        scans = scans_for(STANDARD, found.color, len(found.frame.components))
-        header, parts, _ = split_scans(make_progressive(source, scans))
-        for stop in (1, 4, len(parts)):
-            jpeg = join_scans(header, parts[:stop])
-            check_views(jpeg, *decoder(jpeg, stop))
 
 
 @pytest.mark.parametrize(
@@ -129,22 +110,3 @@ def test_the_whole_image_has_a_geometry():
     _, where = ImageDecoder(32, return_geometry=True)(JPEG, 0)
     assert where.crop.tolist() == [0, 0, 150, 200]
     assert where.flipped.tolist() is False
-
-
-def test_views_have_their_geometry():
-    """Each picture of each view says where it is from."""
-    decoder = ImageDecoder(views=[LARGE, SMALL], flip=0.5, return_geometry=True)
-    decoder = pickle.loads(pickle.dumps(decoder))
-    pixels, geometry = decoder(JPEG, random.Random(1))
-    for arrays, where in zip(pixels, geometry, strict=True):
-        assert isinstance(where, Geometry)
-        count = len(arrays)
-        assert [part.shape for part in where] == [(count, 4), (count,), (count, 2)]
-        for place in range(count):
-            part = native.decode(
-                [JPEG],
-                crop=tuple(where.crop[place].tolist()),
-                size=arrays.shape[-2:],
-                layout="chw",
-            )
-            assert np.array_equal(arrays[place], part[:, :, ::-1] if where.flipped[place] else part)

@@ -86,18 +86,6 @@ def test_images_may_lie_in_pieces(backend: native.Backend, pieces: int) -> None:
     assert np.array_equal(*outs)
 
 
-def test_many_batches_are_decoded_in_their_order() -> None:
-    """A loop may ask for many batches ahead, and wait for them in any order."""
-    outs = np.zeros((20, 6, 9, 9, 3), np.uint8)
-    with Pool(2) as pool:
-        batches = [pool.decode(TABLE, [out]) for out in outs]
-        assert all(batches[-1].wait())
-        # The last image of another batch may still be under way.
-        for batch, out in zip(batches[:-1], outs[:-1], strict=True):
-            assert all(batch.wait())
-            assert np.array_equal(out, outs[-1])
-
-
 @pytest.mark.parametrize("threads", [0, 2])
 def test_what_cannot_be_decoded_does_not_stop_the_others(threads: int) -> None:
     """A damaged or empty image is reported; the rest of the batch is decoded."""

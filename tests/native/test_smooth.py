@@ -92,20 +92,6 @@ def test_gray_and_scaled_images_match_libjpeg(progressive: Progressive) -> None:
                 assert np.array_equal(got, pillow(stream, scale=scale)), (name, scale)
 
 
-def test_a_crop_is_a_part_of_the_whole(progressive: Progressive) -> None:
-    """A crop is smoothed by the blocks around it, which are not in it."""
-    rng = np.random.default_rng(1)
-    for name, _, streams in progressive[1::9]:
-        stream = streams[rng.integers(0, 3)]
-        whole = native.decode([stream], smoothing=True)
-        for _ in range(10):
-            y, x = (int(rng.integers(0, side)) for side in whole.shape[:2])
-            height = int(rng.integers(1, whole.shape[0] - y + 1))
-            width = int(rng.integers(1, whole.shape[1] - x + 1))
-            got = smooth(stream, crop=(y, x, height, width))
-            assert np.array_equal(got, whole[y : y + height, x : x + width]), (name, y, x)
-
-
 def test_odd_files_match_libjpeg(odd_files: list[Path]) -> None:
     """Whatever of the odd files is decoded has libjpeg's pixels."""
     compared = 0

@@ -3,6 +3,7 @@
 import pathlib
 
 import pytest
+from msgspec.structs import replace
 
 import pcrshard
 from pcrshard import DatasetIndex, open_dataset
@@ -63,7 +64,7 @@ def test_a_folder_of_datasets_says_which_there_are(dataset, tmp_path):
 def boasting(tmp_path):
     """A dataset index that claims 10 million samples, all of them in shards that are not there."""
     entry = ShardEntry("a-000000.tar", 1 << 23, 7, 1 << 40, 8, (1 << 40,) * 3, 1 << 40)
-    shards = (entry, entry._replace(name="a-000001.tar", num_samples=10_000_000 - (1 << 23)))
+    shards = (entry, replace(entry, name="a-000001.tar", num_samples=10_000_000 - (1 << 23)))
     (tmp_path / "pcr.json").write_bytes(DatasetIndex("standard", 2, shards).encode())
     return tmp_path
 

@@ -20,6 +20,7 @@ import fsspec
 import pytest
 import servers
 import webdataset as wds
+from msgspec.structs import replace
 from support import pieces, run_encode
 
 from pcrshard import PrefixCache, Shard, open_dataset, shards
@@ -569,7 +570,7 @@ def test_raising_the_scan_heals_a_damaged_cache(dataset, tmp_path, where):
 def test_a_claimed_size_is_an_error_that_names_the_shard(dataset, tmp_path):
     """A hostile index beside a cache is an error of ours, like one without a cache."""
     entry = open_dataset(str(dataset))[0].shards[0]
-    huge = entry._replace(prefix_stops=(*entry.prefix_stops[:-1], 1 << 62), shard_bytes=1 << 62)
+    huge = replace(entry, prefix_stops=(*entry.prefix_stops[:-1], 1 << 62), shard_bytes=1 << 62)
     shard = Shard(f"{dataset}/{entry.name}", entry=huge, cache=PrefixCache(str(tmp_path)))
     with pytest.raises(StorageError, match=entry.name):
         shard.load()

@@ -13,11 +13,11 @@ SIZES = [64] * 40
 PREFIXES = [64 * 10_000] * 40
 
 
-def run(cluster=Cluster(), job=Job(1, 1000, 32, 1), epochs=1):
-    """The trace of the last of some epochs."""
+def run(cluster=Cluster(), job=Job(1, 1000, 32, 1)):
+    """The trace of an epoch."""
     pytest.importorskip("simpy")
     simulation = Simulation(cluster, job, SIZES, PREFIXES, lanes_per_rank=max(job.workers, 1))
-    return [simulation.run(epoch) for epoch in range(epochs)][-1]
+    return simulation.run()
 
 
 def rate(trace):
@@ -82,14 +82,6 @@ def test_a_request_is_limited_by_its_stream_and_its_latency():
     """Two requests at a time, each of a second and a half for 64 images."""
     trace = run(Cluster(stream=64e4, latency=(0.5, 0.5)), Job(1, 1e6, 32, 1))
     assert rate(trace) == pytest.approx(2 * 64 / 1.5, rel=0.05)
-
-
-def test_a_cache_that_holds_all_leaves_nothing_to_read():
-    """The second epoch comes from disk; half a cache saves less."""
-    whole = run(Cluster(per_node=1, cache=1e9), epochs=2)
-    assert (whole.requests, whole.cached_bytes) == (0, sum(PREFIXES))
-    half = run(Cluster(per_node=1, cache=sum(PREFIXES) / 2), epochs=2)
-    assert 0 < half.requests < 40
 
 
 def test_the_same_seed_gives_the_same_epoch():

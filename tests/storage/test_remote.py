@@ -24,6 +24,7 @@ import pytest
 import servers
 import torch
 import webdataset as wds
+from msgspec.structs import replace
 from servers import AS_ASKED, Fault
 from support import pieces
 
@@ -502,7 +503,7 @@ def test_claims_take_no_memory(dataset, index):
     with servers.nginx(dataset) as server, within(10):
         for size in (8 << 30, 1 << 45, (1 << 62) + 5):
             stops = (*entry.prefix_stops[:-1], size)
-            huge = entry._replace(prefix_stops=stops, shard_bytes=size)
+            huge = replace(entry, prefix_stops=stops, shard_bytes=size)
             with pytest.raises(PCRError, match=entry.name):
                 list(Shard(server.url(entry.name), entry=huge, retry=HASTY).samples())
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB

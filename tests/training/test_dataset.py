@@ -356,7 +356,7 @@ def test_a_weighted_sampler_draws_from_it(folder):
     assert batches[0][0].shape == (8, 3, 16, 16)
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_any_start_method_reads_it(folder, context):
     """A dataset, or torch's Subset of it, works with every worker start method."""
     dataset = Subset(PCRDataset(folder, scan=ScanLevel(2)), range(10, 20))

@@ -407,55 +407,52 @@ def test_killed_jobs_lose_and_repeat_nothing(folder, tmp_path, check):
     check(folder, tmp_path, kills=4, epochs=2, seed=1)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("check", [check_elastic, check_any])
-def test_a_hundred_kills(folder, tmp_path, check):
-    """A job killed a hundred times in a row still loses and repeats no sample."""
-    check(folder, tmp_path, kills=100, epochs=20, seed=2)
-
-
 JOB = """
 import json, os, sys
 import torch
 import torch.distributed as dist
 from pcrshard import ImageDecoder, PCRDataset, PCRLoader
 
-url, folder, resume = sys.argv[1:]
+
+def run(saved=None, **how):
+    torch.manual_seed(0)
+    image = ImageDecoder(12, "random", flip=0.5)
+    loader = PCRLoader(PCRDataset(sys.argv[1], scan=3, decoder=image), 4, seed=8, **how)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Flatten(),
+        torch.nn.Linear(800, 4),
+    )
+    model = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    losses = []
+    if saved is not None:
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        loader.load_state_dict(json.loads(saved["data"]))
+        losses = saved["losses"]
+    for _ in range(loader.epoch, 2):
+        for batch in loader:
+            loss = torch.nn.functional.cross_entropy(model(batch["jpg"] / 255), batch["cls"] % 4)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item().hex())
+            if len(losses) == 7 and saved is None:
+                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+                state |= {"losses": losses, "data": json.dumps(loader.state_dict())}
+                torch.save(state, path)
+    return losses, [p.double().sum().item().hex() for p in model.parameters()]
+
+
 torch.use_deterministic_algorithms(True)
 torch.set_num_threads(1)
-torch.manual_seed(0)
 dist.init_process_group("gloo")
-image = ImageDecoder(12, "random", flip=0.5)
-dataset = PCRDataset(url, scan=3, decoder=image)
-how = {"threads": 2} if resume == "resume" else {"num_workers": 2}
-loader = PCRLoader(dataset, 4, seed=8, **how)
-model = torch.nn.Sequential(
-    torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Flatten(),
-    torch.nn.Linear(800, 4),
-)
-model = torch.nn.parallel.DistributedDataParallel(model)
-optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-losses = []
-if resume == "resume":
-    saved = torch.load(f"{folder}/middle-{dist.get_rank()}.pt")
-    model.load_state_dict(saved["model"])
-    optimizer.load_state_dict(saved["optimizer"])
-    loader.load_state_dict(json.loads(saved["data"]))
-    losses = saved["losses"]
-for _ in range(loader.epoch, 2):
-    for batch in loader:
-        loss = torch.nn.functional.cross_entropy(model(batch["jpg"] / 255), batch["cls"] % 4)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item().hex())
-        if len(losses) == 7 and resume == "whole":
-            state = {"model": model.state_dict(), "losses": losses}
-            state |= {"optimizer": optimizer.state_dict(), "data": json.dumps(loader.state_dict())}
-            torch.save(state, f"{folder}/middle-{dist.get_rank()}.pt")
-with open(f"{folder}/{resume}-{dist.get_rank()}.json", "w") as file:
-    weights = [p.double().sum().item().hex() for p in model.parameters()]
-    json.dump({"losses": losses, "weights": weights}, file)
+path = f"{sys.argv[2]}/middle-{dist.get_rank()}.pt"
+whole = run(num_workers=2)
+resumed = run(torch.load(path), threads=2)
+assert len(whole[0]) == 24
+assert resumed == whole
+print("equal", flush=True)
 dist.barrier()
 dist.destroy_process_group()
 # DDP's cycle keeps gloo's threads; one that wants the GIL while Python ends aborts (PyTorch).
@@ -469,27 +466,14 @@ def test_losses_are_bit_equal_after_a_resume(folder, tmp_path):
     """
     (tmp_path / "job.py").write_text(JOB)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
-    command += [
-        "--rdzv-backend=c10d",
-        "--rdzv-endpoint=localhost:0",
-        str(tmp_path / "job.py"),
-        folder,
-        str(tmp_path),
-    ]
-    for how in ("whole", "resume"):
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [*command, how],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-    for rank in (0, 1):
-        through, resumed = (
-            json.loads((tmp_path / f"{how}-{rank}.json").read_text()) for how in ("whole", "resume")
-        )
-        assert len(through["losses"]) == 24
-        assert through == resumed
+    command += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "job.py"), folder, str(tmp_path)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("equal") == 2

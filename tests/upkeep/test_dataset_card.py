@@ -1,6 +1,7 @@
 """The card of a dataset on the Hub, read by the Hub's own library."""
 
 import pytest
+from msgspec.structs import replace
 
 from pcrshard.format.dataset_index import DatasetIndex, ShardEntry
 from pcrshard.format.schema import Schema
@@ -33,7 +34,7 @@ def test_the_hub_understands_the_header():
 
 def test_a_card_of_compact_shards_turns_the_viewer_off():
     """Compact shards would show as rows of whole scan groups."""
-    index = DatasetIndex("s", 2, (ENTRY._replace(num_samples=2_000_000),))
+    index = DatasetIndex("s", 2, (replace(ENTRY, num_samples=2_000_000),))
     card = read(index, Schema("s", ("1", "2")), name="pets", url="hf://x")
     data = card.data.to_dict()
     assert data["viewer"] is False

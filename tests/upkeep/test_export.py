@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import json
 import pathlib
 import shutil
 
@@ -21,7 +20,7 @@ from pcrshard.jpeg.markers import map_jpeg
 from pcrshard.testing import make_jpeg
 from pcrshard.upkeep.export import export_shard
 
-SCANS = [1, 2, 5, 10, "full"]
+SCANS = [1, 5, "full"]
 
 
 def read_samples(folder, scan):
@@ -44,11 +43,6 @@ def files_of(folder):
         for p in pathlib.Path(folder).rglob("*")
         if p.is_file()
     }
-
-
-def pillow(jpeg):
-    with Image.open(io.BytesIO(jpeg)) as image:
-        return image.mode, np.asarray(image)
 
 
 @pytest.mark.parametrize("scan", SCANS)
@@ -139,26 +133,13 @@ def test_a_list_with_an_image_that_cannot_be_layered_is_kept_file_by_file(tmp_pa
     assert read_stock(tmp_path / "out")["odd"] == {"__key__": "odd", **odd}
 
 
-def test_baseline_is_sequential_with_the_same_pixels(dataset, tmp_path):
-    """Baseline files are SOF0, and Pillow sees the pixels of the progressive ones."""
-    export(dataset, tmp_path, baseline=True)
-    samples = read_samples(dataset, "full")
-    for name, jpeg in files_of(tmp_path).items():
-        assert map_jpeg(jpeg).frame.sof == 0xC0
-        assert len(map_jpeg(jpeg).scans) == 1
-        mode, array = pillow(jpeg)
-        expected_mode, expected = pillow(samples[name.removesuffix(".jpg")]["jpg"])
-        assert mode == expected_mode
-        assert np.array_equal(array, expected)
-
-
-@pytest.mark.parametrize("scan", [1, 2, 5, 9])
+@pytest.mark.parametrize("scan", [1, 9, "full"])
 def test_baseline_of_a_prefix_has_the_same_coefficients(dataset, tmp_path, jpegtran, djpeg, scan):
     """At lower scans the baseline file is what jpegtran makes of the prefix."""
     export(dataset, tmp_path, scan, baseline=True)
     prefixes = read_samples(dataset, scan)
     for name, jpeg in sorted(files_of(tmp_path).items())[::4]:
-        assert map_jpeg(jpeg).frame.sof == 0xC0
+        assert (map_jpeg(jpeg).frame.sof, len(map_jpeg(jpeg).scans)) == (0xC0, 1)
         prefix = prefixes[name.removesuffix(".jpg")]["jpg"]
         assert djpeg(jpeg) == djpeg(jpegtran(prefix, "-copy", "none"))
 
@@ -203,9 +184,12 @@ def test_class_folders(tmp_path):
         "4": {"cls": 7},
         "5": {"cls": "1\n"},
         "6": {"cls": "x"},
+        "7": {"cls": "9" * 5000},
     }
     export(write_dataset(tmp_path / "pcr", samples, ["cat", "dog/big"]), tmp_path / "out")
-    assert {"dog_big/x/1.jpg", "cat/2.jpg", "3.jpg", "4.jpg"} <= files_of(tmp_path / "out").keys()
+    assert {"dog_big/x/1.jpg", "cat/2.jpg", "3.jpg", "4.jpg", "7.jpg"} <= files_of(
+        tmp_path / "out"
+    ).keys()
 
 
 @pytest.mark.parametrize(
@@ -268,45 +252,6 @@ def test_a_key_cannot_leave_the_folder(tmp_path, key):
     assert {p.name for p in tmp_path.iterdir()} == {"pcr"}
 
 
-def test_a_hostile_label(tmp_path):
-    """A label of five thousand digits is not a class, and no crash."""
-    export(write_dataset(tmp_path / "pcr", {"a": {"cls": "9" * 5000}}, ["cat"]), tmp_path / "out")
-    assert files_of(tmp_path / "out").keys() == {"a.jpg"}
-
-
-@pytest.mark.parametrize("scan", [1, "full"])
-def test_a_dataset_is_not_exported_over_itself(dataset, tmp_path, capsys, scan):
-    """Exporting tars into the dataset's own folder would replace the shards, and is refused."""
-    shutil.copytree(dataset, tmp_path / "pcr")
-    before = files_of(tmp_path / "pcr")
-    assert (
-        main(
-            [
-                "export",
-                str(tmp_path / "pcr"),
-                f"{tmp_path}/other/../pcr/",
-                "--format",
-                "wds",
-                "--scan",
-                str(scan),
-            ]
-        )
-        == 1
-    )
-    assert files_of(tmp_path / "pcr") == before
-
-
-def test_what_is_in_the_target_folder_stays(dataset, tmp_path, capsys):
-    """Originals are not replaced by copies of a lower scan, unless that is asked for."""
-    assert main(["export", str(dataset), str(tmp_path / "out")]) == 0
-    before = files_of(tmp_path / "out")
-    assert main(["export", str(dataset), str(tmp_path / "out"), "--scan", "1"]) == 1
-    assert "--overwrite" in capsys.readouterr().err
-    assert files_of(tmp_path / "out") == before
-    assert main(["export", str(dataset), str(tmp_path / "out"), "--scan", "1", "--overwrite"]) == 0
-    assert files_of(tmp_path / "out") != before
-
-
 @pytest.mark.parametrize(
     ("options", "error"),
     [
@@ -341,11 +286,6 @@ def test_fields_that_only_look_like_images(tmp_path):
     (sample,) = wds.WebDataset(str(tmp_path / "out" / "data-000000.tar"), shardshuffle=False)
     assert sample["bin"] == b"\xff\xd8 raw"
     assert np.array_equal(pixels.decode(sample["jpg"]), pixels.decode(make_jpeg()))
-
-
-def test_class_names_survive(dataset):
-    """The class names of the dataset index are JSON that any tool reads."""
-    assert json.loads((dataset / "pcr.json").read_text())["classes"] == ["cat", "dog"]
 
 
 def test_a_shard_is_not_replaced_by_its_own_export(dataset, tmp_path):
