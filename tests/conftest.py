@@ -6,12 +6,16 @@ import signal
 import tarfile
 
 import pytest
+from hypothesis import HealthCheck, settings
 from support import ROOT, run_tool
 
 import pcrshard
 from pcrshard.testing import make_jpeg
 
 pytest_plugins = ["slurm"]
+# A loaded machine is slow to draw and to run examples, which is no failure.
+settings.register_profile("loaded", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("loaded")
 
 
 def _data_folder() -> pathlib.Path | None:

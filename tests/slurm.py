@@ -17,7 +17,7 @@ import time
 import pytest
 
 CPUS = 8  # configured in SLURM, possibly more than exist: tasks share the cores
-PROGRAMS = (
+PROGRAMS = [
     "munged",
     "slurmctld",
     "slurmd",
@@ -27,7 +27,8 @@ PROGRAMS = (
     "scancel",
     "scontrol",
     "sinfo",
-)
+]
+PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 CONF = """
 ClusterName=pcrshard
 SlurmctldHost={host}(127.0.0.1)
@@ -117,21 +118,10 @@ class Cluster:
         )
 
 
-def free_ports(count):
-    """Ports that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    for sock in sockets:
-        sock.bind(("127.0.0.1", 0))
-    ports = [sock.getsockname()[1] for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports
-
-
 @contextlib.contextmanager
 def cluster():
     """Start the cluster; end it, its jobs and its folder."""
-    lacking = [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]
+    lacking = [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
     if lacking:
         pytest.skip(f"NO SLURM: {', '.join(lacking)} not found: apt-get install slurm-wlm munge")
     if os.geteuid() != 0:
@@ -148,10 +138,6 @@ def cluster():
         _stop(found)
 
 
-def _path():
-    return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-
-
 def _start(found):
     folder = found.folder
     for name in ("state", "spool"):
@@ -159,28 +145,32 @@ def _start(found):
     key = folder / "munge.key"
     key.write_bytes(secrets.token_bytes(1024))
     key.chmod(0o600)
-    controller, node = free_ports(2)
-    host = socket.gethostname().partition(".")[0]
+    with contextlib.ExitStack() as taken:  # ports that nobody listens on now
+        sockets = [taken.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        controller, node = (each.getsockname()[1] for each in sockets)
     text = CONF.format(
         folder=folder,
-        host=host,
+        host=socket.gethostname().partition(".")[0],
         user=getpass.getuser(),
         controller=controller,
         node=node,
         cpus=CPUS,
     )
     (folder / "slurm.conf").write_text(text)
-    at = {name: str(folder / f"munge.{name}") for name in ("key", "socket", "pid", "log", "seed")}
-    run = {"env": found.environment | {"PATH": _path()}}
-    files = (
-        f"--key-file={at['key']}",
-        f"--pid-file={at['pid']}",
-        f"--log-file={at['log']}",
-        f"--seed-file={at['seed']}",
-    )
-    found.run("munged", "--force", f"--socket={at['socket']}", *files, **run)
-    found.run("slurmctld", **run)
-    found.run("slurmd", **run)
+    environment = {"env": found.environment | {"PATH": PATH}}
+    files = [
+        f"--{option}={folder}/munge.{name}"
+        for option, name in (
+            ("socket", "socket"),
+            ("key-file", "key"),
+            ("pid-file", "pid"),
+            ("log-file", "log"),
+            ("seed-file", "seed"),
+        )
+    ]
+    found.run("munged", "--force", *files, **environment)
+    found.run("slurmctld", **environment)
+    found.run("slurmd", **environment)
     end = time.monotonic() + 15
     while found.run("sinfo", "--noheader", "--format=%t", check=False) != "idle":
         assert time.monotonic() < end, f"the cluster does not start: {found.logs()}"
@@ -190,20 +180,17 @@ def _start(found):
 def _stop(found):
     """End jobs, then the daemons in the reverse order."""
     if (found.folder / "slurmd.pid").exists():
-        found.run(
-            "scancel",
-            "--quiet",
-            "--signal=KILL",
-            "--full",
-            "--user",
-            getpass.getuser(),
-            check=False,
-        )
+        kill = ("--quiet", "--signal=KILL", "--full", "--user", getpass.getuser())
+        found.run("scancel", *kill, check=False)
     for name in ("slurmd", "slurmctld", "munge"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, ValueError):
             pid = int((found.folder / f"{name}.pid").read_text())
             os.kill(pid, signal.SIGTERM)
-            _wait_for_end(pid)
+            end = time.monotonic() + 5
+            while is_alive(pid):
+                time.sleep(0.02)
+                if time.monotonic() > end:
+                    os.kill(pid, signal.SIGKILL)
     shutil.rmtree(found.folder, ignore_errors=True)
 
 
@@ -213,15 +200,6 @@ def is_alive(pid):
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def _wait_for_end(pid, seconds=5.0):
-    """Wait for a process that is not our child."""
-    end = time.monotonic() + seconds
-    while is_alive(pid):
-        time.sleep(0.02)
-        if time.monotonic() > end:
-            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module", name="cluster")

@@ -42,7 +42,9 @@ def hide_libturbojpeg(*command: str) -> list[str]:
 def read_all(folder):
     """Digest of every file of a dataset but the journal, whose order in time is its own."""
     return {
-        p.name: digest(p.read_bytes()) for p in pathlib.Path(folder).iterdir() if p.name != JOURNAL
+        p.name: digest(p.read_bytes()) if p.is_file() else "a folder"
+        for p in pathlib.Path(folder).iterdir()
+        if p.name != JOURNAL
     }
 
 

@@ -27,7 +27,7 @@ from pcrshard import (
 from pcrshard.cli.main import main
 from pcrshard.integrations.dali import DaliSource
 from pcrshard.integrations.grain import PCRSource
-from pcrshard.jpeg.orientation import upright_sizes, with_orientation
+from pcrshard.jpeg.orientation import with_orientation
 from pcrshard.jpeg.split import join_scans, split_scans
 from pcrshard.testing import make_jpeg, make_pixels
 
@@ -237,13 +237,6 @@ def test_a_broken_tag_is_none(damage):
     assert np.array_equal(decode_image(broken), decode_image(plain))
 
 
-def test_sizes_of_upright_pictures():
-    """What an index says of stored pictures tells the sizes of upright ones."""
-    sizes = np.array([[2, 3]] * 9, np.uint16)
-    found = upright_sizes(sizes, np.arange(9, dtype=np.uint8))
-    assert found.tolist() == [[2, 3]] * 5 + [[3, 2]] * 4
-
-
 def test_photographs_of_cameras(data_folder):
     """Photographs that cameras and phones wrote with an orientation are Pillow's, bit for bit."""
     seen = set()
@@ -298,9 +291,7 @@ def test_the_loader(folder, scan, threads):
 
 @pytest.mark.parametrize("scan", SCANS)
 def test_samples_say_which_way_up_they_are(folder, scan):
-    """A reader's JPEGs have their orientation at every scan, for any program that looks for it; a
-    decoding reader turns them.
-    """
+    """A reader's JPEGs have their orientation at every scan, for any program that looks for it."""
     for url in urls_of(folder):
         shard = Shard(url)
         for sample in shard.samples(scan):
@@ -309,32 +300,46 @@ def test_samples_say_which_way_up_they_are(folder, scan):
             assert found.get(0x0112, 1) == (number if number < 9 else 1)
             assert ("camera" in found.values()) == (scan == "full" and number < 9)
             assert shard.sample(sample["__key__"], scan)["jpg"] == sample["jpg"]
-    decoded = (
-        (sample["__key__"], sample["jpg"])
-        for url in urls_of(folder)
-        for sample in Shard(url).samples(scan, decode=ImageDecoder(layout="hwc"))
-    )
-    check(folder, scan, decoded)
     with Shard(urls_of(folder)[0]).load(10) as prefix:
         lower = prefix.at(2)
         headers = [native.read_header([sample["jpg"]]) for sample in lower.samples()]
         assert [header.orientation for header in headers] == [0, 2, 3, 4, 5]
 
 
+def webdataset(folder, scan):
+    return wds.WebDataset(urls_of(folder), shardshuffle=False).pcr_scan(scan)
+
+
+def by_dali(folder, scan):
+    dataset = PCRDataset(folder, scan=scan, fields=("__key__", "jpg"))
+    for keys, jpegs in DaliSource(PCRLoader(dataset, 3, drop_last=False)):
+        for key, jpeg in zip(keys, jpegs, strict=True):
+            yield {"__key__": bytes(key).decode(), "jpg": jpeg.tobytes()}
+
+
+WAYS = {
+    "pcr_decode": lambda folder, scan: webdataset(folder, scan).pcr_decode(layout="hwc"),
+    "JpegHandler": lambda folder, scan: webdataset(folder, scan).decode(JpegHandler("rgb8")),
+    "samples": lambda folder, scan: (
+        sample
+        for url in urls_of(folder)
+        for sample in Shard(url).samples(scan, decode=ImageDecoder(layout="hwc"))
+    ),
+    # JPEGs, for another decoder.
+    "pcr_scan": webdataset,
+    "Grain": lambda folder, scan: map(PCRSource(folder, scan=scan).__getitem__, range(9)),
+    "DALI": by_dali,
+}
+
+
 @pytest.mark.parametrize("scan", SCANS)
-@pytest.mark.parametrize(
-    "stage",
-    [
-        lambda ds: ds.pcr_decode(layout="hwc"),
-        lambda ds: ds.decode(JpegHandler("rgb8")),
-        lambda ds: ds.map_dict(jpg=decode_image),
-    ],
-    ids=["pcr_decode", "JpegHandler", "decode_image"],
-)
-def test_webdataset(folder, scan, stage):
-    """Every way to decode in a WebDataset pipeline."""
-    stages = stage(wds.WebDataset(urls_of(folder), shardshuffle=False).pcr_scan(scan))
-    check(folder, scan, ((sample["__key__"], sample["jpg"]) for sample in stages))
+@pytest.mark.parametrize("way", WAYS)
+def test_every_integration(folder, scan, way):
+    """Pixels are upright, and JPEGs for other decoders say which way up they are."""
+    found = {sample["__key__"]: sample["jpg"] for sample in WAYS[way](folder, scan)}
+    is_encoded = way in ("pcr_scan", "Grain", "DALI")
+    pixels = {key: decode_image(jpg) if is_encoded else jpg for key, jpg in found.items()}
+    check(folder, scan, pixels)
 
 
 def test_plain_tars(tmp_path):
@@ -366,27 +371,6 @@ def test_huggingface(folder, scan, streaming, tmp_path):
             assert np.array_equal(np.asarray(row["jpg"]), upright)
     encoded = rows.cast_column("jpg", datasets.Image(decode=False))
     check(folder, scan, ((row["__key__"], decode_image(row["jpg"]["bytes"])) for row in encoded))
-
-
-@pytest.mark.parametrize("scan", SCANS)
-def test_grain(folder, scan):
-    """A source of Grain has JPEGs that say which way up they are."""
-    source = PCRSource(folder, scan=scan)
-    samples = (source[number] for number in range(len(source)))
-    check(folder, scan, ((s["__key__"], decode_image(s["jpg"])) for s in samples))
-
-
-@pytest.mark.parametrize("scan", SCANS)
-def test_dali(folder, scan):
-    """DALI's decoders turn images by their EXIF: the bytes have it."""
-    dataset = PCRDataset(folder, scan=scan, fields=("__key__", "jpg"))
-    loader = PCRLoader(dataset, 3, drop_last=False)
-    pairs = (
-        (bytes(key).decode(), decode_image(jpeg.tobytes()))
-        for keys, jpegs in DaliSource(loader)
-        for key, jpeg in zip(keys, jpegs, strict=True)
-    )
-    check(folder, scan, pairs)
 
 
 @pytest.mark.parametrize("upright", [True, False])

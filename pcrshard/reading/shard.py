@@ -79,12 +79,12 @@ class Shard:
     @property
     def num_samples(self) -> int:
         """Samples in the shard."""
-        return self.entry.num_samples if self.entry else self.head.num_samples
+        return (self.entry or self.head).num_samples
 
     @property
     def num_groups(self) -> int:
         """Scan groups N: the highest scan."""
-        return self.entry.num_groups if self.entry else self.head.num_groups
+        return (self.entry or self.head).num_groups
 
     def prefix_stop(self, scan: Scan) -> int:
         """Return the bytes that a read at this scan transfers.
@@ -93,7 +93,7 @@ class Shard:
             ScanUnavailable: The scan is not in 1..N.
         """
         try:
-            return self.entry.prefix_stop(scan) if self.entry else self.head.prefix_stop(scan)
+            return (self.entry or self.head).prefix_stop(scan)
         except ScanUnavailable as error:
             raise ScanUnavailable(str(error), url=self.url) from error
 

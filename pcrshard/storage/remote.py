@@ -194,7 +194,13 @@ class _Read:
             if not request.done():
                 request.cancel()
                 raise TimeoutError("the server is too slow or silent")
-            self._put(part, request.result())
+            try:
+                data = request.result()
+            except Exception as error:
+                if not _is_out_of_range(error):
+                    raise
+                data = b""  # to be compared with the file's size
+            self._put(part, data)
         except TruncatedShard:
             raise
         except Exception as error:
@@ -212,7 +218,9 @@ class _Read:
         else:
             size = self._size()
             if size is not None and size < part.stop:
-                raise TruncatedShard(f"expected bytes {part.start} to {part.stop}, got {size}")
+                raise TruncatedShard(
+                    f"expected bytes {part.start} to {part.stop}, the file has {size}"
+                )
             whole = len(data) == size or (size is None and len(data) >= part.stop)
             if not whole:
                 asked = f"bytes {part.start} to {part.stop}"
@@ -235,11 +243,6 @@ class _Read:
         self.failed = time.monotonic()
         self.in_flight = 1
         left = self.progress + self.retry.deadline - self.failed
-        if _is_out_of_range(error):
-            size = self._size()
-            if size is not None and size < part.stop:
-                message = f"expected bytes {part.start} to {part.stop}, the file has {size}"
-                raise TruncatedShard(message) from redacted_cause(error, self.path)
         if is_hopeless(error) or self.failures >= self.retry.attempts or left <= 0:
             raise self._gave_up(error) from redacted_cause(error, self.path)
         pause = max(self.retry.delay(self.failures), min(asked_pause(error), left))

@@ -129,10 +129,12 @@ def result(request: Request, seconds: float) -> Any:
     Raises:
         TimeoutError: No answer in time.
     """
-    if not concurrent.futures.wait([request], seconds).done:
-        request.cancel()
-        raise TimeoutError(f"no answer within {seconds:g} s")
-    return request.result()
+    try:
+        if not concurrent.futures.wait([request], seconds).done:
+            raise TimeoutError(f"no answer within {seconds:g} s")
+        return request.result()
+    finally:
+        request.cancel()  # also after Ctrl-C
 
 
 def collect(items: Iterator[T], url: str, retry: Retry = DEFAULT_RETRY) -> list[T]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -68,11 +68,6 @@ class Buckets:
             raise ValueError(f"expected area of at least {self.multiple**2}, got {self.area}")
         if not self.max_ratio >= 1:
             raise ValueError(f"expected max_ratio of at least 1, got {self.max_ratio}")
-
-    @property
-    def numbers(self) -> list[float | None]:
-        """The attributes, as stored in a loader's state."""
-        return list(astuple(self))
 
     @cached_property
     def shapes(self) -> list[tuple[int, int]]:

@@ -162,8 +162,6 @@ class Collator:
     def _value(self, name: str, row: Row) -> Any:
         """Return a field of a sample, decoding an image."""
         number, prefix, place = row
-        if name == "__key__":
-            return prefix.index.keys[place]
         image = self.image
         is_passthrough = name in prefix.passthrough_images
         if image is None or not (is_passthrough or name in prefix.streams):

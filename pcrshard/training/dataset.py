@@ -62,6 +62,10 @@ class PCRDataset(Dataset[Any]):
         held_bytes: Upper bound of the prefixes that random access keeps in memory, per process,
             written like ``cache_bytes``.
 
+    Attributes:
+        classes: Names of the classes, indexed by ``cls``.
+        num_classes: The number of classes; 0 if the dataset index does not tell.
+
     Raises:
         ScanUnavailable: The dataset has no such scan.
         StorageError: The dataset does not exist or cannot be read.
@@ -105,6 +109,8 @@ class PCRDataset(Dataset[Any]):
             cache_bytes=cache_bytes,
         )
         self.shards = ShardSet(urls, options)
+        self.classes = self.shards.classes
+        self.num_classes = self.shards.num_classes
         self.scan = self.shards.check_scan(scan)
         self.decoder = decoder
         self.fields = fields
@@ -120,16 +126,6 @@ class PCRDataset(Dataset[Any]):
         if callable(decoder) and not isinstance(decoder, ImageDecoder):
             decoder = decoder(epoch)
         return Collator(as_decoder(decoder), self.fields, self.transform, (seed, epoch))
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Names of the classes, indexed by ``cls``."""
-        return self.shards.classes
-
-    @property
-    def num_classes(self) -> int:
-        """The number of classes; 0 if the dataset index does not tell."""
-        return self.shards.num_classes
 
     @property
     def num_samples(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 
@@ -399,7 +399,7 @@ class PCRLoader:
             "weights": None if self.weights is None else list(map(float, self.weights)),
             "samples": self.num_samples,
             "view": view,
-            "buckets": self.buckets and self.buckets.numbers,
+            "buckets": self.buckets and list(astuple(self.buckets)),
         }
 
 

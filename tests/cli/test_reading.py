@@ -1,6 +1,5 @@
 """The commands that read shards and write something else: export, stage, cache."""
 
-import json
 import os
 import pathlib
 import shutil
@@ -31,33 +30,26 @@ def test_export_replaces_nothing_unasked(dataset, tmp_path, fails):
     assert mine.read_bytes() != b"mine"
 
 
-def test_stage_copies_the_difference(dataset, tmp_path, capsys):
+def test_stage_copies_the_difference(dataset, tmp_path, cli):
     """A second stage at a higher scan counts what was there, and copies what was missing."""
     index, _ = open_dataset(dataset)
-    counted = []
-    for scan in ("2", "5"):
-        assert main(["stage", str(dataset), str(tmp_path), "--scan", scan, "--json"]) == 0
-        counted.append(json.loads(capsys.readouterr().out))
-    assert counted[0]["copied_bytes"] == counted[1]["kept_bytes"] == index.prefix_bytes(2)
-    assert counted[1]["copied_bytes"] == index.prefix_bytes(5) - index.prefix_bytes(2)
-    assert (counted[1]["shards"], counted[1]["samples"]) == (4, 24)
-    assert main(["stage", str(dataset), str(tmp_path), "--scan", "5"]) == 0
-    assert "4 shards at scan 5" in capsys.readouterr().out
+    two, five = index.prefix_bytes(2), index.prefix_bytes(5)
+    for scan, copied, kept in ((2, two, 0), (5, five - two, two)):
+        _, figures, _ = cli("stage", dataset, tmp_path, "--scan", scan, "--json")
+        counts = {"shards": 4, "samples": 24, "copied_bytes": copied, "kept_bytes": kept}
+        assert figures == counts
+    assert "4 shards at scan 5" in cli("stage", dataset, tmp_path, "--scan", "5")[1]
 
 
-def test_a_cache_is_listed_and_cleared(shard_urls, tmp_path, capsys, fails):
+def test_a_cache_is_listed_and_cleared(shard_urls, tmp_path, cli, fails):
     """ls shows what a job has kept, clear frees it, and a folder that is not there is an error."""
     with Shard(shard_urls[0], cache=PrefixCache(str(tmp_path))).load(2):
         pass
-    assert main(["cache", "ls", str(tmp_path), "--json"]) == 0
-    (entry,) = json.loads(capsys.readouterr().out)
+    (entry,) = cli("cache", "ls", tmp_path, "--json")[1]
     assert (entry["scan"], entry["name"]) == (2, os.path.basename(shard_urls[0]))
-    assert main(["cache", "ls", str(tmp_path)]) == 0
-    assert "1 shard, " in capsys.readouterr().out
-    assert main(["cache", "clear", str(tmp_path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["freed_bytes"] == entry["num_bytes"]
-    assert main(["cache", "ls", str(tmp_path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == []
+    assert "1 shard, " in cli("cache", "ls", tmp_path)[1]
+    assert cli("cache", "clear", tmp_path, "--json")[1] == {"freed_bytes": entry["num_bytes"]}
+    assert cli("cache", "ls", tmp_path, "--json")[1] == []
     fails("cache", "ls", tmp_path / "none", words=["none"])
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pcrshard import EncodeOptions
 from pcrshard.encoding.samples import FieldRef, SampleRef
-from pcrshard.encoding.shard_plan import default_num_shards, plan_shards
+from pcrshard.encoding.shard_plan import advise, default_num_shards, plan_shards
 from pcrshard.errors import (
     EncodeError,
 )
@@ -106,6 +106,12 @@ def test_ranks_and_workers_divide_the_shards(how, shards):
     else:
         with pytest.raises(EncodeError, match=shards):
             plan_shards(SAMPLES, EncodeOptions(**how))
+
+
+def test_advice_only_where_ranks_are_idle():
+    """A shard count that few world sizes divide is reported with its cost; others are not."""
+    assert "17% on 4, 38% on 8" in advise(10)
+    assert [advise(number) for number in (8, 16, 128, 1252)] == [""] * 4
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import tarfile
 import numpy as np
 import pytest
 from encode_support import (
+    make_tar,
     read_samples,
     save_image,
 )
@@ -100,6 +101,15 @@ def test_reencode_leaves_jpegs_alone(synthetic_folder, dataset, tmp_path):
     """The option touches only what is not a JPEG."""
     run_encode(synthetic_folder, tmp_path, num_shards=4, reencode_quality=50)
     assert read_samples(tmp_path) == read_samples(dataset)
+
+
+def test_of_two_convertible_fields_the_first_becomes_the_image(tmp_path):
+    """The other one is stored unchanged."""
+    png, bmp = (save_image(tmp_path / name).read_bytes() for name in ("a.png", "a.bmp"))
+    url = make_tar(tmp_path / "a.tar", [("k.png", png), ("k.bmp", bmp)])
+    run_encode(url, tmp_path / "dst", reencode_quality=90)
+    sample = read_samples(tmp_path / "dst")["k"]
+    assert (sample.keys(), sample["bmp"]) == ({"__key__", "jpg", "bmp"}, bmp)
 
 
 @pytest.mark.parametrize(

@@ -68,26 +68,22 @@ def test_constant_bandwidth_is_matched_without_oscillation(factor, seed):
     assert sum(size(scan) for scan in late) / len(late) > 0.7 * affordable
 
 
-def test_more_bandwidth_than_needed_is_full_and_stays_so():
-    """Nothing waits, so nothing changes."""
-    rows = simulate(make_tuner(), lambda time: 2 * SPEED * SIZES[-1], 500)
-    assert {row[3] for row in rows} == {"full"}
-
-
-def test_it_climbs_to_full_from_below():
-    """From scan 1 it is at full within 100 steps of a fast link."""
-    rows = simulate(make_tuner(1), lambda time: 3 * SPEED * SIZES[-1], 200)
-    assert [row[3] for row in rows[-20:]] == ["full"] * 20
-    assert stalls(rows) < 0.05
-
-
-def test_it_never_goes_below_the_floor():
-    """What the task needs, it gets, however slow."""
-    floor = ScanLevel(5)
-    rows = simulate(make_tuner(floor=floor), lambda time: 0.1 * SPEED * SIZES[-1], 300)
-    assert {row[3] for row in rows[20:]} == {5}
-    tuner = make_tuner(1, floor="full")
-    assert {row[3] for row in simulate(tuner, lambda time: 1e9, 30)[10:]} == {"full"}
+@pytest.mark.parametrize(
+    ("start", "floor", "factor", "settled", "scan"),
+    [
+        ("full", 1, 2, 0, "full"),
+        (1, 1, 3, 180, "full"),
+        ("full", 5, 0.1, 20, 5),
+        (1, "full", 9, 10, "full"),
+    ],
+    ids=["enough for full", "from scan 1", "slower than its floor", "floor at full"],
+)
+def test_it_settles_at_one_scan(start, floor, factor, settled, scan):
+    """Full where the link carries it, and never below the floor, however slow."""
+    tuner = make_tuner(start, floor=ScanLevel(floor))
+    rows = simulate(tuner, lambda time: factor * SPEED * SIZES[-1], 300)
+    assert {row[3] for row in rows[settled:]} == {scan}
+    assert factor < 1 or stalls(rows) < 0.05
 
 
 @pytest.mark.parametrize("factor", [2, 4, 8])

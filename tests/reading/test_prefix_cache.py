@@ -210,6 +210,24 @@ def test_another_version_is_another_shard(store):
 # Damage
 
 
+@pytest.mark.parametrize("what", ["folder", "link", "count"])
+def test_foreign_things_in_the_folder_cost_a_fetch(source, tmp_path, what):
+    """A folder or link in place of a shard, or garbage in the count, does not end a job."""
+    limit = sum(len(data) for data, _ in source.values()) // 2
+    store = Store(source, PrefixCache(str(tmp_path), limit, math.inf))
+    store(0, 5)
+    (path,) = tmp_path.glob("*.tar")
+    if what == "count":
+        (tmp_path / "room").write_bytes(b"\xff" * 24)
+    else:
+        path.unlink()
+        path.mkdir() if what == "folder" else path.symlink_to("/dev/zero")
+    assert store(0, 5) == (0 if what == "count" else store.stop(0, 5))
+    assert epoch(store, range(8), 0) > 0
+    folder = path.stat().st_size if path.is_dir() else 0
+    assert used(tmp_path) - folder <= limit
+
+
 @pytest.mark.parametrize("what", ["head", "index", "table", "piece"])
 def test_damage_on_the_disk_is_fetched_again_once(dataset, tmp_path, what):
     """A flipped byte of a cached shard, wherever it is, costs one fetch; samples are right."""

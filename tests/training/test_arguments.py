@@ -43,6 +43,11 @@ MISTAKES = {
     "unexpected argument 'persistent_workers'; use threads": lambda d, f: PCRLoader(
         d, 2, persistent_workers=True
     ),
+    "'shuffle_shards'; use shuffle": lambda d, f: PCRLoader(d, 4, shuffle_shards=1),
+    "'bach_size'; use batch_size": lambda d, f: PCRLoader(d, 4, bach_size=1),
+    "'image'; use decoder": lambda d, f: PCRDataset(f, image=1),
+    "'batch_size'; use PCRLoader": lambda d, f: PCRDataset(f, batch_size=1),
+    "'xyz'; there are .*scan": lambda d, f: PCRDataset(f, xyz=1),
     r"write dataset.subset\(range\(1, 3\)\)": lambda d, f: d[1:3],
 }
 

@@ -208,16 +208,6 @@ def test_what_is_no_decoder_is_refused(folder, decoder):
         PCRDataset(folder, decoder=decoder)
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [("image", "decoder"), ("batch_size", "PCRLoader"), ("decodr", "decoder"), ("xyz", "scan")],
-)
-def test_unknown_arguments_name_the_right_one(folder, name, hint):
-    """A wrong or old argument name raises a TypeError that names the right one."""
-    with pytest.raises(TypeError, match=f"'{name}'.*{hint}"):
-        PCRDataset(folder, **{name: 1})
-
-
 def test_a_dataset_describes_itself(folder, dataset):
     """In two lines: what it is, and what it reads; of a view, how much of it."""
     made = PCRDataset(str(dataset), scan=ScanLevel(2))

@@ -294,11 +294,8 @@ def test_ranks_are_those_of_the_moment(folder, monkeypatch):
         ({"weights": (1, 1), "num_samples": 0}, "samples"),
         ({"num_samples": 10}, "weights"),
         ({"max_world_size": 3}, "multiple of max_world_size"),
-        ({"max_world_size": 0}, "max_world_size"),
-        ({"lanes_per_rank": 0}, "lanes_per_rank"),
         ({"drop_last": "keep"}, "expected drop_last"),
         ({"seed": -1}, "expected seed"),
-        ({"shuffle": -1}, "expected shuffle "),
         ({"threads": -1}, "threads"),
         ({"threads": 1, "num_workers": 1}, "threads or workers"),
         ({"prefetch": 0}, "prefetch"),
@@ -317,16 +314,6 @@ def test_batch_sizes_that_make_no_sense(two, size):
     """A batch size that the dataset cannot fill is refused when the loader is made."""
     with pytest.raises(ValueError, match="expected"):
         loader_of(two, size)
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [("shuffle_shards", "shuffle"), ("prefetch_factor", "prefetch"), ("bach_size", "batch_size")],
-)
-def test_unknown_arguments_name_the_right_one(folder, name, hint):
-    """A wrong or old argument name raises a TypeError that names the right one."""
-    with pytest.raises(TypeError, match=f"'{name}'; use {hint}"):
-        PCRLoader(PCRDataset(folder), 4, **{name: 1})
 
 
 def test_a_loader_describes_itself(dataset):
