@@ -138,37 +138,6 @@ def test_a_requeued_job_goes_on_exactly(cluster, jobs, small_dataset, tmp_path):
         assert len(set(keys)) == 96
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("tasks", [2, 4])
-def test_a_real_time_limit(cluster, jobs, small_dataset, tmp_path, tasks):
-    """SLURM stops a job at its time limit and starts it again; the bits are those of one run."""
-    options = ["--batch", "8", "--log-keys", "--size", "8"]
-    how = [f"--ntasks={tasks}"]
-    run = tmp_path / "run"
-    job = jobs(
-        "train",
-        small_dataset,
-        run,
-        *options,
-        "--epochs",
-        "1000000",
-        options=[*how, "--time=1", "--signal=B:USR1@30"],
-        TRAIN=MINIMAL,
-    )
-    wait_for(lambda: "goes back into the queue" in log_of(tmp_path, job), 150)
-    wait_for(lambda: cluster.state(job) == "RUNNING", 60)
-    stop(cluster, job, run, 10)
-    wait_for(lambda: cluster.state(job) == "PENDING", 30)
-    cluster.run("scancel", job)
-    done = len(rows(run))
-    whole = tmp_path / "whole"
-    epochs = -(-done // 12)
-    last = ["--epochs", str(epochs)]
-    job = jobs("train", small_dataset, whole, *options, *last, options=how, TRAIN=MINIMAL)
-    cluster.wait(job, seconds=300)
-    assert sequence(run) == sequence(whole)[:done]
-
-
 # scripts/train.py, which `submit CLUSTER train` runs
 
 

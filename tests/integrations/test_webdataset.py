@@ -1,7 +1,6 @@
 """pcr_scan in WebDataset: every way in which people build pipelines."""
 
 import os
-import pickle
 import shutil
 import subprocess
 import sys
@@ -70,12 +69,6 @@ def test_leaves_the_original_pipeline_alone(shard_urls):
     ds = dataset_of(shard_urls)
     ds.pcr_scan(2)
     assert "scan01" in next(iter(ds))
-
-
-@pytest.mark.parametrize("scan", [1, 10, "full", ScanLevel(3)], ids=str)
-def test_takes_any_kind_of_scan(scan, shard_urls):
-    """A number, "full" or a shared level."""
-    assert len(list(dataset_of(shard_urls).pcr_scan(scan))) == 24
 
 
 def test_a_level_changes_at_the_next_shard(shard_urls):
@@ -147,21 +140,6 @@ def test_workers_share_the_shards(method, shard_urls):
     loader = wds.WebLoader(ds, batch_size=None, num_workers=2, multiprocessing_context=method)
     seen = [key for key, _ in loader]
     assert len(seen) == len(set(seen)) == 24
-
-
-def _rank_splitter(paths):
-    return list(paths)[1::2]
-
-
-def test_nodes_split_the_shards(shard_urls):
-    """A nodesplitter of the user's own keeps working."""
-    assert len(list(dataset_of(shard_urls, nodesplitter=_rank_splitter).pcr_scan(2))) == 12
-
-
-def test_the_pipeline_pickles(shard_urls):
-    """A pipeline travels to spawned workers."""
-    ds = dataset_of(shard_urls).pcr_scan(4)
-    assert keys(pickle.loads(pickle.dumps(ds))) == keys(ds)
 
 
 def break_shard(url, folder, *, piece):
@@ -408,21 +386,6 @@ def test_a_dataset_that_was_replaced_is_read_anew(synthetic_folder, tmp_path):
             len(list(pcrshard.Shard(tmp_path / "d" / index.shards[0].name).samples(np.int64(2))))
             == index.shards[0].num_samples
         )
-
-
-@pytest.mark.parametrize("options", [{"prefetch": -1}, {"prefetch_bytes": 0}])
-def test_impossible_ways_to_read_are_refused(options):
-    """A negative number is an error, not an empty epoch."""
-    with pytest.raises(ValueError, match="of at least"):
-        pcrshard.pcr_scan(1, **options)
-
-
-def test_tab_completion_shows_what_is_public():
-    """``dir(pcrshard)`` has the names of ``__all__`` and no module of the package."""
-    code = (
-        "import pcrshard; assert sorted(dir(pcrshard)) == sorted(pcrshard.__all__), dir(pcrshard)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_labels_lists_and_late_fields(tmp_path):

@@ -12,7 +12,7 @@ import fsspec
 import numpy as np
 import pytest
 import torch
-from numbered import ids, numbered, write
+from numbered import ids, write
 from PIL import Image
 from torch.utils.data import DataLoader, Subset, WeightedRandomSampler
 
@@ -32,12 +32,6 @@ from pcrshard.testing import CountingFS, make_jpeg
 
 fsspec.register_implementation("counting", CountingFS, clobber=True)
 SAMPLES, ROWS = 60, 6
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """10 shards of 6."""
-    return write(tmp_path_factory.mktemp("numbered"), numbered(SAMPLES), ROWS)
 
 
 # --- samples
@@ -420,13 +414,8 @@ def test_cache_stats_count_workers(folder, tmp_path):
 
 
 def test_changes_of_a_dataset_count(folder):
-    """Replacing the decoder takes effect at once, and invalid values are refused."""
+    """Replacing the decoder takes effect at once."""
     dataset = PCRDataset(folder, decoder=16)
     loader = PCRLoader(dataset, 4)
     dataset.decoder = 24
     assert next(iter(loader))["jpg"].shape[2:] == (24, 24)
-    for wrong in ({"scale": (1, 0.1)}, {"ratio": (-1, 1)}, {"scale": (2, 3)}):
-        with pytest.raises(ValueError, match="low <= high"):
-            ImageDecoder(16, "random", **wrong)
-    with pytest.raises(AttributeError):
-        ScanLevel(2).scan = 5
