@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -17,7 +18,9 @@ import pcrshard
 from pcrshard import ImageDecoder, JpegHandler, ScanLevel, View, pcr_scan
 from pcrshard.errors import CorruptJpeg, CorruptPiece, NotAShard, PCRError, ScanUnavailable
 from pcrshard.native.pool import draw_key
-from pcrshard.testing import make_jpeg
+from pcrshard.testing import CountingFS, make_jpeg
+
+fsspec.register_implementation("counting", CountingFS, clobber=True)
 
 warnings.filterwarnings("ignore", message="WebDataset.shardshuffle=", category=UserWarning)
 
@@ -120,24 +123,25 @@ def test_select_and_rename_files_are_honoured(shard_urls, plain_tars):
 
 
 def test_one_request_a_shard_with_an_index(shard_urls, dataset):
-    """With the dataset index each shard is one request."""
-    by_folder = keys(dataset_of(shard_urls).pcr_scan(2, index=str(dataset)))
-    by_object = keys(
-        dataset_of(shard_urls).pcr_scan(2, index=pcrshard.open_dataset(str(dataset))[0])
-    )
-    assert by_folder == by_object == keys(dataset_of(shard_urls).pcr_scan(2))
+    """With the dataset index, given as a folder or an object, each shard is one request."""
+    urls = [f"counting://{url}" for url in shard_urls]
+    for index in (str(dataset), pcrshard.open_dataset(str(dataset))[0]):
+        CountingFS.requests.clear()
+        found = keys(dataset_of(urls).pcr_scan(2, index=index))
+        assert len(CountingFS.requests) == len(urls)
+        assert found == keys(dataset_of(shard_urls).pcr_scan(2))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_workers_share_the_shards(method, shard_urls):
-    """Two DataLoader workers read each sample once, under fork and spawn."""
+@pytest.mark.parametrize(("method", "workers"), [("fork", 2), ("spawn", 1)])
+def test_workers_share_the_shards(method, workers, shard_urls):
+    """DataLoader workers read each sample once, under fork and spawn."""
     ds = (
         dataset_of(shard_urls)
         .pcr_scan(ScanLevel(2))
         .decode(JpegHandler("torchrgb8"))
         .to_tuple("__key__", "jpg")
     )
-    loader = wds.WebLoader(ds, batch_size=None, num_workers=2, multiprocessing_context=method)
+    loader = wds.WebLoader(ds, batch_size=None, num_workers=workers, multiprocessing_context=method)
     seen = [key for key, _ in loader]
     assert len(seen) == len(set(seen)) == 24
 
@@ -329,14 +333,20 @@ def test_a_stage_between_opener_and_expander_is_not_lost_silently(shard_urls):
 
 ORDERS = {
     "webdataset first": "import webdataset, pcrshard",
-    "a name that is loaded when it is used": "from pcrshard import pcr_scan; import webdataset",
     "without torch until then": """
 import sys, pcrshard
 assert "torch" not in sys.modules, "slow import"
+from pcrshard import pcr_scan
 import webdataset
 """,
-    "a second try": """
-import importlib, pathlib, pcrshard
+    "after two failures": """
+import importlib, pathlib, sys, pcrshard
+found = [*sys.path]
+sys.path[:] = [path for path in found if "site-packages" not in path]
+try:
+    import webdataset
+except ModuleNotFoundError:
+    sys.path[:] = found
 broken = pathlib.Path("webdataset.py")
 broken.write_text("raise RuntimeError('broken')")
 try:
@@ -344,16 +354,6 @@ try:
 except RuntimeError:
     broken.unlink()
 importlib.invalidate_caches()
-import webdataset
-""",
-    "after it was not there": """
-import sys, pcrshard
-found = [*sys.path]
-sys.path[:] = [path for path in found if "site-packages" not in path]
-try:
-    import webdataset
-except ModuleNotFoundError:
-    sys.path[:] = found
 import webdataset
 """,
 }

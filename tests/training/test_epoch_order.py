@@ -19,7 +19,6 @@ from pcrshard.training.epoch_order import (
     mixture,
     rank_batches,
 )
-from pcrshard.training.epoch_sequence import ROWS, SHARDS, random_words
 from pcrshard.training.shard_schedule import schedule
 
 SEED = 20240607
@@ -224,21 +223,6 @@ def test_a_mixture_has_exact_shares_and_each_pass_has_every_sample_once():
             assert (np.abs(counts - weights / weights.sum() * samples) < 1).all()
             for own in np.split(taken, bases[1:-1]):
                 assert np.ptp(own) <= 1
-
-
-def test_a_mixture_of_one_dataset_is_that_dataset():
-    """With one dataset and its size as the epoch, the order is the plain one."""
-    sizes = [9, 4, 0, 12]
-    sequence = mixture([sizes], [1], 25, Rules(3), epoch=2)
-    mixed = epoch_order(sizes, Geometry(5), Rules(3), epoch=2, sequence=sequence)
-    assert np.array_equal(mixed.ids, epoch_order(sizes, Geometry(5), Rules(3), epoch=2).ids)
-
-
-def test_purposes_and_keys_never_share_random_words():
-    """Shards, rows, datasets and epochs are shuffled independently of each other."""
-    uses = itertools.product((0, 1), (SHARDS, ROWS), ((0, 0), (0, 1), (1, 0)))
-    drawn = [random_words(64, Rules(seed), use, key).tolist() for seed, use, key in uses]
-    assert len(set().union(*drawn)) == 64 * len(drawn)
 
 
 # When shards are needed
