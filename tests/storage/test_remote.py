@@ -426,7 +426,7 @@ def test_reads_share_the_requests_of_a_process(raw):
     assert 8 < most <= 32
 
 
-@pytest.mark.parametrize("status", [403, 404])
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 410, 412])
 def test_hopeless_answers_are_asked_for_once(raw, status):
     """A missing file or a wrong password is reported at once."""
     with servers.faulty(raw, lambda ask: Fault(status=status)) as server:
