@@ -192,7 +192,7 @@ dataset = PCRDataset(
     storage_options={"rate": 2e6, "state": "bucket"},
 )
 # Few shards at a time, so that a change is soon felt.
-loader = PCRLoader(dataset, 16, shuffle=2, lanes_per_rank=1, shards_ahead=1)
+loader = PCRLoader(dataset, 16, shuffle=2, lanes_per_rank=1)
 tuner = BandwidthTuner(level, bytes_per_sample(dataset.shards.entries), window=4)
 for epoch in range(4):
     begun, scans = time.monotonic(), set()

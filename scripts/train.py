@@ -42,7 +42,7 @@ def make_loader(cfg, url, scan, decoder, *, training):
     """Return a loader of (images, labels)."""
     order = {"shuffle": False, "drop_last": False}
     if training:
-        names = ("shuffle", "lanes_per_rank", "max_world_size", "shards_ahead")
+        names = ("shuffle", "lanes_per_rank", "max_world_size")
         order = {name: cfg.data[name] for name in names}
     dataset = pcrshard.PCRDataset(
         url,
@@ -91,7 +91,7 @@ def make_policy(cfg, level, loader, loss):
         return ScanTuner(loader, loss, level, **options)
     if cfg.policy.name == "bandwidth":
         entries = loader.dataset.shards.entries
-        ahead = (cfg.data.shards_ahead + 1) * len(loader.dataset) // len(entries)
+        ahead = (loader.shards_ahead + 1) * len(loader.dataset) // len(entries)
         return BandwidthTuner(level, bytes_per_sample(entries), ahead=ahead, **options)
     return ScanSchedule(level, dict(options.get("milestones", {0: cfg.policy.get("scan")})))
 

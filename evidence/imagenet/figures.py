@@ -176,4 +176,19 @@ def coarse(lab):
     return rows
 
 
-SECTIONS = (networks, crops, coarse)
+def smaller(lab):
+    """Each scan of the pictures resized once: bytes, decode time and each network's accuracy."""
+    points = lab.read("resized")["points"]
+    return [
+        {
+            "name": name,
+            "store": f"{name.split()[0]}, resized",
+            "kb": found["bytes"] / 1e3,
+            "ms": found["milliseconds"],
+            "top1": {network: share(found[network]) for network in ("lite0", "lite2")},
+        }
+        for name, found in points.items()
+    ]
+
+
+SECTIONS = (networks, crops, coarse, smaller)

@@ -126,16 +126,19 @@ def shard_bytes(lab, chosen):
     return found
 
 
-def encoded(lab, chosen, script, resize_short=None):
-    """The index and the paths of a dataset of these photographs, made once."""
-    name = f"{script}-{len(chosen)}" + (f"-{resize_short}" if resize_short else "")
+def encoded(lab, chosen, script, resized=None):
+    """The index and the paths of a dataset of these photographs, made once; ``resized`` is None or
+    a shorter side and a JPEG quality.
+    """
+    side, quality = resized or (None, None)
+    name = f"{script}-{len(chosen)}" + (f"-{side}-{quality}" if resized else "")
     target = os.path.join(lab.cache, "imagenet-shards", name)
     if not os.path.exists(os.path.join(target, "pcr.json")):
         with tempfile.TemporaryDirectory() as folder:
             for photograph in chosen:
                 os.symlink(photograph.path.resolve(), os.path.join(folder, photograph.path.name))
             options = pcrshard.EncodeOptions(
-                fmt=pcrshard.ShardFormat(script), resize_short=resize_short
+                fmt=pcrshard.ShardFormat(script), resize_short=side, reencode_quality=quality
             )
             pcrshard.encode(folder, target, options, workers=1)
     return pcrshard.open_dataset(target)

@@ -126,9 +126,9 @@ def _open(lab, task, state, level):
         fields=("jpg", "cls"),
         storage_options={"state": state, "skip_instance_cache": True},
     )
-    return pcrshard.PCRLoader(
-        dataset, batch(lab), shuffle=1, num_workers=1, lanes_per_rank=1, shards_ahead=1
-    )
+    loader = pcrshard.PCRLoader(dataset, batch(lab), shuffle=1, num_workers=1, lanes_per_rank=1)
+    loader.shards_ahead = 1
+    return loader
 
 
 def wait(lab):

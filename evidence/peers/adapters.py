@@ -67,6 +67,7 @@ class PCRShard(Peer):
     environment = "pcrshard"
     packages = ("pcrshard", "torch")
     streams = True
+    resized = ()  # options of encode
 
     def prepare(self, images, folder):
         import json
@@ -78,7 +79,7 @@ class PCRShard(Peer):
             for path, label in images:
                 json.dump({"path": path, "label": label}, file)
                 file.write("\n")
-        options = pcrshard.EncodeOptions(samples_per_shard=SHARD_IMAGES)
+        options = pcrshard.EncodeOptions(samples_per_shard=SHARD_IMAGES, **dict(self.resized))
         pcrshard.encode(listed, folder, options, workers=1)
 
     def loader(self, folder, workers, cache=None):
@@ -98,6 +99,13 @@ class PCRShard(Peer):
         self.started = (cache and self.started) or self.loader(folder, workers, cache)
         for batch in self.started:
             yield batch["jpg"]
+
+
+class PCRShard256(PCRShard):
+    """The shorter side 256 pixels, quality 90, as for the peers that resize once."""
+
+    form = "pcr256"
+    resized = (("resize_short", 256), ("reencode_quality", 90))
 
 
 class PCRInWebDataset(PCRShard):
@@ -636,6 +644,8 @@ PEERS = {
     "pcrshard scan 2, threads": PCRShard(scan=2, threads=True),
     "pcrshard scan 5, threads": PCRShard(scan=5, threads=True),
     "pcrshard full, threads": PCRShard(scan="full", threads=True),
+    "pcrshard 256 px, threads": PCRShard256(scan="full", threads=True),
+    "pcrshard 256 px scan 5, threads": PCRShard256(scan=5, threads=True),
     "WebDataset .pcr_scan(5)": PCRInWebDataset(scan=5),
     "WebDataset pil": WebDataset(pil=True),
     "WebDataset tuned": WebDataset("tuned"),

@@ -11,7 +11,8 @@ BLOCK = 64
 def pack(codes: Tensor) -> tuple[Tensor, Tensor]:
     """Pack codes in blocks of 64, each without its empty bit planes.
 
-    Small codes leave the high planes empty, and codes that are all positive the plane of signs.
+    Small codes leave the high planes empty; codes that are all positive also leave the sign plane
+    empty.
 
     Args:
         codes: (n,) int8.

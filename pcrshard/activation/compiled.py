@@ -256,7 +256,7 @@ def _producer(node: fx.Node) -> tuple[fx.Node, list[torch.Size]]:
 
 
 def canonical(name: str) -> str:
-    """Return the name of an operation as eager and compiled code share it.
+    """Return the name that eager and compiled code share for an operation.
 
     >>> canonical("ToCopy") == canonical("_to_copy")
     True

@@ -151,8 +151,8 @@ def profile_convolutions(model: nn.Module) -> tuple[dict[str, Profile], list[Any
     """Profile the convolutions from now on.
 
     Returns:
-        The profiles by name, which fill up, and the handles of the hooks to remove after the
-        forward pass.
+        The profiles by name, which the hooks fill in, and the handles of the hooks, to be removed
+        after the forward pass.
     """
     profiles: dict[str, Profile] = {}
     handles = [

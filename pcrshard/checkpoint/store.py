@@ -52,8 +52,8 @@ class DeltaStore:
         precision: ``"balanced"`` (0.5 % of a tensor's standard deviation for weights, 30 % for
             first moments, 30 % of each value for second moments), ``"fine"`` (0.1 %, 6 % and 6 %),
             ``"lossless"``, or a :class:`Precision`.
-        keyframe_every: Maximum number of versions per chain, the keyframe included. In longer
-            chains (ten or more), a keyframe is also written once the deltas outweigh the last one.
+        keyframe_every: Maximum number of versions per chain, including the keyframe. A chain of ten
+            or more versions also ends once its deltas are larger than its keyframe.
         options: fsspec storage options.
         workers: Threads that encode and decode.
 

@@ -317,8 +317,8 @@ class WeightMirror:
     """A local ``model.safetensors`` that mirrors published weights.
 
     The file changes in place, through one memory mapping, and only inside :meth:`update` and
-    :meth:`wait`; it is replaced only if names or shapes change. If the process is killed at that
-    point, the next mirror of the folder finds that the file does not match its checksums, and
+    :meth:`wait`; it is replaced only if names or shapes change. If the process is killed during an
+    update, the next mirror of the folder finds that the file does not match its checksums, and
     reloads all weights into it.
 
     Args:

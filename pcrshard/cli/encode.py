@@ -130,7 +130,7 @@ def encode(
         slurm_option: Option for sbatch (partition, account, time, cpus_per_task...); repeatable.
         part: Encode only part I (from 0) of N; the last part to finish writes the dataset index.
         resume: Continue an interrupted run; complete shards are kept.
-        storage_option: fsspec option of the source and the target; repeatable.
+        storage_option: fsspec option for the source and the destination; repeatable.
     """
     if keep_order and options.seed:
         raise UsageError("argument --seed: not allowed with argument --keep-order")

@@ -41,7 +41,7 @@ def verify(
 
     Args:
         src: Dataset folder, its pcr.json, a folder of splits, or one shard.
-        against: Source that was encoded; listed with the same options as by encode.
+        against: Source that was encoded; it is listed with the options that encode used.
         workers: Worker processes (default: one per core).
         storage_option: fsspec option of the dataset; repeatable.
     """

@@ -70,11 +70,11 @@ def encode_on_slurm(
 ) -> DatasetIndex:
     """Encode a dataset as an array of SLURM jobs, each of which encodes one part of the shards.
 
-    Takes arguments of :func:`encode` (also ``src_options`` and ``dst_options``) and the number of
-    jobs, each of which runs as many worker processes as it has CPUs; options for ``sbatch`` by
-    their long names; and the interval in seconds at which journal and queue are polled. All nodes
-    must see ``dst`` and the current folder, where a private subfolder holds job files and logs
-    until the run succeeds.
+    Takes the arguments of :func:`encode`, including ``src_options`` and ``dst_options``; the number
+    of jobs, each of which runs as many worker processes as it has CPUs; options for ``sbatch`` by
+    their long names; and the interval in seconds between polls of the journal and the queue. All
+    nodes must see ``dst`` and the current folder, where a private subfolder holds job files and
+    logs until the run succeeds.
 
     Raises:
         EncodeError: SLURM rejects the jobs, or one failed; the message includes its log's end.

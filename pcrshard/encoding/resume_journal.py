@@ -109,14 +109,14 @@ class _Saved(msgspec.Struct):
 
 
 class Record(NamedTuple):
-    """What a task needs to take part in a run.
+    """The data that a task needs to take part in a run.
 
     Attributes:
-        url: Where it saves its result.
-        permit: A file that holds the token while the run lives.
+        url: The file to which the task saves its result.
+        permit: A file that holds the token for as long as the run is active.
         token: The token.
         number: The number of its shard.
-        fingerprint: That of the plan.
+        fingerprint: The fingerprint of the plan.
     """
 
     url: str

@@ -115,8 +115,8 @@ def gather_lists(
 
     Args:
         samples: The samples of tars.
-        wanted: Names of the lists to make. Default: numbered fields whose count varies between
-            samples and whose numbers start at 0 without a gap.
+        wanted: Names of the lists to make. Default: fields that are numbered from 0 without a gap
+            and vary in count between samples.
 
     Raises:
         EncodeError: A wanted list does not exist, or has a gap.

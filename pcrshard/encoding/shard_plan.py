@@ -52,10 +52,10 @@ class EncodeOptions:
         prefix_keys: Prefix keys with the name of their tar.
         classes: Names of the labels 0, 1, ... Default: the names in the source.
         split: Split of the source to encode (``train``, ``val``...); labels are numbered by the
-            classes of all splits. ``none`` treats the split folders as classes.
+            classes of all splits. Use ``none`` to treat the split folders as classes.
         lists: Numbered fields of tars that become lists of images: ``images.jpg`` for
-            ``images.0.jpg``, ``images.1.jpg``... Default: fields whose count varies between samples
-            and whose numbers start at 0 without a gap; ``()`` for none.
+            ``images.0.jpg``, ``images.1.jpg``... Default: fields that are numbered from 0 without a
+            gap and vary in count between samples; ``()`` for none.
         stratify: Give every shard the same number of samples of each class (field ``cls``), to
             within one; reads the labels of tars first.
         for_ranks: Number of training processes; picks a shard count divisible by ``for_ranks *

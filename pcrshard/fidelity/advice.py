@@ -28,8 +28,8 @@ class ScanFidelity(NamedTuple):
 
     Attributes:
         scan: The scan.
-        bytes_per_image: Bytes that a reader at this scan moves per sample of the whole dataset,
-            with index, padding and other fields.
+        bytes_per_image: Bytes that a reader at this scan transfers per sample of the whole dataset,
+            including index, padding and other fields.
         saving: Bytes of ``"full"`` over these bytes: the upper bound on a job's speedup (Theorem
             4.1 of the VLDB paper).
         image_bytes: The measured images' own bytes up to this scan.

@@ -51,15 +51,15 @@ class _Sums:
 class BandwidthTuner(ScanPolicy):
     """A controller with hysteresis that picks the highest scan that keeps the accelerator fed.
 
-    **Down at once.** A step that waits found nothing read ahead: between two such steps data
-    arrived at full speed, so their bytes over that time are the bandwidth. If waits take more than
-    ``max_wait`` of a window, the tuner switches to the highest scan that the bandwidth can deliver
-    at the loop's own speed (X = W / E[s], Theorem 4.1).
+    **Down at once.** If a step waits, nothing was read ahead. Between two such steps, data
+    therefore arrived at full speed, and the bytes divided by the time are the bandwidth. If waits
+    take more than ``max_wait`` of a window, the tuner switches to the highest scan that the
+    bandwidth can deliver at the loop's own speed (X = W / E[s], Theorem 4.1).
 
     **Up with care.** After ``patience`` windows without waiting, the tuner tries the next higher
-    scan. If the loop then waits, the tuner reverts, and tries again only once the waits of the
-    failed try amount to at most half of ``max_wait`` of the time since. A successful try clears
-    that debt.
+    scan. If the loop then waits, the tuner reverts. It tries again only when the failed try's waits
+    are at most half of ``max_wait`` of the time that has passed since. A successful try clears that
+    debt.
 
     **Waits not caused by bandwidth.** If the lowest scan waits as long per sample as a scan with
     many more bytes did, the bottleneck is the CPU, not the link: the tuner goes back up and

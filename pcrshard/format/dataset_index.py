@@ -227,7 +227,7 @@ def scan_of_fraction(totals: Sequence[int], held: int, fraction: float) -> int:
 
 
 def resolve_scan(entries: Sequence[ShardEntry], scan: Any) -> Any:
-    """Turn a fraction in (0, 1) into a scan, see :func:`scan_of_fraction`; return others unchanged.
+    """Convert a fraction in (0, 1) with :func:`scan_of_fraction`; return other values unchanged.
 
     Raises:
         ScanUnavailable: Even scan 1 takes more.

@@ -31,8 +31,8 @@ class ShardFormat:
 
     Attributes:
         script: Scan script, or the name of a built-in one: ``standard``, or ``q95`` for sources of
-            JPEG quality 90 and above. ``encode`` also takes ``auto``, which chooses by the quality
-            of the sources.
+            JPEG quality 90 and above. For ``encode``, ``auto`` chooses by the quality of the
+            sources.
         layout: ``compact``, or ``preview`` to show base scans as ordinary image members.
         base: Scan groups in a preview member.
         deferred: First scan at which a field is present: ``{"npy": 5, "json": "full"}``; a key is

@@ -44,7 +44,7 @@ def round512(size: int) -> int:
 
 
 class Head(NamedTuple):
-    """The part of a shard's index that locates all else.
+    """The part of a shard's index that locates everything else.
 
     ``prefix_stops`` has an absolute end for each of scans 1..N and then for ``"full"``;
     ``table_bytes`` has the size of the table at the start of each group, and then of the tail;

@@ -324,11 +324,11 @@ def load_dataset(
     common type; all others bytes.
 
     Args:
-        url: A path or any fsspec URL, as ``hf://datasets/USER/NAME``: a folder with ``pcr.json``,
-            which is the split ``train`` unless the folder is named after another split, or a folder
-            of such folders, named ``train``, ``val`` and ``test`` or as listed in
-            ``pcrshard.integrations.huggingface_splits.FOLDERS``.
-        scan: 1..N, ``"full"``, a fraction in (0, 1) of the full bytes, or when streaming a
+        url: A path or any fsspec URL, such as ``hf://datasets/USER/NAME``, of a folder with
+            ``pcr.json``, which is the split ``train`` unless the folder is named after another
+            split, or a folder of such folders, named ``train``, ``val`` and ``test`` or as listed
+            in ``pcrshard.integrations.huggingface_splits.FOLDERS``.
+        scan: 1..N, ``"full"``, a fraction in (0, 1) of the full bytes, or, when streaming, a
             :class:`ScanLevel`, which is consulted at each shard.
         streaming: ``False``, the default as in ``datasets``, copies everything into an Arrow cache,
             once per scan; ``True`` reads each shard's prefix on demand in one request.

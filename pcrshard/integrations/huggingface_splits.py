@@ -72,7 +72,7 @@ def _sub_folders(url: str, storage_options: storage.Options) -> Parts:
 
 
 def usual_names(spec: str) -> str:
-    """Replace folder names in a split's description by the names that `datasets` uses.
+    """Replace folder names in a split's description with the names that `datasets` uses.
 
     >>> usual_names("val[:10%]+test")
     'validation[:10%]+test'

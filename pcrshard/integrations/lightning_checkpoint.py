@@ -23,7 +23,7 @@ def delta_checkpoint_io(store: DeltaStore) -> Any:
     stays. To remove versions, use ``pcrshard checkpoint delete``.
 
     Args:
-        store: Where the versions are kept; it is waited for when training ends.
+        store: The store for the versions; training ends once all of them are stored.
 
     Raises:
         MissingDependency: Neither ``lightning`` nor ``pytorch_lightning`` is installed.

@@ -16,7 +16,7 @@ def delta_trainer_callback(store: DeltaStore) -> Any:
     With ``save_only_model=True`` and ``save_total_limit=1`` the Trainer's own folders stay small.
 
     Args:
-        store: Where the versions are kept; it is waited for when training ends.
+        store: The store for the versions; training ends once all of them are stored.
 
     Raises:
         MissingDependency: transformers is not installed.

@@ -19,7 +19,7 @@ _COLORS: dict[str, Literal["gray", "rgb"]] = {
 
 
 class JpegHandler:
-    """A handler for ``.decode()``: JPEG fields through the native core.
+    """A handler for ``.decode()`` that decodes JPEG fields with the native core.
 
     Other fields go on to WebDataset's own handlers.
 

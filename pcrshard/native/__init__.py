@@ -137,7 +137,7 @@ def read_header(pieces: Pieces) -> Header:
 def scan_end(jpeg: bytes, start: int) -> int:
     """Return the end of the entropy-coded data from ``start``, without fill bytes.
 
-    The length of the JPEG if no marker ends it.
+    If no marker ends the data, return the length of the JPEG.
     """
     return int(lib.pcr_scan_end(jpeg, len(jpeg), start))
 

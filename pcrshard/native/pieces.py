@@ -70,8 +70,8 @@ def place_pieces(
         sizes: (R, U) uint32, contiguous: bytes of each piece, including its header.
         header_sizes: (R, U) uint16, contiguous: bytes of each piece's header.
         starts: R positions in the buffer at which the pieces of each row begin.
-        base: Number of first rows stored unit by unit instead.
-        offsets: (U,) uint64 start of each unit in these first rows; empty if there are none.
+        base: Number of leading rows that are stored unit by unit instead.
+        offsets: (U,) uint64 start of each unit in these leading rows; empty if there are none.
         headers: The headers of all pieces, in order.
         buffer: (bytes,) uint8; it and ``headers`` must outlive the table.
 

@@ -24,12 +24,13 @@ class ReadOptions:
         storage_options: fsspec storage options.
         retry: When to retry failed requests and when to give up.
         prefetch: Prefixes to fetch while another is in use.
-        prefetch_bytes: Bound of the prefixes fetched ahead.
+        prefetch_bytes: Upper bound on the bytes of the prefixes fetched ahead.
         cache_dir: Folder on local disk that keeps prefixes.
         cache_bytes: Limit of the cache, a number or a size such as ``"50GB"``. At the limit, shards
             that this job has used stay, others that it reads are not kept, and shards last used
             before it began are evicted first.
-        begun: Start of the job, in seconds since 1970; by default when the options are created.
+        begun: Start of the job, in seconds since 1970; by default the time at which the options are
+            created.
     """
 
     check: bool = True

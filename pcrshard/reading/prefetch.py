@@ -46,8 +46,8 @@ def prefetch(
         items: Items to load; may be infinite.
         load: Called with an item and an event that is set when the result is no longer needed.
         depth: Loads ahead; 0 loads in the caller's thread.
-        max_bytes: Bound of the results loaded ahead, estimated by the largest result so far; at
-            least one is always loaded ahead.
+        max_bytes: Upper bound on the bytes of the results loaded ahead, estimated by the largest
+            result so far; at least one is always loaded ahead.
 
     Yields:
         Each item and a future of its result, which the caller closes.

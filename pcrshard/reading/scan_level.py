@@ -20,7 +20,7 @@ _ONE = 1 << 53
 
 
 class ScanRange(NamedTuple):
-    """The scans that can be read of a dataset.
+    """The scans of a dataset that can be read.
 
     Attributes:
         num_groups: Scan groups N.

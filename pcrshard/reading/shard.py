@@ -35,7 +35,7 @@ class Shard:
             it two.
         check: Whether to verify the CRC-32C of each image.
         storage_options: fsspec storage options.
-        retry: What to do about a bad network.
+        retry: How to retry failed requests.
         cache: Cache of prefixes on local disk.
     """
 
@@ -144,10 +144,10 @@ class Shard:
     def load(self, scan: Scan = FULL, *, cancel: Cancel = None) -> Prefix:
         """Read the prefix of a scan.
 
-        Reads exactly ``[0, prefix_stop(scan))``; up to the size of a part, that is one request with
-        a dataset index and two without; less with a cache. Verifies the checksum of every image.
-        Damaged bytes from a remote store or a cache are fetched once more, because the transfer is
-        more often at fault than the store.
+        Reads exactly ``[0, prefix_stop(scan))``, and with a cache only the missing bytes. If they
+        fit into a part, this takes one request with a dataset index and two without. Verifies the
+        checksum of every image. Damaged bytes from a remote store or a cache are fetched once more,
+        because the transfer is more often at fault than the store.
 
         Args:
             scan: Highest scan to read, 1-based; ``"full"`` also restores metadata; 0 reads labels
@@ -169,7 +169,7 @@ class Shard:
 
         Args:
             prefix: A prefix of this shard; do not use it afterwards.
-            scan: As for :meth:`load`, which says what may be raised.
+            scan: As for :meth:`load`, which also lists the errors.
         """
         if self.prefix_stop(scan) <= prefix.num_bytes:
             return prefix.at(scan)

@@ -76,7 +76,7 @@ class Job:
         threads: Decoding threads per rank, instead of workers; with neither, the training loop
             decodes between steps.
         ahead: Batches decoded ahead by each worker, or by the threads (``prefetch``).
-        prefetch: Prefixes fetched ahead by each worker (``shards_ahead``).
+        prefetch: Prefixes fetched ahead by each worker.
         sync_seconds: Fixed seconds per step besides the images, such as the gradient all-reduce.
         start_seconds: Seconds from the start of the first epoch until the workers begin to read.
         image_seconds: CPU seconds to decode, crop and collate one image.

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from ..errors import PCRError, StorageError, redacted_cause
 from ..redaction import PIPE, get_logger, redact_url, split_url
@@ -299,14 +299,16 @@ _CONDITIONAL = {"s3", "s3a", "gs", "gcs", "memory"}
 _REFUSED_CODES = {"PreconditionFailed", "412", "ConditionalRequestConflict"}
 # Errors of file systems without hard links.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS}
+_LEASE_SECONDS = 60.0
+_LEASE_SETTLE_SECONDS = 0.5
 
 
 def create(url: str, data: bytes, *, options: Options = None) -> None:
     """Write a file that must not exist yet; of two concurrent writers, exactly one succeeds.
 
     The file appears complete or not at all. Local: a temporary file, fsync, then a hard link. S3:
-    ``If-None-Match: *``. GCS: generation 0. Other stores have no such request: there, concurrent
-    writers can replace each other's file, and a warning says so.
+    ``If-None-Match: *``. GCS: generation 0. Other stores have no such request: a lease file next to
+    the target excludes other processes of this package, and a warning says so.
 
     Args:
         url: The file.
@@ -327,10 +329,7 @@ def create(url: str, data: bytes, *, options: Options = None) -> None:
                 # One attempt: a retry could find the file that the first attempt created.
                 fs.pipe_file(path, data, mode="create")
             else:
-                log.warning("this store has no create-only writes: %s", redact_url(path))
-                if fs.exists(path):
-                    raise FileExistsError(path)
-                fs.pipe_file(path, data)
+                _create_with_lease(fs, path, data)
             return
         except FileExistsError:
             pass
@@ -340,6 +339,25 @@ def create(url: str, data: bytes, *, options: Options = None) -> None:
             if answer.get("Error", {}).get("Code") not in _REFUSED_CODES:
                 raise
     raise FileExistsError(f"{redact_url(url)} exists")
+
+
+def _create_with_lease(fs: Any, path: str, data: bytes) -> None:
+    log.warning("this store has no create-only writes: a lease file guards %s", redact_url(path))
+    lease, token = f"{path}.lease", secrets.token_hex(8).encode()
+    if fs.exists(path) or (
+        fs.exists(lease) and time.time() - fs.modified(lease).timestamp() < _LEASE_SECONDS
+    ):
+        raise FileExistsError(path)
+    fs.pipe_file(lease, token)
+    time.sleep(_LEASE_SETTLE_SECONDS)
+    if fs.cat_file(lease) != token:
+        raise FileExistsError(path)
+    try:
+        if fs.exists(path):
+            raise FileExistsError(path)
+        fs.pipe_file(path, data)
+    finally:
+        fs.rm_file(lease)
 
 
 def _create_local(url: str, path: str, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Exact ranged reads of any store into one buffer; an answer of another length is an error."""
+"""Exact ranged reads of any store into one buffer; a response of any other length is an error."""
 
 from __future__ import annotations
 

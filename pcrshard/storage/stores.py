@@ -183,7 +183,7 @@ def ask(
         method: Name of the fsspec method.
         options: fsspec storage options.
         retry: When to give up.
-        seconds: Timeout of one answer; ``retry.timeout`` by default.
+        seconds: Timeout of one response; ``retry.timeout`` by default.
         kwargs: Arguments of the method after the path.
     """
     fs, path = resolve(url, options)

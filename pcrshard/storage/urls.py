@@ -48,7 +48,7 @@ def expand(urls: Urls) -> list[str]:
 
 
 def split_query(url: str) -> tuple[str, str]:
-    """Split an HTTP URL into the part before the query and the query, perhaps a folder's signature.
+    """Split an HTTP URL before its query, which may hold the signature of a folder.
 
     In other URLs, ``?`` may be part of a name.
     """

@@ -14,7 +14,7 @@ _TAG = 1 << 32
 
 
 class EpochCounter:
-    """Counts epochs for a pipeline that only its DataLoader workers iterate.
+    """A counter of epochs for a pipeline that only its DataLoader workers iterate.
 
     The parent process is not notified when an epoch begins, and restarted workers lose their
     counts. The count is therefore in shared memory, and the first worker to begin an epoch advances

@@ -57,7 +57,7 @@ Regroup = Callable[[Ints, "Geometry", tuple[int, int]], tuple[Ints, Ints | None]
 
 @dataclass(frozen=True)
 class Geometry:
-    """How an epoch is divided; fixed while a job runs, and in an elastic job for all of its runs.
+    """The division of an epoch: fixed while a job runs, and in an elastic job for all of its runs.
 
     Attributes:
         global_batch: Samples per step over all ranks; a multiple of ``max_world_size``.

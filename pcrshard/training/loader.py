@@ -111,12 +111,13 @@ class PCRLoader:
         lanes_per_rank: Lanes of the epoch that a rank reads in turn; preferably a multiple of
             ``num_workers``, so that workers share no shards. 1 keeps the fewest shards in memory.
             By default 4, and 1 without ``shuffle``.
-        shards_ahead: Shards to fetch while another is in use.
 
     Raises:
         ValueError: Arguments conflict, or the dataset does not fill one batch.
         TypeError: An argument is unknown or of another type.
     """
+
+    shards_ahead = 2  # fetched while another is in use
 
     @checked(
         batch_sampler="buckets, or torch.utils.data.DataLoader(dataset, batch_sampler=...)",
@@ -131,6 +132,7 @@ class PCRLoader:
         prefetch_factor="prefetch",
         sampler="weights, or torch.utils.data.DataLoader(dataset, batch_size, sampler=...)",
         samples="num_samples",
+        shards_ahead="prefetch",
         shuffle_shards="shuffle",
         slots="max_world_size",
         timeout="PCRDataset(retry=Retry(deadline=))",
@@ -155,7 +157,6 @@ class PCRLoader:
         world_size: Positive | None = None,
         max_world_size: Positive | None = None,
         lanes_per_rank: Positive | None = None,
-        shards_ahead: Natural = 2,
     ) -> None:
         if num_samples is not None and weights is None:
             raise ValueError(
@@ -184,7 +185,6 @@ class PCRLoader:
         self._given_rank = None if rank is None or world_size is None else (rank, world_size)
         self.max_world_size = max_world_size
         self._lanes = (_LANES if window else 1) if lanes_per_rank is None else lanes_per_rank
-        self.shards_ahead = shards_ahead
         self._cursor = _Cursor()
         geometry = self._geometry
         if buckets is not None:

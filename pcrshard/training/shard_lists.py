@@ -18,12 +18,12 @@ class ShardOrder(Sequence[str]):
     ``wds.WebDataset(pcrshard.shards(urls), shardshuffle=False).pcr_scan(5)`` has a new order in
     each epoch automatically: in this process, in DataLoader workers restarted for each epoch, and
     in persistent ones. WebDataset's own ``shardshuffle`` restarts from the same seed in each epoch,
-    and ``detshuffle=True`` in each new worker, so that epochs repeat one order.
+    and ``detshuffle=True`` in each new worker, so all epochs have the same order.
 
     Use it wherever WebDataset takes URLs, if ``.pcr_scan()`` follows, or as the first stage of a
-    ``wds.DataPipeline``; each pass advances the epoch. As a sequence it is the list of the next
-    epoch, and does not advance. Each rank counts its own epochs: start the same number on all
-    ranks, or set :attr:`epoch`.
+    ``wds.DataPipeline``; each pass advances the epoch. As a sequence, it holds the shards of the
+    next epoch; reading it does not advance the epoch. Each rank counts its own epochs: start the
+    same number on all ranks, or set :attr:`epoch`.
 
     >>> order = shards("a{0..3}.tar", seed=1)
     >>> [item["url"] for item in order()], order.epoch

@@ -69,7 +69,7 @@ class ShardSet:
         starts: (shards + 1,) int64 id of each shard's first sample, then the number of samples.
         datasets: (datasets + 1,) position of each dataset's first shard, then their number.
         classes: Names of the first dataset's classes.
-        num_classes: Its number of classes; 0 if its index does not tell.
+        num_classes: Its number of classes; 0 if its index does not say.
         name: Name of the datasets in messages.
     """
 

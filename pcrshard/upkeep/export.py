@@ -53,9 +53,9 @@ def export_shard(
         classes: Class names of the dataset index.
         taken: Paths written by earlier calls, so that no image overwrites another; this call adds
             its own.
-        on_error: Called with the error of a sample that is damaged, that libjpeg-turbo cannot
-            rearrange, or whose key is not a valid file name, or of a shard that is truncated or
-            damaged as a whole; returning True skips it. By default the error is raised.
+        on_error: Called with the error if a sample is damaged, libjpeg-turbo cannot rearrange it,
+            or its key is not a valid file name, and if a whole shard is truncated or damaged.
+            Return True to skip the sample or shard. By default the error is raised.
         overwrite: Whether to replace existing files.
         options: fsspec storage options of ``dst``.
 

@@ -44,8 +44,8 @@ def verify(
 
     Args:
         url: A dataset folder, its ``pcr.json``, or one shard.
-        against: The source that was encoded. It is listed as by ``encode``, with the options in
-            the dataset's journal.
+        against: The source that was encoded. It is listed with the options that ``encode`` recorded
+            in the dataset's journal.
         workers: Number of worker processes; by default one per core.
         progress: Called with (samples checked, total samples) after each shard.
         storage_options: fsspec storage options of the dataset and the source.

@@ -56,14 +56,20 @@ class Plain(MemoryFileSystem):
     pseudo_dirs: typing.ClassVar = [""]
 
 
-def test_a_store_without_such_writes_is_named(caplog):
-    """The log says that writers are not excluded; an existing file is never replaced."""
+def test_a_store_without_such_writes_is_named(caplog, monkeypatch):
+    """A lease keeps other writers away, and the log says so; a file is never replaced."""
+    monkeypatch.setattr("pcrshard.storage.files._LEASE_SETTLE_SECONDS", 0.01)
     fsspec.register_implementation("plain", Plain, clobber=True)
     storage.create("plain://store/a", b"1")
     assert "no create-only writes" in caplog.text
     with pytest.raises(FileExistsError):
         storage.create("plain://store/a", b"2")
     assert storage.read_bytes("plain://store/a") == b"1"
+    fs, path = fsspec.core.url_to_fs("plain://store/b")
+    fs.pipe_file(f"{path}.lease", b"another process")
+    with pytest.raises(FileExistsError):
+        storage.create("plain://store/b", b"2")
+    assert not fs.exists(path)
 
 
 def test_a_folder_that_is_a_file_is_an_error_of_ours(tmp_path):

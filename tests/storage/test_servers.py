@@ -72,7 +72,9 @@ def test_a_log_is_exact(folder, start):
         assert ask(server.url("no"))[0] == 404
         assert ask(server.url("sub dir/b.txt"))[2] == b"0123456789"
         log = without_heads(server.requests())
-        assert [(*line[:4], line[4] * (line[3] < 300)) for line in log] == [
+        # A request is logged after its answer has been sent, perhaps after the next one began.
+        found = [(*line[:4], line[4] * (line[3] < 300)) for line in log]
+        expected = [
             ("GET", "/a.tar", (100, 300), 206, 200),
             ("GET", "/a.tar", None, 200, 300_000),
             ("GET", "/a.tar", (299_990, None), 206, 10),
@@ -82,6 +84,7 @@ def test_a_log_is_exact(folder, start):
             ("GET", "/no", None, 404, 0),
             ("GET", "/sub dir/b.txt", None, 200, 10),
         ]
+        assert sorted(found, key=str) == sorted(expected, key=str)
         server.reset()
         assert server.requests() == []
 
@@ -198,7 +201,7 @@ def test_a_fault_is_what_a_client_meets(folder, fault, status, body, error):
     """Each fault changes one answer as it says, and the log has what was sent."""
     began = time.monotonic()
     with servers.faulty(folder, [fault]) as server:
-        got = ask(server.url("a.tar"), "100-199", timeout=0.5)
+        got = ask(server.url("a.tar"), "100-199", timeout=3 if fault.stall > 1 else 20)
         assert (got[0], got[2]) == (status, body)
         assert type(got[3]) is (error or type(None))
         for name, claim in fault.headers.items():
