@@ -17,7 +17,7 @@ from ..encoding.clusters import ENGINES, dask_executor, encode_on_slurm
 from ..encoding.encode_dataset import EncodeOptions
 from ..encoding.labels import read_classes
 from ..encoding.resume_journal import REPORTS, read_report
-from ..encoding.shard_plan import ON_ERROR
+from ..encoding.shard_plan import ON_ERROR, advise
 from ..encoding.sources import list_source
 from ..errors import EncodeError
 from ..fidelity.costs import record_table, scan_costs
@@ -242,6 +242,7 @@ def _report(
         record_table(costs),
         f"{sizes(index)} in {dst}{classes}",
         "" if script != AUTO else f"scan script: {index.script}, by the quality of the sources",
+        advise(num_shards),
         advise_script(index, urls, storage_options=storage_options),
     ]
     figures: dict[str, Any] = {

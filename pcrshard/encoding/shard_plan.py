@@ -23,7 +23,10 @@ from .sources import CONVERTIBLE, NO_SPLIT, list_source
 
 _log = get_logger("pcrshard")
 ON_ERROR = ("raise", "keep", "reencode", "skip")
-_COUNTS = ("num_shards", "samples_per_shard", "resize_short")
+# Common world sizes, and the fraction of idle time below which no advice is given.
+_USUAL_RANKS = (2, 4, 8)
+_MOST_IDLE = 0.1
+_COUNTS = ("num_shards", "samples_per_shard", "resize_short", "for_ranks", "for_workers")
 # Number of files sampled to choose the scan script, and the bytes read of each.
 _PROBES = 32
 _PROBE_BYTES = 1 << 16
@@ -55,6 +58,9 @@ class EncodeOptions:
             gap and vary in count between samples; ``()`` for none.
         stratify: Give every shard the same number of samples of each class (field ``cls``), to
             within one; reads the labels of tars first.
+        for_ranks: Number of training processes; picks a shard count divisible by ``for_ranks *
+            for_workers``.
+        for_workers: DataLoader workers per training process.
         fmt: Scan script and layout.
     """
 
@@ -70,6 +76,8 @@ class EncodeOptions:
     split: str | None = None
     lists: tuple[str, ...] | None = None
     stratify: bool = False
+    for_ranks: int = 1
+    for_workers: int = 1
     fmt: ShardFormat = dataclasses.field(default_factory=ShardFormat)
 
     def __post_init__(self) -> None:
@@ -264,11 +272,19 @@ def plan_shards(
         Shards whose sizes differ by at most one; with labels, so do their counts of each label.
 
     Raises:
-        EncodeError: There are fewer samples than shards.
+        EncodeError: There are fewer samples than shards, or the number of shards is not divisible
+            by ranks x workers.
     """
     total = len(samples)
     most = options.samples_per_shard
-    count = options.num_shards or (-(-total // most) if most else default_num_shards(total))
+    unit = options.for_ranks * options.for_workers
+    least = options.num_shards or (-(-total // most) if most else default_num_shards(total))
+    count = -(-least // unit) * unit
+    if options.num_shards not in (None, count):
+        raise EncodeError(
+            f"expected a number of shards divisible by {options.for_ranks} ranks x "
+            f"{options.for_workers} workers, such as {count}, got {least}"
+        )
     if count > total:
         raise EncodeError(f"expected at most {total} shards for {total} samples, got {count}")
     order = list(range(total))
@@ -285,6 +301,22 @@ def plan_shards(
         for shard in shards:
             shard.sort() if options.seed is None else rng.shuffle(shard)
     return [[samples[i] for i in shard] for shard in shards]
+
+
+def advise(num_shards: int) -> str:
+    """Return advice if a number of shards leaves ranks idle at common world sizes; else "".
+
+    >>> advise(128)
+    ''
+    """
+    idle = {ranks: 1 - num_shards / (-(-num_shards // ranks) * ranks) for ranks in _USUAL_RANKS}
+    shown = [f"{share:.0%} on {ranks}" for ranks, share in idle.items() if share > _MOST_IDLE]
+    if not shown:
+        return ""
+    return (
+        "ranks are idle where each reads whole shards, as in WebDataset: "
+        f"{', '.join(shown)}; --for-ranks R --for-workers W picks a number divisible by R x W"
+    )
 
 
 def default_num_shards(num_samples: int) -> int:

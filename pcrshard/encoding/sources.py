@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from .. import storage
 from ..errors import EncodeError, StorageError
 from ..format.names import JPEG_EXTENSIONS
-from ..redaction import bare_url, get_logger, redact_url
+from ..redaction import get_logger, redact_url
 from .row_lists import LISTS, list_rows
 from .samples import (
     FieldRef,
@@ -142,10 +142,12 @@ def _match_files(
             found |= storage.list_matching(pattern, options=options, retry=retry)
         else:
             found[pattern] = None
-    shared = posixpath.commonprefix([bare_url(storage.fixed_folder(each)) for each in patterns])
+    shared = posixpath.commonprefix(
+        [redact_url(storage.fixed_folder(each), query="") for each in patterns]
+    )
     folder = shared[: shared.rfind("/") + 1]
     return [
-        FieldRef(_shown(url, bare_url(url).removeprefix(folder)), url, 0, size)
+        FieldRef(_shown(url, redact_url(url, query="").removeprefix(folder)), url, 0, size)
         for url, size in sorted(found.items())
     ]
 

@@ -4,8 +4,7 @@ import collections
 
 import numpy as np
 import torch
-
-ADAM_GROUP = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "amsgrad": False, "params": [0]}
+from states import ADAM_GROUP
 
 
 def _noise(seed, *shape):

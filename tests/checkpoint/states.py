@@ -2,15 +2,17 @@
 
 import torch
 
+from pcrshard.checkpoint import DeltaStore
 
-def tiny_state(step: int) -> dict:
-    """Return a state of a few kilobytes that depends only on its number."""
+
+def tiny_state(step: int, rows: int = 24, columns: int = 16) -> dict:
+    """Return a state, of a few kilobytes by default, that depends only on its number."""
     generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(24, 16, generator=generator) * 0.02
-    moment = torch.rand(24, 16, generator=generator) * 1e-4
+    weight = torch.randn(rows, columns, generator=generator) * 0.02
+    moment = torch.rand(rows, columns, generator=generator) * 1e-4
     for i in range(step):
         generator.manual_seed(100 + i)
-        weight += torch.randn(24, 16, generator=generator) * 1e-3
+        weight += torch.randn(rows, columns, generator=generator) * 1e-3
         moment *= 0.99
     return {
         "model": {"w": weight, "b": torch.arange(4.0) * step},
@@ -27,6 +29,21 @@ def adam_state(step: int) -> dict:
     state = tiny_state(step)
     state["opt"]["param_groups"] = [ADAM_GROUP]
     return state
+
+
+def saved(url, count: int, state=adam_state, **options) -> DeltaStore:
+    """Save the states 1 to ``count`` with an accuracy of a tenth of their number."""
+    with DeltaStore(str(url), **options) as store:
+        for number in range(1, count + 1):
+            store.save(state(number), metrics={"acc": number / 10})
+    return store
+
+
+def damage(path, place: int = -1) -> None:
+    """Flip a bit of a byte of a file, by default of the last one."""
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1 << place % 8
+    path.write_bytes(data)
 
 
 def same(a, b) -> bool:

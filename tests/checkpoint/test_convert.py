@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from states import same, tiny_state
+from states import damage, same, tiny_state
 from support import ROOT
 
 from pcrshard.checkpoint import DeltaStore, convert
@@ -17,14 +17,13 @@ def test_lossless_versions_are_what_was_saved(tmp_path, name):
     """Stores in either delta order and published releases convert bit for bit."""
     records = convert(str(GOLDEN / name), str(tmp_path / "new"))
     assert [record.number for record in records] == [1, 2, 3, 4]
-    store = DeltaStore(str(tmp_path / "new"))
-    assert store.verify() == []
-    for number in range(1, 5):
-        assert same(store.load(number), tiny_state(number))
     if name != "releases":
         assert [record.metrics for record in records] == [{"acc": n / 10} for n in range(1, 5)]
-    with store:
+    with DeltaStore(str(tmp_path / "new")) as store:
         assert store.save(tiny_state(5), blocking=True) == 5
+        for number in range(1, 5):
+            assert same(store.load(number), tiny_state(number))
+    assert store.verify() == []
 
 
 def test_lossy_versions_keep_what_they_restored_to(tmp_path):
@@ -44,19 +43,19 @@ def test_lossy_versions_keep_what_they_restored_to(tmp_path):
 
 def test_what_cannot_be_converted_is_refused(tmp_path):
     """Missing references, damaged files, empty folders, and existing targets raise clear errors."""
-    shutil.copytree(GOLDEN / "forward", tmp_path / "old")
+
+    def refused(error, words, target):
+        with pytest.raises(error, match=words):
+            convert(str(tmp_path / "old"), str(tmp_path / target))
+
+    (tmp_path / "old").mkdir()
+    refused(VersionUnavailable, "no versions of format 1", "a")
+    shutil.copytree(GOLDEN / "forward", tmp_path / "old", dirs_exist_ok=True)
     first = min((tmp_path / "old").glob("*.pcd"))
-    data = bytearray(first.read_bytes())
-    data[-1] ^= 1
-    first.write_bytes(data)
-    with pytest.raises(PCRError, match="checksum"):
-        convert(str(tmp_path / "old"), str(tmp_path / "a"))
+    damage(first)
+    refused(PCRError, "checksum", "b")
     first.unlink()
-    with pytest.raises(BrokenChain, match="is missing"):
-        convert(str(tmp_path / "old"), str(tmp_path / "b"))
-    (tmp_path / "nothing").mkdir()
-    with pytest.raises(VersionUnavailable):
-        convert(str(tmp_path / "nothing"), str(tmp_path / "c"))
-    convert(str(GOLDEN / "forward"), str(tmp_path / "d"))
-    with pytest.raises(ValueError, match="there is one already"):
-        convert(str(GOLDEN / "forward"), str(tmp_path / "d"))
+    refused(BrokenChain, "is missing", "c")
+    shutil.copy(GOLDEN / "forward" / first.name, first)
+    convert(str(tmp_path / "old"), str(tmp_path / "d"))
+    refused(ValueError, "there is one already", "d")

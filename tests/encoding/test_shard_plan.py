@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pcrshard import EncodeOptions
 from pcrshard.encoding.samples import FieldRef, SampleRef
-from pcrshard.encoding.shard_plan import default_num_shards, plan_shards
+from pcrshard.encoding.shard_plan import advise, default_num_shards, plan_shards
 from pcrshard.errors import (
     EncodeError,
 )
@@ -90,6 +90,31 @@ def test_stratified_shards_do_not_come_class_by_class():
 
 
 @pytest.mark.parametrize(
+    ("how", "shards"),
+    [
+        ({"for_ranks": 4, "for_workers": 2}, 8),
+        ({"for_ranks": 7, "samples_per_shard": 20}, 21),
+        ({"for_ranks": 5, "num_shards": 10}, 10),
+        ({"for_ranks": 4, "for_workers": 2, "num_shards": 10}, "4 ranks x 2 workers, such as 16"),
+        ({"for_ranks": 301}, "at most 300 shards for 300 samples, got 301"),
+    ],
+)
+def test_ranks_and_workers_divide_the_shards(how, shards):
+    """Every worker of every rank gets the same number of shards, or the error says what would."""
+    if isinstance(shards, int):
+        assert len(plan_shards(SAMPLES, EncodeOptions(**how))) == shards
+    else:
+        with pytest.raises(EncodeError, match=shards):
+            plan_shards(SAMPLES, EncodeOptions(**how))
+
+
+def test_advice_only_where_ranks_are_idle():
+    """A shard count that few world sizes divide is reported with its cost; others are not."""
+    assert "17% on 4, 38% on 8" in advise(10)
+    assert [advise(number) for number in (8, 16, 128, 1252)] == [""] * 4
+
+
+@pytest.mark.parametrize(
     ("samples", "shards"),
     [(16, 1), (17, 2), (128, 8), (8192, 8), (8193, 16), (16384, 16), (16385, 24)],
 )
@@ -101,6 +126,8 @@ def test_ranks_can_split_the_default_number_of_shards(samples, shards):
 @pytest.mark.parametrize(
     "wrong",
     [
+        {"for_ranks": 0},
+        {"for_workers": 0},
         {"classes": ("a", "a")},
         {"num_shards": 0},
         {"samples_per_shard": -1},
