@@ -15,7 +15,7 @@ from slurm import is_alive
 from support import ROOT, read_all, wait_for
 
 import pcrshard
-from pcrshard import DeltaStore, EncodeOptions, encode
+from pcrshard import EncodeOptions, encode
 from pcrshard.testing import make_jpeg
 
 SUBMIT = ROOT / "scripts" / "slurm" / "submit"
@@ -138,37 +138,6 @@ def test_a_requeued_job_goes_on_exactly(cluster, jobs, small_dataset, tmp_path):
         assert len(set(keys)) == 96
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("tasks", [2, 4])
-def test_a_real_time_limit(cluster, jobs, small_dataset, tmp_path, tasks):
-    """SLURM stops a job at its time limit and starts it again; the bits are those of one run."""
-    options = ["--batch", "8", "--log-keys", "--size", "8"]
-    how = [f"--ntasks={tasks}"]
-    run = tmp_path / "run"
-    job = jobs(
-        "train",
-        small_dataset,
-        run,
-        *options,
-        "--epochs",
-        "1000000",
-        options=[*how, "--time=1", "--signal=B:USR1@30"],
-        TRAIN=MINIMAL,
-    )
-    wait_for(lambda: "goes back into the queue" in log_of(tmp_path, job), 150)
-    wait_for(lambda: cluster.state(job) == "RUNNING", 60)
-    stop(cluster, job, run, 10)
-    wait_for(lambda: cluster.state(job) == "PENDING", 30)
-    cluster.run("scancel", job)
-    done = len(rows(run))
-    whole = tmp_path / "whole"
-    epochs = -(-done // 12)
-    last = ["--epochs", str(epochs)]
-    job = jobs("train", small_dataset, whole, *options, *last, options=how, TRAIN=MINIMAL)
-    cluster.wait(job, seconds=300)
-    assert sequence(run) == sequence(whole)[:done]
-
-
 # scripts/train.py, which `submit CLUSTER train` runs
 
 
@@ -230,25 +199,6 @@ def test_a_network_trains_through_its_time_limit(cluster, jobs, pictures, tmp_pa
     assert epochs_of(run) == epochs_of(whole)
     assert len(epochs_of(run)) == epochs > stopped + 2
     print(f"requeued after {stopped} epochs, killed, and continued to epoch {epochs}")
-
-
-@pytest.mark.long
-def test_a_requeued_job_keeps_every_version(cluster, jobs, pictures, tmp_path):
-    """With checkpoints=delta, a job that SLURM stops and starts again has one version an epoch."""
-    run = tmp_path / "run"
-    settings = ["batch_size=8", "size=32", "workers=0", "epochs=12", "checkpoints=delta"]
-    settings += [f"data.train={pictures}", f"data.val={pictures}", f"out={run}"]
-    job = jobs("train", *settings)
-    stop(cluster, job, run, 3)
-    wait_for(lambda: "goes back into the queue" in log_of(tmp_path, job), 60)
-    assert 3 <= len(rows(run)) < 12, log_of(tmp_path, job)
-    cluster.wait(job, seconds=300)
-    assert [row["epoch"] for row in rows(run)] == list(range(12))
-    store = DeltaStore(str(run / "checkpoints"))
-    records = store.versions()
-    assert [record.metrics["step"] for record in records] == [row["step"] for row in rows(run)]
-    assert store.verify() == []
-    assert store.load(records[0].number)["step"] == rows(run)[0]["step"]
 
 
 # Before anything is submitted

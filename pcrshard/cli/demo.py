@@ -119,8 +119,8 @@ def _write_crops(images: dict[str, Pixels], folder: Path) -> None:
     for label, image in images.items():
         border = image.shape[1] - _CROP - 32
         for name, part, count in (
-            ("train", image[:, :border], 320),
-            ("val", image[:, border:], 80),
+            ("train", image[:, :border], 128),
+            ("val", image[:, border:], 32),
         ):
             (folder / name / label).mkdir(parents=True)
             for number in range(count):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from .. import storage
 from ..errors import EncodeError, StorageError
 from ..format.names import JPEG_EXTENSIONS
-from ..redaction import bare_url, get_logger, redact_url
+from ..redaction import get_logger, redact_url
 from .row_lists import LISTS, list_rows
 from .samples import (
     FieldRef,
@@ -149,10 +149,12 @@ def _match_files(
             found |= storage.list_matching(pattern, options=options, retry=retry)
         else:
             found[pattern] = None
-    shared = posixpath.commonprefix([bare_url(storage.fixed_folder(each)) for each in patterns])
+    shared = posixpath.commonprefix(
+        [redact_url(storage.fixed_folder(each), query="") for each in patterns]
+    )
     folder = shared[: shared.rfind("/") + 1]
     return [
-        _File(_shown(url, bare_url(url).removeprefix(folder)), url, size)
+        _File(_shown(url, redact_url(url, query="").removeprefix(folder)), url, size)
         for url, size in sorted(found.items())
     ]
 

@@ -14,7 +14,7 @@ from .. import storage
 from ..errors import EncodeError
 from ..format.names import is_metadata, valid_field, valid_key
 from ..format.shard_index import BLOCK
-from ..redaction import bare_url, redact_url
+from ..redaction import redact_url
 from .samples import FieldRef, SampleRef, StorageOptions
 
 _MEMBER = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")
@@ -44,9 +44,9 @@ def list_tars(
     """
     owners: dict[str, str] = {}
     samples = []
-    folder = posixpath.commonprefix([bare_url(url) for url in urls]).rpartition("/")[0]
+    folder = posixpath.commonprefix([redact_url(url, query="") for url in urls]).rpartition("/")[0]
     for url in urls:
-        stem = bare_url(url)[len(folder) :].lstrip("/").removesuffix(".tar")
+        stem = redact_url(url, query="")[len(folder) :].lstrip("/").removesuffix(".tar")
         for sample in storage.collect(_list_tar(url, options), url, retry):
             key = f"{stem}/{sample.key}" if prefix_keys else sample.key
             if key in owners:

@@ -3,10 +3,14 @@
 import shutil
 
 import pytest
+import torch
 
 from pcrshard.fidelity.costs import plan_costs
 from pcrshard.reading.dataset_folder import open_dataset
 from pcrshard.training.epoch_order import Geometry, Rules
+
+# On a loaded machine, threads spend most of their time waiting for each other.
+torch.set_num_threads(1)
 
 
 def test_the_demo_touches_no_folder_of_the_user(tmp_path, fails):

@@ -1,7 +1,6 @@
 """The commands that read shards and write something else: export, stage, cache."""
 
 import os
-import pathlib
 import shutil
 
 import pytest
@@ -9,25 +8,6 @@ import pytest
 from pcrshard import EncodeOptions, PrefixCache, Shard, encode, open_dataset
 from pcrshard.cli.main import main
 from pcrshard.testing import make_jpeg
-
-
-def test_export_replaces_nothing_unasked(dataset, tmp_path, fails):
-    """Shards, files and earlier exports stay, until --overwrite; shards stay in any case."""
-    same = f"{tmp_path}/other/../pcr/"
-    (tmp_path / "other").mkdir()
-    shutil.copytree(dataset, tmp_path / "pcr")
-    before = {path: path.read_bytes() for path in pathlib.Path(same).iterdir()}
-    wds = ("--format", "wds", "--overwrite")
-    fails("export", tmp_path / "pcr", same, *wds, words=["not the shard's own"])
-    assert {path: path.read_bytes() for path in pathlib.Path(same).iterdir()} == before
-    out = tmp_path / "out"
-    assert main(["export", str(dataset), str(out)]) == 0
-    mine = next(out.rglob("*.jpg"))
-    mine.write_bytes(b"mine")
-    fails("export", dataset, out, words=["the file exists", "overwrite"])
-    assert mine.read_bytes() == b"mine"
-    assert main(["export", str(dataset), str(out), "--overwrite"]) == 0
-    assert mine.read_bytes() != b"mine"
 
 
 def test_stage_copies_the_difference(dataset, tmp_path, cli):
@@ -54,23 +34,20 @@ def test_a_cache_is_listed_and_cleared(shard_urls, tmp_path, cli, fails):
 
 
 @pytest.mark.parametrize("action", ["ls", "clear"])
-@pytest.mark.parametrize("kind", ["empty", "dataset", "file"])
-def test_what_is_no_cache_is_left_alone(dataset, tmp_path, fails, action, kind):
-    """A folder that no job used as its cache is refused, and nothing is made or removed in it."""
-    folder = tmp_path / "folder"
-    if kind == "dataset":
-        shutil.copytree(dataset, folder)
-    elif kind == "empty":
-        folder.mkdir()
-    else:
-        folder.write_text("mine")
+def test_a_folder_that_is_no_cache_is_left_alone(dataset, tmp_path, fails, action):
+    """A dataset, an empty folder and a file are refused as caches, and stay unchanged."""
+    shutil.copytree(dataset, tmp_path / "dataset")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("mine")
     before = sorted(tmp_path.rglob("*"))
-    fails("cache", action, folder, words=["used as cache_dir", str(folder)])
+    for name in ("dataset", "empty", "file"):
+        fails("cache", action, tmp_path / name, words=["used as cache_dir", name])
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("layout", ["folder", "wds"])
-@pytest.mark.parametrize("damage", ["cut", "head", "gone"])
+@pytest.mark.parametrize(
+    ("damage", "layout"), [("cut", "folder"), ("head", "wds"), ("gone", "folder")]
+)
 def test_export_goes_on_after_a_damaged_shard(dataset, tmp_path, cli, damage, layout):
     """--on-error skip names a shard that cannot be read, exports the others, and ends with 1."""
     pcr, out = tmp_path / "pcr", tmp_path / "out"
@@ -88,11 +65,7 @@ def test_export_goes_on_after_a_damaged_shard(dataset, tmp_path, cli, damage, la
     assert "18 samples at scan full" in text
     assert "; 6 were left out" in text
     assert "data-000001.tar" in err
-    kept = [url for url in sorted(map(str, dataset.glob("*.tar"))) if "000001" not in url]
-    names = {os.path.basename(url) for url in kept}
-    if layout == "folder":
-        names = {f"{sample['__key__']}.jpg" for url in kept for sample in Shard(url).samples(1)}
-    assert {str(file.relative_to(out)) for file in out.rglob("*.*")} == names
+    assert len(list(out.rglob("*.*"))) == (18 if layout == "folder" else 3)
 
 
 def test_kept_files_are_compared_too(tmp_path, cli):

@@ -1,24 +1,22 @@
 """``pcrshard plan --simulate``: from options to a table."""
 
-import json
-
 import pytest
 
 from pcrshard import open_dataset
-from pcrshard.cli.main import main
 
 pytest.importorskip("simpy")
 SIMULATE = ["--simulate", "100000", "--batch", "6", "--lanes-per-rank", "1", "--workers", "1"]
 
 
-def plan(capsys, dataset, *more):
-    assert main(["plan", str(dataset), *SIMULATE, *more, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+@pytest.fixture
+def plan(dataset, cli):
+    """Return a function that simulates this dataset with more options and returns the rows."""
+    return lambda *more: cli("plan", dataset, *SIMULATE, *more, "--json")[1]
 
 
-def test_a_slow_storage_is_as_fast_as_its_bytes(dataset, capsys):
+def test_a_slow_storage_is_as_fast_as_its_bytes(dataset, plan):
     """Each scan has a row; what a slow storage sends in a second decides."""
-    rows = plan(capsys, dataset, "--bandwidth", "0.1", "--decode", "100000")
+    rows = plan("--bandwidth", "0.1", "--decode", "100000")
     assert [row["scan"] for row in rows] == [*range(1, 11), "full"]
     index, _ = open_dataset(dataset)
     for row in rows:
@@ -27,27 +25,27 @@ def test_a_slow_storage_is_as_fast_as_its_bytes(dataset, capsys):
         assert row["stall"] > 0.9
 
 
-def test_more_samples_than_there_are_cost_more(dataset, capsys):
+def test_more_samples_than_there_are_cost_more(plan):
     """Simulating more images than the dataset holds scales up requests and dollars."""
     one = ("--scan", "2", "--decode", "1000", "--prices", "0.4,0.09")
-    few = plan(capsys, dataset, *one)[0]
-    many = plan(capsys, dataset, *one, "--samples", "2400", "--ranks", "4")[0]
+    few = plan(*one)[0]
+    many = plan(*one, "--samples", "2400", "--ranks", "4")[0]
     assert many["requests"] >= 100 * few["requests"]
     assert many["dollars"] == pytest.approx(
         many["requests"] * 0.4e-3 + many["sent_bytes"] * 0.09e-9
     )
 
 
-def test_latency_is_an_option(dataset, capsys):
+def test_latency_is_an_option(plan):
     """Latency makes the first batch wait."""
     command = ("--scan", "2", "--latency", "20,80", "--per-node", "2", "--cores", "4")
-    assert plan(capsys, dataset, *command)[0]["first_batch"] > 0.01
+    assert plan(*command)[0]["first_batch"] > 0.01
 
 
-def test_threads_decode_in_place_of_workers(dataset, capsys):
+def test_threads_decode_in_place_of_workers(plan):
     """Two threads decode twice as fast as one."""
     slow = ("--scan", "2", "--decode", "10", "--cores", "4")
-    one, two = (plan(capsys, dataset, *slow, "--threads", count)[0] for count in ("1", "2"))
+    one, two = (plan(*slow, "--threads", count)[0] for count in ("1", "2"))
     assert two["images_per_second"] == pytest.approx(2 * one["images_per_second"], rel=0.1)
 
 

@@ -12,7 +12,10 @@ from torch import nn
 
 from pcrshard import ImageDecoder, PCRDataset, PCRLoader, ScanLevel, ScanTuner, View, stage
 from pcrshard.errors import ScanUnavailable
-from pcrshard.fidelity.tuner import Similarity, candidate_scans, choose, confidence
+from pcrshard.fidelity.tuner import Similarity, choose, confidence
+
+# On a loaded machine, threads spend most of their time waiting for each other.
+torch.set_num_threads(1)
 
 
 def loss(model, batch):
@@ -140,11 +143,6 @@ def test_confidence_intervals_are_students():
     assert mean == pytest.approx(0.8)
     assert upper - mean == pytest.approx(4.303 * 0.1 / 3**0.5)
     assert mean - lower == pytest.approx(upper - mean)
-
-
-def test_candidates_are_worth_their_bytes():
-    """Scans that add next to nothing are not measured, and the last one is full fidelity itself."""
-    assert candidate_scans([100, 105, 250, 260, 990, 1000, 1010]) == [1, 3]
 
 
 def mean_cosines(folder, world=1, wrap=lambda model: model):

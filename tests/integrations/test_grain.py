@@ -2,7 +2,6 @@
 
 import pickle
 import random
-import threading
 
 import fsspec
 import pytest
@@ -70,50 +69,11 @@ def test_grain_reads_in_worker_processes(grain, dataset):
 
 def test_samples_are_those_of_the_shard(dataset):
     """By number, at any scan, with labels as numbers."""
-    level = pcrshard.ScanLevel(2)
-    source = PCRSource(str(dataset), scan=level)
-    assert len(source) == 24
-    for scan in (2, "full", 1):  # up and down, with prefixes held
-        level.value = scan
-        samples = [source[number] for number in range(24)]
-        assert samples == [s | {"cls": int(s["cls"])} for s in expected(dataset, scan)]
+    source = PCRSource(str(dataset), scan=2)
+    samples = [source[number] for number in range(24)]
+    assert samples == [s | {"cls": int(s["cls"])} for s in expected(dataset, 2)]
     assert repr(pickle.loads(pickle.dumps(source))) == repr(source)
     with pytest.raises(IndexError):
         source[24]
     with pytest.raises(ScanUnavailable):
         PCRSource(str(dataset), scan=11)
-
-
-def test_threads_read_each_shard_once(dataset):
-    """Sixteen threads at once cost one request a shard, and what is held stays below its bound."""
-    source = PCRSource(f"counting://{dataset}", scan=2)
-    CountingFS.requests.clear()
-    barrier = threading.Barrier(16)
-
-    def read():
-        barrier.wait()
-        for number in range(24):
-            assert source[number]["jpg"]
-
-    threads = [threading.Thread(target=read) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(CountingFS.requests) == 4
-    tight = PCRSource(str(dataset), scan=2, held_bytes=1)
-    assert [tight[number]["__key__"] for number in (0, 23, 1, 22)] == [
-        source[number]["__key__"] for number in (0, 23, 1, 22)
-    ]
-
-
-def test_staged_kept_and_listed_samples(dataset, tmp_path):
-    """Staged copies, files that could not be layered, and lists of images are read, too."""
-    pcrshard.stage(str(dataset), str(tmp_path / "staged"), 2)
-    assert PCRSource(str(tmp_path / "staged"), scan=2)[3]["jpg"] == expected(dataset, 2)[3]["jpg"]
-    jpeg = expected(dataset, "full")[0]["jpg"]
-    with pcrshard.ShardWriter(str(tmp_path / "lists")) as writer:
-        writer.write({"__key__": "a", "views.jpg": [jpeg, jpeg], "png": b"\x89PNG", "cls": 1})
-    sample = PCRSource(str(tmp_path / "lists"), scan=2)[0]
-    assert [view[:2] for view in sample["views.jpg"]] == [b"\xff\xd8"] * 2
-    assert sample["png"] == b"\x89PNG"

@@ -31,7 +31,6 @@ os.environ |= {
 atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
 datasets = pytest.importorskip("datasets", reason="NO HUGGINGFACE: pip install 'pcrshard[hf]'")
 
-import numpy as np
 from datasets.distributed import split_dataset_by_node
 from PIL import Image
 from torch.utils.data import DataLoader
@@ -109,12 +108,6 @@ def test_one_line_gives_the_shards_samples(streaming, scan, dataset):
     assert [(row["__key__"], row["jpg"]["bytes"], b"%d" % row["cls"]) for row in encoded(rows)] == [
         (sample["__key__"], sample["jpg"], sample["cls"]) for sample in expected(dataset, scan)
     ]
-
-
-def test_images_decode_when_they_are_looked_at(dataset):
-    """An image column is a Pillow image, at full fidelity that of the source."""
-    for row, sample in zip(load_dataset(str(dataset)), expected(dataset), strict=True):
-        assert np.array_equal(row["jpg"], Image.open(io.BytesIO(sample["jpg"])))
 
 
 def test_a_local_file_of_the_same_name_is_not_read(dataset, synthetic_folder, monkeypatch):
@@ -606,22 +599,6 @@ def test_a_card_names_the_labels_and_finds_the_shards(streaming, carded, tmp_pat
     assert len(list(rows)) == 24
 
 
-def test_without_a_card_pcr_json_is_taken_for_data(preview, tmp_path):
-    """The reason for the card: `datasets` finds the JSON file first."""
-    with pytest.raises(Exception, match=r"(?i)json|expected|generating"):
-        list(
-            datasets.load_dataset(
-                str(preview), split="train", streaming=True, cache_dir=str(tmp_path)
-            )
-        )
-
-
-def test_current_datasets_run_no_script(dataset):
-    """The loading script is for `datasets` before 4; newer ones say so."""
-    with pytest.raises(RuntimeError, match="Dataset scripts are no longer supported"):
-        datasets.load_dataset(str(SCRIPTS / "pcr_dataset.py"), data_dir=str(dataset), split="train")
-
-
 _ON_DATASETS_3 = """
 import json, sys, datasets, pcrshard.hf
 script, url, carded = sys.argv[1:]
@@ -709,10 +686,3 @@ def test_lists_late_fields_and_kept_files(tmp_path):
     assert rows[0]["png"].size == (9, 9)
     assert "txt" not in rows[0]
     assert [row["txt"] for row in load_dataset(str(tmp_path), scan=5)] == ["late"] * 3
-
-
-def test_the_default_is_that_of_datasets(dataset, tmp_path):
-    """Without ``streaming`` it is a map-style dataset, as of ``datasets.load_dataset``."""
-    rows = huggingface.load_dataset(str(dataset), scan=1, cache_dir=str(tmp_path))
-    assert isinstance(rows, datasets.Dataset)
-    assert len(rows) == 24

@@ -1,5 +1,6 @@
 """Lightning trains with PCRLoader as it is: every sample once per epoch, exact continuation."""
 
+import itertools
 import json
 import os
 import pathlib
@@ -122,9 +123,15 @@ def test_limited_epochs_differ(folder, tmp_path):
     assert seen == flat(planned(folder, limit=5))
 
 
-@pytest.mark.parametrize("limit", [None, 7])
-@pytest.mark.parametrize("stop", [3, 7, 12, 17, 24, 26])
-@pytest.mark.parametrize("every", ["step", "epoch", "third step", "validation"])
+ENDS = list(itertools.product(["step", "epoch", "third step", "validation"], [3, 12, 17, 26]))
+FEW = [(every, stop, None) for every, stop in ENDS[::3]] + [("step", 7, 7), ("validation", 17, 7)]
+MORE = [(*end, limit) for end, limit in itertools.product(ENDS, [None, 7])]
+
+
+@pytest.mark.parametrize(
+    ("every", "stop", "limit"),
+    [*FEW, *(pytest.param(*each, marks=pytest.mark.long) for each in MORE if each not in FEW)],
+)
 def test_a_job_continues_exactly(folder, tmp_path, every, stop, limit):
     """A killed job that resumes from its last checkpoint trains on the samples of a job that ran
     through: in the middle of an epoch, at its end, and with limited epochs.
@@ -149,7 +156,7 @@ def test_a_job_continues_exactly(folder, tmp_path, every, stop, limit):
     assert seen == expected[step:]
 
 
-@pytest.mark.parametrize("stop", [5, 12, 29])
+@pytest.mark.parametrize("stop", [12, 29])
 def test_a_job_of_so_many_steps_continues_exactly(folder, tmp_path, stop):
     """So does one that is trained for ``max_steps``, with workers and accumulated gradients."""
     how = {"max_epochs": None, "max_steps": 20, "accumulate_grad_batches": 2}

@@ -9,7 +9,6 @@ import pytest
 import webdataset as wds
 
 from pcrshard import JpegHandler, Shard
-from pcrshard.format.names import is_jpeg_field
 from pcrshard.testing import make_jpeg
 
 
@@ -36,15 +35,6 @@ def test_the_jpeg_handler_agrees_with_webdatasets(spec, shard_urls):
     assert JpegHandler(spec)(".cls", b"5") is None
     with pytest.raises(ValueError, match="imagespec"):
         JpegHandler("nonsense")
-
-
-@pytest.mark.parametrize(
-    ("field", "expected"),
-    [("jpg", True), ("left.jpeg", True), ("jpg.cls", False), ("png", False), ("", False)],
-)
-def test_the_last_extension_decides(field, expected):
-    """As in WebDataset, a field with dots is what its last extension says."""
-    assert is_jpeg_field(field) is expected
 
 
 def test_a_handler_travels_to_workers():

@@ -37,6 +37,8 @@ MISTAKES = {
     "expected scale to be .*, got 0.5": lambda d, f: ImageDecoder(8, "random", scale=0.5),
     r"fraction in \(0, 1\) or 'full', got 1.5": lambda d, f: PCRDataset(f, scan=1.5),
     "expected scan to be .*, got 'ful'": lambda d, f: PCRDataset(f, scan="ful"),
+    "expected scale .*low <= high": lambda d, f: ImageDecoder(8, "random", scale=(1, 0.1)),
+    "expected ratio .*low <= high": lambda d, f: ImageDecoder(8, "random", ratio=(-1, 1)),
     "expected shuffle to be True, False or a number": lambda d, f: PCRLoader(d, 2, shuffle=0.5),
     "expected transform to be a function or None, got 3": lambda d, f: PCRDataset(f, transform=3),
     "expected views to be a list of pcrshard.View": lambda d, f: ImageDecoder(views=View(32)),

@@ -31,7 +31,7 @@ def taken(loaders, steps=None):
     """For each step the (ids, shape) of the batch of each rank."""
     each = [itertools.islice(loader, steps) for loader in loaders]
     return [
-        [(batch["cls"].tolist(), tuple(batch["jpg"].shape[2:])) for batch in step]
+        [(batch["cls"].tolist(), tuple(getattr(batch["jpg"], "shape", ())[2:])) for batch in step]
         for step in zip(*each, strict=True)
     ]
 
@@ -58,7 +58,7 @@ def test_shapes_fit_in_the_area():
     assert ratios == sorted(ratios)
 
 
-@pytest.mark.parametrize("world", [1, 2, 4, 8])
+@pytest.mark.parametrize("world", [1, 4])
 def test_each_epoch_has_each_sample_once_in_batches_of_one_shape(folder, world):
     """On any number of ranks: each sample once per epoch, equal batches, as many as ``len`` says
     before, in another order each time, nearly all in the bucket of their own shape.
@@ -81,45 +81,40 @@ def test_each_epoch_has_each_sample_once_in_batches_of_one_shape(folder, world):
         best = np.abs(own[:, None] - ratios).argmin(axis=1)
         near += int((best == BUCKETS.shapes.index((height, width))).sum())
     # Each slot has one batch between two buckets.
-    assert near > SAMPLES * (0.6 if world < 8 else 0.5)
+    assert near > SAMPLES * 0.6
 
 
 def test_ranks_have_one_shape_at_a_time(tmp_path):
     """Where ranks have as many images of each shape, most steps have one shape on all of them."""
     jpegs = [make_jpeg(1, 32, 32), make_jpeg(2, 24, 40), make_jpeg(3, 40, 24)]
-    samples = [{"__key__": f"{i}", "jpg": jpegs[i % 3], "cls": i} for i in range(1200)]
-    loaders = ranks(write(tmp_path, samples, 100), 4, batch=8)
+    samples = [{"__key__": f"{i}", "jpg": jpegs[i % 3], "cls": i} for i in range(600)]
+    loaders = ranks(write(tmp_path, samples, 50), 4, batch=8)
     steps = taken(loaders)
     alike = sum(len({shape for _, shape in step}) == 1 for step in steps)
     assert alike > len(steps) * 0.8
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
-@pytest.mark.parametrize("stop", [3, 10])
-def test_they_resume_exactly(folder, world, stop):
-    """A job that stops in the middle of an epoch, or at its end, goes on as if it had not."""
-    expected = [*taken(ranks(folder, world)), *taken(ranks(folder, world, epoch=1))]
-    first = ranks(folder, world)
+@pytest.mark.parametrize("buckets", [BUCKETS, Buckets(pixels=12_000)])
+@pytest.mark.parametrize(("world", "stop"), [(1, 3), (2, 10), (4, 3)])
+def test_they_resume_exactly(folder, buckets, world, stop):
+    """A job that stops in the middle of an epoch, or at its end, goes on as if it had not; another
+    number of ranks gets what is left of the epoch.
+    """
+    how = {"buckets": buckets}
+    expected = [*taken(ranks(folder, world, **how)), *taken(ranks(folder, world, epoch=1, **how))]
+    first = ranks(folder, world, **how)
     seen = taken(first, stop)
     states = [through_json(loader.state_dict()) for loader in first]
     assert all(state == states[0] for state in states)
-    second = ranks(folder, world)
-    for loader in second:
+    same, other = ranks(folder, world, **how), ranks(folder, world % 4 + 1, **how)
+    for loader in [*same, *other]:
         loader.load_state_dict(states[0])
+    before = [] if other[0].epoch else seen
+    steps = [*before, *taken(other)]
+    assert sorted(flat(ids for step in steps for ids, _ in step)) == list(range(SAMPLES))
     while len(seen) < len(expected):
-        seen += taken(second)
+        seen += taken(same)
     assert seen == expected
-
-
-def test_other_ranks_finish_an_epoch(folder):
-    """What four ranks have left of an epoch comes once on two."""
-    before = ranks(folder, 4)
-    seen = taken(before, 4)
-    after = ranks(folder, 2)
-    for loader in after:
-        loader.load_state_dict(before[0].state_dict())
-    seen += taken(after)
-    assert sorted(flat(ids for step in seen for ids, _ in step)) == list(range(SAMPLES))
 
 
 def test_workers_and_drop_last_do_not_matter(folder):
@@ -150,8 +145,7 @@ def test_pixels_are_boxes_of_the_bucket(folder):
         assert [h, w] == size or h == size[0] or w == size[1]
         assert abs(2 * y + h - size[0]) <= 1
         assert abs(2 * x + w - size[1]) <= 1
-        jpeg = loader.dataset.subset([batch["cls"][i]])
-        jpeg = PCRDataset(folder, scan=1)[jpeg.keys[0]]["jpg"]
+        jpeg = PCRDataset(folder, scan=1)[int(batch["cls"][i])]["jpg"]
         whole = decode_image(jpeg, crop=tuple(box), size=(height, width), layout="chw")
         assert np.array_equal(batch["jpg"][i], np.flip(whole, 2))
     random = {"decoder": ImageDecoder(return_geometry=True, crop="random", scale=(0.3, 0.5))}
@@ -173,7 +167,7 @@ def test_views_of_a_dataset_have_buckets_of_their_own(folder):
 # --- by pixels
 
 
-@pytest.mark.parametrize("world", [1, 2, 4, 8])
+@pytest.mark.parametrize("world", [1, 4])
 def test_batches_have_bounded_pixels(folder, world):
     """With ``pixels`` each sample comes once per epoch at its own size, no batch has more pixels or
     images than allowed, and all ranks have as many batches, in every epoch.
@@ -194,26 +188,6 @@ def test_batches_have_bounded_pixels(folder, world):
     assert orders[0] != orders[1]
     sizes = loaders[0].dataset.sizes
     assert tuple(batches[0]["jpg"][0].shape[1:]) == tuple(sizes[batches[0]["cls"][0]])
-
-
-@pytest.mark.parametrize("world", [1, 2])
-def test_bounded_pixels_resume_exactly(folder, world):
-    """Such a job goes on in the middle of an epoch, also on another number of ranks."""
-    how = {"buckets": Buckets(pixels=12_000), "batch": 8, "decoder": None}
-
-    def ids(loaders, steps=None):
-        return [[b["cls"].tolist() for b in itertools.islice(one, steps)] for one in loaders]
-
-    expected = ids(ranks(folder, world, **how))
-    first = ranks(folder, world, **how)
-    seen = ids(first, 5)
-    state = through_json(first[0].state_dict())
-    same, other = ranks(folder, world, **how), ranks(folder, 3 - world, **how)
-    for loader in [*same, *other]:
-        loader.load_state_dict(state)
-    assert [a + b for a, b in zip(seen, ids(same), strict=True)] == expected
-    rest = ids(other)
-    assert sorted(flat(flat(seen)) + flat(flat(rest))) == list(range(SAMPLES))
 
 
 # --- errors

@@ -12,7 +12,7 @@ import fsspec
 import numpy as np
 import pytest
 import torch
-from numbered import ids, numbered, write
+from numbered import ids, write
 from PIL import Image
 from torch.utils.data import DataLoader, Subset, WeightedRandomSampler
 
@@ -27,17 +27,11 @@ from pcrshard import (
     open_dataset,
     stage,
 )
-from pcrshard.errors import CorruptPiece, ScanUnavailable
+from pcrshard.errors import ScanUnavailable
 from pcrshard.testing import CountingFS, make_jpeg
 
 fsspec.register_implementation("counting", CountingFS, clobber=True)
 SAMPLES, ROWS = 60, 6
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """10 shards of 6."""
-    return write(tmp_path_factory.mktemp("numbered"), numbered(SAMPLES), ROWS)
 
 
 # --- samples
@@ -158,39 +152,13 @@ def test_a_level_is_read_at_each_sample(folder):
         assert dataset[5] == PCRDataset(folder, scan=scan)[5]
 
 
-def test_staged_copies_and_lists(folder, tmp_path):
-    """Staged copies, files that could not be layered, and lists of images are read, too; a copy
-    says what it holds, and a level that was not set is at its highest scan.
-    """
+def test_staged_copies(folder, tmp_path):
+    """A staged copy says what it holds, and a level that was not set is at its highest scan."""
     stage(folder, str(tmp_path / "staged"), 5)
     level = ScanLevel()
     staged = PCRDataset(str(tmp_path / "staged"), scan=level)
     assert (staged.max_scan, level.value, PCRDataset(folder).max_scan) == (5, 5, "full")
     assert staged[3] == PCRDataset(folder, scan=5)[3]
-    jpeg = make_jpeg(1)
-    samples = [{"__key__": "a", "views.jpg": [jpeg, jpeg], "png": b"\x89PNG", "cls": 1}]
-    sample = PCRDataset(write(tmp_path / "lists", samples), scan=2)[0]
-    assert [view[:2] for view in sample["views.jpg"]] == [b"\xff\xd8"] * 2
-    assert sample["png"] == b"\x89PNG"
-
-
-def test_damage_is_named_and_harms_nothing_else(folder, tmp_path):
-    """A damaged sample raises an error with shard, key and scan as attributes; others are read."""
-    from support import pieces
-
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    path = tmp_path / "data-000001.tar"
-    offset = int(pieces(Shard(str(path))).starts[1, 2, 0])
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 1
-    path.write_bytes(data)
-    dataset = PCRDataset(str(tmp_path), scan=2)
-    with pytest.raises(CorruptPiece) as caught:
-        dataset[8]
-    error = caught.value
-    assert (error.url, error.key, error.scan, error.offset) == (str(path), "k008", 2, offset)
-    assert dataset[7]["cls"] == 7
-    assert dataset.at(1)[8]["cls"] == 8
 
 
 @pytest.mark.parametrize("size", [24, (16, 32), [16, 32], np.int64(24)])
@@ -346,11 +314,10 @@ def test_a_weighted_sampler_draws_from_it(folder):
     assert batches[0][0].shape == (8, 3, 16, 16)
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_any_start_method_reads_it(folder, context):
-    """A dataset, or torch's Subset of it, works with every worker start method."""
+def test_spawned_workers_read_it(folder):
+    """A dataset, or torch's Subset of it, works in workers that are spawned."""
     dataset = Subset(PCRDataset(folder, scan=ScanLevel(2)), range(10, 20))
-    loader = DataLoader(dataset, 5, num_workers=1, multiprocessing_context=context)
+    loader = DataLoader(dataset, 5, num_workers=1, multiprocessing_context="spawn")
     assert ids(loader) == [list(range(10, 15)), list(range(15, 20))]
 
 
@@ -420,13 +387,8 @@ def test_cache_stats_count_workers(folder, tmp_path):
 
 
 def test_changes_of_a_dataset_count(folder):
-    """Replacing the decoder takes effect at once, and invalid values are refused."""
+    """Replacing the decoder takes effect at once."""
     dataset = PCRDataset(folder, decoder=16)
     loader = PCRLoader(dataset, 4)
     dataset.decoder = 24
     assert next(iter(loader))["jpg"].shape[2:] == (24, 24)
-    for wrong in ({"scale": (1, 0.1)}, {"ratio": (-1, 1)}, {"scale": (2, 3)}):
-        with pytest.raises(ValueError, match="low <= high"):
-            ImageDecoder(16, "random", **wrong)
-    with pytest.raises(AttributeError):
-        ScanLevel(2).scan = 5

@@ -10,8 +10,6 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pcrshard.training.epoch_order import (
     Geometry,
@@ -21,7 +19,6 @@ from pcrshard.training.epoch_order import (
     mixture,
     rank_batches,
 )
-from pcrshard.training.epoch_sequence import ROWS, SHARDS, random_words
 from pcrshard.training.shard_schedule import schedule
 
 SEED = 20240607
@@ -81,7 +78,7 @@ def test_ranks_share_out_the_epoch_exactly():
     """For any world, the ranks together get the planned order, and each sample as often as the rule
     for the last batch says.
     """
-    for job, _ in jobs(500):
+    for job, _ in jobs(200):
         order = job.order()
         assert np.array_equal(joined(order, job.world), order.ids)
         size = job.geometry.global_batch
@@ -101,42 +98,18 @@ def test_ranks_share_out_the_epoch_exactly():
         assert order.steps == (total // size if is_drop else -(-total // size))
 
 
-def test_the_world_does_not_change_an_elastic_order():
-    """With a fixed maximum, 1 to 16 ranks consume the same samples in each step."""
-    order = epoch_order([97] * 11, Geometry(48, max_world_size=8), Rules(5))
-    for world in (1, 2, 3, 4, 6, 8, 16):
-        assert np.array_equal(joined(order, world), order.ids)
-
-
-def test_an_elastic_job_resumes_with_the_exact_sequence():
-    """Stopped twice at random steps, the rest of the epoch is the rest of the same rows."""
-    for job, rng in jobs(150):
-        whole = job.order()
-        first = int(rng.integers(0, whole.steps + 1))
-        second = int(rng.integers(0, whole.steps - first + 1))
-        size = job.geometry.global_batch
-        once = advance([], job.geometry, first)
-        twice = advance(json.loads(json.dumps(once)), job.geometry, second)
-        assert len(twice) == 1
-        assert np.array_equal(job.order(history=once).ids, whole.ids[first * size :])
-        unmerged = [*once, [*once[0][:3], second]]
-        for history in (twice, unmerged):
-            assert np.array_equal(
-                job.order(history=history).ids, whole.ids[(first + second) * size :]
-            )
-
-
 def test_another_geometry_delivers_exactly_what_is_left():
     """Resumed twice with other ranks, batches or lanes, no sample is lost or repeated, except by
     the rule for the last batch.
     """
     for job, rng in jobs(200):
-        history, seen = [], []
+        history, seen, most = [], [], job.geometry.global_batch
         for geometry in (job.geometry, *(Job.draw(rng).geometry for _ in range(2))):
             order = job.order(geometry, history)
             steps = int(rng.integers(0, order.steps + 1))
             seen.append(order.ids[: steps * geometry.global_batch])
             history = advance(history, geometry, steps)
+            most = max(most, geometry.global_batch)
         rest = order.ids[steps * geometry.global_batch :]
         times = np.bincount(np.concatenate([*seen, rest]), minlength=sum(job.sizes))
         if job.rules.last == "short":
@@ -146,19 +119,7 @@ def test_another_geometry_delivers_exactly_what_is_left():
             assert (times == 0).sum() < geometry.global_batch
         else:
             assert times.min() >= 1
-
-
-def test_a_resumed_epoch_repeats_only_what_padding_adds():
-    """With padding, another geometry gives the samples not yet seen, and fewer than a batch of
-    repeats.
-    """
-    sizes, rules, first = [7, 13, 1, 20], Rules(3, last="pad"), Geometry(6, 2)
-    whole = epoch_order(sizes, first, rules)
-    for batch, steps in itertools.product((4, 5, 9, 40), range(whole.steps)):
-        rest = epoch_order(sizes, Geometry(batch), rules, history=advance([], first, steps))
-        unseen = np.setdiff1d(whole.ids, whole.ids[: steps * 6])
-        assert np.array_equal(np.unique(rest.ids), unseen)
-        assert len(rest.ids) - len(unseen) < batch
+            assert (times - 1).sum() < most
 
 
 def test_a_window_keeps_few_shards_open():
@@ -173,15 +134,6 @@ def test_a_window_keeps_few_shards_open():
         for turn, slot in itertools.product(range(turns), range(slots)):
             lane = grid[turn::turns, slot].reshape(-1, 1)
             assert schedule(list(lane), job.sizes).peak() <= max(1, rules.shuffle_shards)
-
-
-def test_a_wide_window_shuffles_a_lane_completely():
-    """With a window of twice the lane, a sample's position does not depend on its shard."""
-    sizes, geometry = [500] * 40, Geometry(100, lanes_per_rank=1)
-    order, wider = (epoch_order(sizes, geometry, Rules(3, window)) for window in (80, 10**9))
-    means = shards_of(order.ids, sizes).reshape(20, -1).mean(1)
-    assert means == pytest.approx(19.5, abs=1.8)  # five standard errors of 1000 samples
-    assert np.array_equal(order.ids, wider.ids)
 
 
 def test_the_first_and_last_batches_are_mixed_too():
@@ -219,10 +171,10 @@ def test_epochs_and_seeds_differ():
 def test_every_place_in_an_epoch_is_equally_likely():
     """Over many epochs, a sample of a small dataset appears equally often at each position."""
     places = np.zeros((8, 8))
-    for epoch in range(4000):
+    for epoch in range(1600):
         order = epoch_order([2] * 4, Geometry(2, lanes_per_rank=2), Rules(1, 2), epoch=epoch)
         places[np.arange(8), order.ids] += 1
-    chi_square = ((places - 500) ** 2 / 500).sum()
+    chi_square = ((places - 200) ** 2 / 200).sum()
     assert chi_square < 95  # 49 degrees of freedom: mean 49, one in ten thousand above 95
 
 
@@ -247,40 +199,13 @@ def test_the_order_never_changes():
     assert json.loads(said) == epoch_order([9] * 9, Geometry(6, 3), Rules(8), epoch=2).ids.tolist()
 
 
-@settings(deadline=None, max_examples=60)
-@given(
-    st.lists(st.integers(0, 2000), min_size=1, max_size=40).filter(sum),
-    st.integers(1, 64),
-    st.integers(0, 2**64 - 1),
-    st.integers(0, 500),
-)
-def test_shards_of_very_different_sizes_work(sizes, batch, seed, window):
-    """Empty shards, single samples and giants mix without loss."""
-    order = epoch_order(sizes, Geometry(batch), Rules(seed, window, "short"))
-    assert np.array_equal(np.sort(order.ids), np.arange(sum(sizes)))
-
-
-def test_a_shard_may_be_smaller_than_its_share_of_ranks():
-    """With fewer shards than lanes, every rank still gets its batches."""
-    order = epoch_order([5000], Geometry(64, max_world_size=64), Rules(last="pad"))
-    assert len(rank_batches(order, 64, 63)) == order.steps
-    assert set(order.ids.tolist()) == set(range(5000))
-
-
 WRONG = {
-    "global_batch to be a whole number": lambda: Geometry(0),
-    "global_batch to be a multiple of max_world_size, got 7 and 2": lambda: Geometry(7, 2),
-    "lanes_per_rank to be a whole number of at least 1, got 0": lambda: Geometry(4, 2, 0),
-    "seed to be a whole number": lambda: Rules(-1),
-    "seed to be below": lambda: Rules(1 << 64),
-    "shuffle_shards to be": lambda: Rules(shuffle_shards=-1),
-    "last to be 'drop' or 'pad' or 'short', got 'wrap'": lambda: Rules(last="wrap"),
     "one global batch of 8 samples, got 7": lambda: epoch_order([7], Geometry(8)),
-    "at most 2 steps of": lambda: epoch_order([8], Geometry(4), history=[(4, 1, 4, 3)]),
     "at most 4 steps of": lambda: epoch_order([8], Geometry(4), history=[(2, 1, 4, 5)]),
+    "at most 2 steps of": lambda: epoch_order([8], Geometry(4), history=[(4, 1, 4, 3)]),
+    "last to be 'drop' or 'pad' or 'short', got 'wrap'": lambda: Rules(last="wrap"),
+    "seed to be below": lambda: Rules(1 << 64),
     "world to divide global_batch=4, got 3": lambda: rank_batches(epoch_order([8], Geometry(4)), 3),
-    "as many weights as datasets, got 2 and 1": lambda: mixture([[4]], [1, 2], 3),
-    "weights of at least 0": lambda: mixture([[4], [4]], [1, -1], 3),
     "samples in dataset 1, got none": lambda: mixture([[4], [0]], [1, 1], 4),
 }
 
@@ -290,12 +215,6 @@ def test_wrong_arguments_are_named(message):
     """A wrong argument raises an error at once, with the expected and the actual value."""
     with pytest.raises(ValueError, match=f"expected .*{message}"):
         WRONG[message]()
-
-
-def test_a_finished_epoch_has_nothing_left():
-    """Resuming at the very end gives no steps, in the same and in another geometry."""
-    for geometry in (Geometry(4), Geometry(8, 2)):
-        assert epoch_order([8], geometry, history=[(4, 1, 4, 2)]).steps == 0
 
 
 # Mixtures
@@ -322,45 +241,6 @@ def test_a_mixture_has_exact_shares_and_each_pass_has_every_sample_once():
             assert (np.abs(counts - weights / weights.sum() * samples) < 1).all()
             for own in np.split(taken, bases[1:-1]):
                 assert np.ptp(own) <= 1
-
-
-def test_a_mixture_of_one_dataset_is_that_dataset():
-    """With one dataset and its size as the epoch, the order is the plain one."""
-    sizes = [9, 4, 0, 12]
-    sequence = mixture([sizes], [1], 25, Rules(3), epoch=2)
-    mixed = epoch_order(sizes, Geometry(5), Rules(3), epoch=2, sequence=sequence)
-    assert np.array_equal(mixed.ids, epoch_order(sizes, Geometry(5), Rules(3), epoch=2).ids)
-
-
-def test_a_mixture_is_laid_out_and_resumed_like_a_dataset():
-    """Ranks share a mixture, with its repeats, evenly over the epoch; another geometry gets exactly
-    the samples that are left.
-    """
-    sizes, rules = [[30] * 6, [8] * 3], Rules(7, last="short")
-    sequence = mixture(sizes, [1, 1], 200, rules, epoch=2)
-    how = {"sizes": sizes[0] + sizes[1], "rules": rules, "epoch": 2, "sequence": sequence}
-    whole = epoch_order(geometry=Geometry(8, 4), **how)
-    assert sorted(whole.ids.tolist()) == sorted(sequence.tolist())
-    rest = epoch_order(geometry=Geometry(9, 3), history=[(8, 4, 4, 11)], **how)
-    assert sorted([*whole.ids[:88].tolist(), *rest.ids.tolist()]) == sorted(sequence.tolist())
-    tenths = (whole.ids.reshape(10, -1) >= 180).mean(1)
-    assert abs(tenths.mean() - 0.5) < 1e-9
-    assert (np.abs(tenths - 0.5) < 0.4).all()
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.integers(0, 50), st.integers(0, 50), st.integers(0, 2**64 - 1))
-def test_a_stretch_of_random_words_is_the_same_wherever_it_begins(start, count, seed):
-    """A resumed pass draws what the uninterrupted one drew: words are found by their position."""
-    whole = random_words(start + count, Rules(seed), ROWS, (2, 7))
-    assert np.array_equal(random_words(count, Rules(seed), ROWS, (2, 7), start), whole[start:])
-
-
-def test_purposes_and_keys_never_share_random_words():
-    """Shards, rows, datasets and epochs are shuffled independently of each other."""
-    uses = itertools.product((0, 1), (SHARDS, ROWS), ((0, 0), (0, 1), (1, 0)))
-    drawn = [random_words(64, Rules(seed), use, key).tolist() for seed, use, key in uses]
-    assert len(set().union(*drawn)) == 64 * len(drawn)
 
 
 # When shards are needed
@@ -391,19 +271,3 @@ def test_split_shards_cost_a_single_worker_nothing():
     assert sorted(plan.shards.tolist()) == list(range(50))
     assert plan.peak() <= 8 * (3 + 1)
     assert (plan.last - plan.first).max() < order.steps / 2
-
-
-def test_a_schedule_says_when_each_shard_is_first_and_last_needed():
-    """A loader that follows the schedule has every shard of a batch open, and requests them in
-    order of use.
-    """
-    batches = [np.array(ids) for ids in ([0, 4], [5, 1], [9, 8], [2, 9])]
-    plan = schedule(batches, [3, 4, 5])
-    found = [part.tolist() for part in (plan.shards, plan.first, plan.last)]
-    assert found == [[0, 1, 2], [0, 0, 2], [3, 1, 3]]
-    assert (plan.peak(), plan.peak([100, 10, 1])) == (2, 110)
-    again = schedule(batches, [3, 4, 5], keep=0)
-    found = [part.tolist() for part in (again.shards, again.first, again.last)]
-    assert found == [[0, 1, 2, 0], [0, 0, 2, 3], [1, 1, 3, 3]]
-    assert schedule(batches, [3, 4, 5], keep=1).shards.tolist() == [0, 1, 2]
-    assert schedule([], [3]).peak() == 0

@@ -2,8 +2,6 @@
 environment.
 """
 
-import json
-import os
 import subprocess
 import sys
 import types
@@ -121,27 +119,6 @@ def test_torch_without_a_process_group_says_nothing(monkeypatch, state):
     assert ranks.current() == Rank(4, 6)
 
 
-@pytest.mark.parametrize("given", [(1, 1), (-1, 2), (0, 0), (5, 2)])
-def test_a_given_rank_must_be_one(given):
-    """An invalid explicit rank is refused where it is passed."""
-    with pytest.raises(ValueError, match="expected a rank from 0"):
-        ranks.current(given)
-
-
-def test_agrees_with_the_helper_of_idris(monkeypatch):
-    """On Jean Zay ``idr_torch.rank`` and ``idr_torch.size`` are srun's variables.
-
-    And so are ours.
-    """
-    for name, value in SRUN.items():
-        monkeypatch.setenv(name, value)
-    # What idr_torch computes: https://github.com/idriscnrs/idr_torch
-    idr_torch = types.SimpleNamespace(
-        rank=int(os.environ["SLURM_PROCID"]), size=int(os.environ["SLURM_NTASKS"])
-    )
-    assert ranks.current() == (idr_torch.rank, idr_torch.size)
-
-
 def test_asking_does_not_import_torch():
     """Looking up the rank does not import torch."""
     program = (
@@ -149,62 +126,3 @@ def test_asking_does_not_import_torch():
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-
-
-JOB = """
-import json, os, sys
-import torch, torch.distributed
-from pcrshard import PCRDataset, PCRLoader
-from pcrshard.training import ranks
-
-
-def main():
-    before = ranks.current()
-    torch.distributed.init_process_group("gloo")
-    after = ranks.current()
-    os.environ.pop("RANK")
-    assert ranks.current() == after, "torch.distributed knows it without the environment"
-    os.environ["RANK"] = str(after.rank)
-    seen = {}
-    for workers in (0, 1):
-        loader = PCRLoader(PCRDataset(sys.argv[1]), 3, num_workers=workers)
-        seen[workers] = [key for batch in loader for key in batch["__key__"]]
-    torch.distributed.destroy_process_group()
-    with open(f"{sys.argv[2]}/{after.rank}.json", "w") as file:
-        json.dump({"before": before, "after": after, "seen": seen}, file)
-
-
-if __name__ == "__main__":
-    main()
-"""
-
-
-def test_torchrun(dataset, tmp_path):
-    """Under torchrun each rank reads its own part, whatever starts its workers."""
-    (tmp_path / "job.py").write_text(JOB)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node=2",
-        "--master-port=0",
-    ]
-    command += [
-        "--rdzv-backend=c10d",
-        "--rdzv-endpoint=localhost:0",
-        str(tmp_path / "job.py"),
-        str(dataset),
-        str(tmp_path),
-    ]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
-    assert [one["before"] for one in found] == [one["after"] for one in found] == [[0, 2], [1, 2]]
-    for workers in ("0", "1"):
-        parts = [one["seen"][workers] for one in found]
-        assert parts == [one["seen"]["0"] for one in found]
-        assert len(parts[0]) == len(parts[1]) == 12
-        assert len({*parts[0], *parts[1]}) == 24

@@ -13,7 +13,7 @@ from PIL import Image
 from pcrshard import EncodeOptions, Shard, ShardWriter, encode, open_dataset
 from pcrshard.checksum import crc32c
 from pcrshard.cli.main import main
-from pcrshard.errors import CorruptIndex, EncodeError, PCRError, ScanUnavailable
+from pcrshard.errors import CorruptIndex, EncodeError, PCRError
 from pcrshard.format.shard_index import decode_head, decode_index, encode_body, round512
 from pcrshard.jpeg import pixels
 from pcrshard.jpeg.markers import map_jpeg
@@ -45,6 +45,14 @@ def files_of(folder):
     }
 
 
+def read_stock(folder):
+    """What unmodified WebDataset makes of tars, by key."""
+    urls = sorted(map(str, folder.glob("*.tar")))
+    stock = wds.WebDataset(urls, shardshuffle=False, handler=wds.reraise_exception)
+    private = ("__url__", "__local_path__")
+    return {s["__key__"]: {k: v for k, v in s.items() if k not in private} for s in stock}
+
+
 @pytest.mark.parametrize("scan", SCANS)
 def test_a_folder_at_a_scan(dataset, tmp_path, scan):
     """A folder has each image once, at its own path, with that scan's bytes, and nothing else."""
@@ -57,28 +65,8 @@ def test_a_folder_at_a_scan(dataset, tmp_path, scan):
 def test_tars_at_a_scan_are_stock_webdataset(dataset, tmp_path, scan):
     """Unmodified WebDataset reads the exported tars, and gets the samples that the shards give."""
     assert export(dataset, tmp_path, scan, form="wds") == 24
-    urls = sorted(map(str, tmp_path.glob("*.tar")))
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
-        p.name for p in dataset.glob("*.tar")
-    )
-    stock = wds.WebDataset(urls, shardshuffle=False, handler=wds.reraise_exception)
-    got = [{k: v for k, v in s.items() if k not in ("__url__", "__local_path__")} for s in stock]
-    assert got == list(read_samples(dataset, scan).values())
-
-
-def test_an_exported_dataset_can_be_encoded_again(dataset, tmp_path):
-    """Export and encode are each other's inverse: same samples, same pixels."""
-    export(dataset, tmp_path / "tars", form="wds")
-    encode(str(tmp_path / "tars"), str(tmp_path / "again"), workers=1)
-    assert read_samples(tmp_path / "again", "full") == read_samples(dataset, "full")
-
-
-def read_stock(folder):
-    """What unmodified WebDataset makes of tars, by key."""
-    urls = sorted(map(str, folder.glob("*.tar")))
-    stock = wds.WebDataset(urls, shardshuffle=False, handler=wds.reraise_exception)
-    private = ("__url__", "__local_path__")
-    return {s["__key__"]: {k: v for k, v in s.items() if k not in private} for s in stock}
+    assert {p.name for p in tmp_path.iterdir()} == {p.name for p in dataset.glob("*.tar")}
+    assert read_stock(tmp_path) == read_samples(dataset, scan)
 
 
 def pixels_of(sample):
@@ -144,30 +132,6 @@ def test_baseline_of_a_prefix_has_the_same_coefficients(dataset, tmp_path, jpegt
         assert djpeg(jpeg) == djpeg(jpegtran(prefix, "-copy", "none"))
 
 
-def test_baseline_of_photographs(photos, tmp_path, djpeg):
-    """The same for real photographs, with their metadata kept."""
-    for folder in sorted(photos.glob("*/*"))[::6]:
-        path = min(folder.iterdir())
-        target = tmp_path / "src" / folder.name / path.name
-        target.parent.mkdir(parents=True)
-        target.symlink_to(path)
-    encode(str(tmp_path / "src"), str(tmp_path / "pcr"), EncodeOptions(num_shards=1), workers=1)
-    export(tmp_path / "pcr", tmp_path / "out", baseline=True)
-    sources = {
-        f"{p.parent.name}/{p.stem}": p.read_bytes()
-        for p in (tmp_path / "src").rglob("*")
-        if p.is_file()
-    }
-    exported = {
-        name.removesuffix(".jpg"): jpeg for name, jpeg in files_of(tmp_path / "out").items()
-    }
-    assert exported.keys() == sources.keys()
-    for key, jpeg in exported.items():
-        assert djpeg(jpeg) == djpeg(sources[key])
-        metadata = [sources[key][s.start : s.stop] for s in map_jpeg(sources[key]).metadata]
-        assert [jpeg[s.start : s.stop] for s in map_jpeg(jpeg).metadata] == metadata
-
-
 def write_dataset(folder, samples, classes=()):
     with ShardWriter(str(folder), classes=classes) as writer:
         for key, fields in samples.items():
@@ -177,19 +141,11 @@ def write_dataset(folder, samples, classes=()):
 
 def test_class_folders(tmp_path):
     """Images whose key does not start with their class come under the class's name."""
-    samples = {
-        "x/1": {"cls": 1},
-        "cat/2": {"cls": 0},
-        "3": {},
-        "4": {"cls": 7},
-        "5": {"cls": "1\n"},
-        "6": {"cls": "x"},
-        "7": {"cls": "9" * 5000},
-    }
+    labels = {"x/1": 1, "cat/2": 0, "4": 7, "5": "1\n", "6": "x", "7": "9" * 5000}
+    samples = {"3": {}} | {key: {"cls": label} for key, label in labels.items()}
     export(write_dataset(tmp_path / "pcr", samples, ["cat", "dog/big"]), tmp_path / "out")
-    assert {"dog_big/x/1.jpg", "cat/2.jpg", "3.jpg", "4.jpg", "7.jpg"} <= files_of(
-        tmp_path / "out"
-    ).keys()
+    names = ["dog_big/x/1", "cat/2", "3", "4", "dog_big/5", "6", "7"]
+    assert files_of(tmp_path / "out").keys() == {f"{name}.jpg" for name in names}
 
 
 @pytest.mark.parametrize(
@@ -252,21 +208,6 @@ def test_a_key_cannot_leave_the_folder(tmp_path, key):
     assert {p.name for p in tmp_path.iterdir()} == {"pcr"}
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"form": "zip"}, EncodeError),
-        ({"scan": 11}, ScanUnavailable),
-        ({"scan": -1}, ScanUnavailable),
-    ],
-)
-def test_wrong_use(shard_urls, tmp_path, options, error):
-    """Wrong arguments are refused before anything is written."""
-    with pytest.raises(error):
-        export_shard(Shard(shard_urls[0]), str(tmp_path / "out"), **options)
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_damaged_shard_leaves_no_half_tar(dataset, tmp_path):
     """An export that fails half-way leaves no tar that looks whole."""
     shutil.copytree(dataset, tmp_path / "pcr")
@@ -293,10 +234,8 @@ def test_a_shard_is_not_replaced_by_its_own_export(dataset, tmp_path):
     path = tmp_path / "data-000000.tar"
     path.write_bytes((dataset / path.name).read_bytes())
     (tmp_path / "link").symlink_to(tmp_path)
-    for folder in (tmp_path, tmp_path / "link"):
-        for url in (str(path), f"file://{path}"):
-            with pytest.raises(EncodeError, match="another folder"):
-                export_shard(Shard(url), str(folder), form="wds", overwrite=True)
+    with pytest.raises(EncodeError, match="another folder"):
+        export_shard(Shard(f"file://{path}"), f"{tmp_path}/link", form="wds", overwrite=True)
     assert path.read_bytes() == (dataset / path.name).read_bytes()
 
 
@@ -328,9 +267,7 @@ def test_nothing_is_written_through_a_link(dataset, tmp_path, options):
 
 def test_keys_that_no_file_can_have(tmp_path, capsys):
     """``--on-error skip`` leaves them out by name and writes all others."""
-    keys = ["a", "a.jpg/b", "k" * 300, "good"]
-    samples = {key: {"jpg": make_jpeg(i)} for i, key in enumerate(keys)}
-    write_dataset(tmp_path / "in", samples)
+    write_dataset(tmp_path / "in", {key: {} for key in ("a", "a.jpg/b", "k" * 300, "good")})
     args = ["export", str(tmp_path / "in"), str(tmp_path / "out")]
     assert main(args) == 1
     shutil.rmtree(tmp_path / "out")
