@@ -20,7 +20,7 @@ from evidence.transformers.models import ViT
 from pcrshard import compress_activations
 from pcrshard.activation import peak_memory
 
-from .harness import Quartiles
+from .harness import ratios
 
 ROUNDS = 5
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -73,25 +73,20 @@ class Step:
 
 def _clock():
     """Seconds of the device's work, or of this process's CPU time."""
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
-        return time.perf_counter()
-    return time.process_time()
+    if DEVICE == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def held_bytes(loss, model, images):
     """Bytes of the storages that the graph holds for backward, without weights and images."""
-    outside = (*model.parameters(), *model.buffers(), images)
-    nodes, seen, held = [loss.grad_fn], set(), {}
-    while nodes:
-        node = nodes.pop()
-        new = {following for following, _ in node.next_functions} - seen - {None}
-        seen |= new
-        nodes += new
+    nodes, held = [loss.grad_fn], {}
+    for node in nodes:  # grows
+        nodes += {following for following, _ in node.next_functions} - {None, *nodes}
         for tensor in filter(torch.is_tensor, getattr(node, "saved_tensors", ())):
-            storage = tensor.untyped_storage()
-            held[storage._cdata] = storage.nbytes()
-    for tensor in outside:
+            held[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+    for tensor in (*model.parameters(), *model.buffers(), images):
         held.pop(tensor.untyped_storage()._cdata, None)
     return sum(held.values())
 
@@ -106,20 +101,19 @@ def measure(way, network, batch, size, rounds):
         both.append(torch.cat([weight.grad.flatten() for weight in step.model.parameters()]))
     wrong = float((both[1] - both[0]).norm() / both[0].norm())
     loss = step.loss()
-    held = ""
+    row = {"": way, "held MB": "", "loss": float(loss.detach()), "error of gradients": wrong}
     if step.forward is not step.model:
-        held = held_bytes(loss, step.model, step.images) / 1e6
+        row["held MB"] = held_bytes(loss, step.model, step.images) / 1e6
     elif way in OVERHEAD:  # whose hooks would unpack what they hold
-        held = step.context.report().stored_bytes / 1e6
-    row = {"": way, "held MB": held, "loss": float(loss.detach()), "error of gradients": wrong}
+        row["held MB"] = step.context.report().stored_bytes / 1e6
     loss.backward()
     with peak_memory(DEVICE) as peak:
         step()
     begun = _clock()
     for _ in range(int(rounds)):
         step()
-    seconds = (_clock() - begun) / int(rounds)
-    return json.dumps(row | {"peak MB": peak.num_bytes / 1e6, "s/step": seconds})
+    row |= {"peak MB": peak.num_bytes / 1e6, "s/step": (_clock() - begun) / int(rounds)}
+    return json.dumps(row)
 
 
 def _compare(bench, ways, network, batch, size):
@@ -127,28 +121,26 @@ def _compare(bench, ways, network, batch, size):
     by_way = {row[""]: row for row in rows}
     for row in rows:
         assert abs(row["loss"] - rows[0]["loss"]) < 1e-2 * rows[0]["loss"]
-    bench.show(f"{network}, batch {batch}, {size}x{size}, {DEVICE}", rows)
+    title = f"{network}, batch {batch}, {size}x{size}, {DEVICE}"
+    bench.show(title, rows)
     if "aot_eager int8" in by_way:
         plain, packed = by_way["aot_eager plain"], by_way["aot_eager int8"]
         assert plain["error of gradients"] < 1e-5
         assert packed["error of gradients"] < 1.1 * by_way["int8"]["error of gradients"]
         ratio = plain["held MB"] / packed["held MB"]
-        bench.target(f"{network}, {size}x{size}, compiled: saved bytes, int8", ratio, least=3.5)
+        bench.target(f"{title}, compiled: saved bytes, int8", ratio, least=3.5)
 
 
 def _overhead(bench, network, batch, size, limits):
     steps = {way: Step(way, network, batch, size) for way in ("plain", *limits)}
     for step in steps.values():
         step()
-    seconds = bench.interleaved(steps, _clock)
-    rows = []
+    title = f"Time of a step, {network}, batch {batch}, {size}x{size}, {DEVICE}"
+    seconds = bench.compare(title, steps, _clock)
     for way, limit in limits.items():
-        pairs = zip(seconds[way], seconds["plain"], strict=True)
-        rows.append({"": way, "over plain": Quartiles(mine / plain - 1 for mine, plain in pairs)})
         if limit is not None:
-            what = f"{network}, {size}x{size}: time over plain, {way}"
-            bench.target(what, rows[-1]["over plain"], most=limit)
-    bench.show(f"Time of a step, {network}, batch {batch}, {size}x{size}, {DEVICE}", rows)
+            over = ratios(seconds[way], seconds["plain"])
+            bench.target(f"{title}: {way} over plain", over, most=1 + limit)
 
 
 def run(bench):
@@ -158,9 +150,9 @@ def run(bench):
         _compare(bench, EAGER, "narrow", 4, 32)
         return
     large = ("ResNet-50", 64, 224) if DEVICE == "cuda" else ("ResNet-18", 8, 112)
-    for network, batch, size in (large, ("ViT", *large[1:])):
-        _compare(bench, EAGER + COMPILED, network, batch, size)
+    for network in (large[0], "ViT"):
+        _compare(bench, EAGER + COMPILED, network, *large[1:])
     batch = 64 if DEVICE == "cuda" else 16
-    _overhead(bench, "ResNet-18", batch, 112, OVERHEAD)
-    _overhead(bench, "ViT", batch, 112, OVERHEAD)
+    for network in ("ResNet-18", "ViT"):
+        _overhead(bench, network, batch, 112, OVERHEAD)
     _overhead(bench, "narrow", batch, 32, dict.fromkeys(OVERHEAD, 0.2))

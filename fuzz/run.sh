@@ -8,7 +8,9 @@ cd "$(dirname "$0")"
 work=${FUZZ_WORK:-found}
 mkdir -p "$work/corpus" "$work/findings"
 [ $# -eq 0 ] || python3 make_corpus.py "$work/corpus" "$@"
-${CC:-clang} -std=c11 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
+# shellcheck disable=SC2086
+${CC:-clang} -std=c11 ${CFLAGS:--O1 -g} \
+    -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
     -I../pcrshard/native/src -o "$work/fuzz_native" fuzz_native.c \
     ../pcrshard/native/src/*.c -lm -pthread
 # A busy machine needs a longer FUZZ_TIMEOUT, in seconds by the clock.

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .redaction import redact, redact_any, redact_url
+from .redaction import redact, redact_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -102,7 +102,8 @@ class PCRError(Exception):
 
     @args.setter
     def args(self, values: Iterable[Any]) -> None:
-        shown = (redact_any(each) if isinstance(each, str) else each for each in values)
+        # Handlers append URLs as they are.
+        shown = (redact(each, each) if isinstance(each, str) else each for each in values)
         _ARGS.__set__(self, tuple(shown))
 
     def __str__(self) -> str:

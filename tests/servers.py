@@ -1,5 +1,4 @@
-"""Real servers on loopback, as context managers: nginx, S3 (moto), a server that fails on purpose,
-and a slow link.
+"""Real servers on loopback, as context managers: nginx, S3 (moto), a server that fails on purpose.
 
 Each picks its own port, logs every request, and is gone when the ``with`` block ends, also when
 that fails or the process is killed::
@@ -168,7 +167,7 @@ def _from_log(line: dict[str, Any]) -> Request:
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """The far end of ``limited_link``: pass it to a server as ``link=`` to have it listen there."""
+    """A network namespace: pass it to a server as ``link=`` to have it listen there."""
 
     host: str
     namespace: str
@@ -981,76 +980,6 @@ def faulty_proxy(upstream: str, faults: Faults = ()) -> Iterator[FaultServer]:
     """
     with contextlib.closing(FaultServer(_proxy_origin(upstream), faults)) as server:
         yield server
-
-
-# ---------------------------------------------------------------- a slow link
-
-
-def _ip(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    result = subprocess.run(arguments, capture_output=True, text=True, check=False)
-    if check and result.returncode:
-        raise OSError(f"{' '.join(arguments)}: {result.stderr.strip()}")
-    return result
-
-
-@contextlib.contextmanager
-def limited_link(rate_bytes_per_s: int) -> Iterator[Link]:
-    """A network between this process and a far namespace, for ``nginx(folder, link=...)`` and the
-    others.
-
-    Args:
-        rate_bytes_per_s: What the far end sends, with the packets' headers: bodies come about 4 %
-        slower. Uploads are not limited.
-    """
-    if os.geteuid() or not shutil.which("ip") or not shutil.which("tc"):
-        raise Unavailable("NO SLOW LINK: needs root and apt-get install iproute2")
-    with contextlib.ExitStack() as undo:
-        number = _make_pair(undo)
-        near, far = f"pcrn{number}", f"pcrf{number}"
-        _ip("ip", "-n", far, "link", "set", "lo", "up")
-        _ip("ip", "addr", "add", f"198.18.{number}.1/30", "dev", near)
-        _ip("ip", "link", "set", near, "up")
-        _ip("ip", "-n", far, "addr", "add", f"198.18.{number}.2/30", "dev", far)
-        _ip("ip", "-n", far, "link", "set", far, "up")
-        # The burst must hold one packet of 64 KiB, as the kernel makes them, and what comes between
-        # two timer ticks.
-        burst = max(128 << 10, rate_bytes_per_s // 100)
-        limit = ["rate", f"{rate_bytes_per_s * 8}bit", "burst", str(burst), "latency", "100ms"]
-        _ip("tc", "-n", far, "qdisc", "add", "dev", far, "root", "tbf", *limit)
-        yield Link(f"198.18.{number}.2", far)
-
-
-def _make_pair(undo: contextlib.ExitStack) -> int:
-    """Make a namespace and two joined interfaces; the first free number names all, and making the
-    name takes it.
-    """
-    for number in range(256):
-        near, far = f"pcrn{number}", f"pcrf{number}"
-        made = _ip("ip", "netns", "add", far, check=False)
-        if made.returncode == 0:
-            undo.callback(_ip, "ip", "netns", "del", far)
-            made = _ip(
-                "ip",
-                "link",
-                "add",
-                near,
-                "type",
-                "veth",
-                "peer",
-                "name",
-                far,
-                "netns",
-                far,
-                check=False,
-            )
-            if made.returncode == 0:
-                undo.callback(_ip, "ip", "link", "del", near)
-                return number
-        if "exists" not in made.stderr:
-            raise Unavailable(
-                f"NO SLOW LINK: this machine refuses network namespaces: {made.stderr.strip()}"
-            )
-    raise Unavailable("NO SLOW LINK: all 256 are in use; ip netns list")
 
 
 if __name__ == "__main__" and sys.argv[1:2] == ["s3"]:

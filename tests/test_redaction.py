@@ -127,10 +127,17 @@ def test_every_logger_redacts():
 
 
 def test_a_log_record_has_no_secret(caplog):
-    """What a handler gets is redacted, whatever the handler."""
+    """What a handler gets is redacted, whatever the handler, and so is a traceback."""
     caplog.set_level(logging.DEBUG, "pcrshard")
-    get_logger("pcrshard.x").info("%s of %d", f"http://me:{SECRET}@h/a?s={SECRET}", 3)
+    url = f"http://me:{SECRET}@h/a?s={SECRET}"
+    get_logger("pcrshard.x").info("%s of %d", url, 3)
     assert caplog.messages == ["http://h/a?... of 3"]
+    try:
+        raise ValueError(url)
+    except ValueError:
+        get_logger("pcrshard.x").exception("failed")
+    assert caplog.text.count("http://h/a?...") == 2
+    assert SECRET not in caplog.text
 
 
 def test_errors_take_no_secret():
@@ -244,18 +251,6 @@ def leaks(folder):
     return [path for path in files if SECRET.encode() in path.read_bytes() + bytes(path)]
 
 
-def test_the_doors_read_what_is_there(dataset, tmp_path):
-    """The doors that the secret is looked for in do open: without a fault each gives its result."""
-    shutil.copytree(dataset, tmp_path / "ds")
-    (tmp_path / "a.jpg").write_bytes(make_jpeg(1))
-    (tmp_path / "out").mkdir()
-    refused = {"encode a folder", "no such scan", "wrong use", "the destination", "encode a tar"}
-    with servers.faulty(tmp_path) as server:
-        urls = urls_of((f"http://me:{SECRET}@127.0.0.1:{server.port}", f"?a={SECRET}"))
-        for name, door in doors(*urls, tmp_path / "out").items():
-            assert bool(said_by(door)) == (name in refused), (name, said_by(door))
-
-
 def urls_of(form):
     """(dataset, shard, image) under a form of URL."""
     start, query = form
@@ -268,11 +263,12 @@ def nothing_shown(tmp_path, caplog, capfd):
     caplog.set_level(logging.DEBUG, "pcrshard")
     shown = []
 
-    def go(number, form):
+    def go(number, form, refused=None):
         folder = tmp_path / str(number) / "out"
         folder.mkdir(parents=True)
         for name, door in doors(*urls_of(form), folder).items():
             said = said_by(door)
+            assert refused is None or bool(said) == (name in refused), (name, said)
             out, err = capfd.readouterr()
             text = said + out + err + caplog.text
             caplog.clear()
@@ -299,12 +295,17 @@ def test_datasets_at_any_url(nothing_shown, dataset, count):
 
 @pytest.mark.parametrize("fault", [None, Fault(status=404)])
 def test_http_servers(nothing_shown, dataset, tmp_path, fault):
-    """With a real server the secret is shown neither when it answers nor when it refuses."""
+    """With a real server the secret is shown neither when it answers, and each way in gives its
+    result, nor when it refuses.
+    """
     shutil.copytree(dataset, tmp_path / "served" / "ds")
     (tmp_path / "served" / "a.jpg").write_bytes(make_jpeg(1))
+    refused = {"encode a folder", "no such scan", "wrong use", "the destination", "encode a tar"}
     with servers.faulty(tmp_path / "served", lambda _: fault) as server:
-        forms = url_forms(2, f"127.0.0.1:{server.port}", ["http"])
-        for number, form in enumerate(forms):
+        host = f"127.0.0.1:{server.port}"
+        form = (f"http://me:{SECRET}@{host}", f"?a={SECRET}")
+        assert nothing_shown(0, form, None if fault else refused) == []
+        for number, form in enumerate(url_forms(1, host, ["http"]), 1):
             assert nothing_shown(number, form) == []
 
 
@@ -329,16 +330,6 @@ def test_names_of_tars_and_patterns_have_no_secret(tmp_path):
     store.store.clear()
     keys = [[sample.key for sample in source.samples] for source in sources]
     assert keys == [["one/x/1", "two/x/1"], ["1"]]
-
-
-def test_a_traceback_in_a_log_has_no_secret(caplog):
-    """What a logger says of an exception is redacted, too."""
-    try:
-        raise ValueError(f"http://me:{SECRET}@h/a?s={SECRET}")
-    except ValueError:
-        get_logger("pcrshard.x").exception("failed")
-    assert "http://h/a?..." in caplog.text
-    assert SECRET not in caplog.text
 
 
 def test_a_file_that_names_a_version_has_no_secret(tmp_path):

@@ -10,7 +10,6 @@ until they fit; the error is then at most 1/254 of their largest value.
 from __future__ import annotations
 
 import functools
-import math
 import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from torch import Tensor, fx
 
 from ..errorbound import Absolute, RelativeStd
 from .bits import from_planes, pack_booleans, to_planes, unpack_booleans
+from .layout import Layout, flatten, layout_of, restore, size_hint
 from .options import ActivationOptions
 from .quantizer import MARGIN, MAX_CODE, nearest_codes, standard_deviation
 from .report import Row
@@ -104,7 +104,7 @@ class CompiledHooks:
             name,
             function,
             kind,
-            tuple(map(_hint, tensor.shape)),
+            tuple(map(size_hint, tensor.shape)),
             tensor.dtype,
             _bytes([tensor]),
             _bytes(parts or [tensor]),
@@ -126,10 +126,7 @@ class CompiledHooks:
             return parts[0].to(like.dtype)
         else:
             flat = unpack_booleans(parts[0], 8 * parts[0].shape[0])
-        order = _memory_order(like)
-        sizes = [shape[dim] for dim in order]
-        shaped = flat[: math.prod(sizes)].view(sizes)
-        return shaped.permute([order.index(dim) for dim in range(len(order))])
+        return restore(flat, Layout(shape, layout_of(like).order))
 
     def _kind(self, tensor: Tensor, saved: Saved) -> str:
         """Return how to store a tensor, by the rules of eager code."""
@@ -138,15 +135,15 @@ class CompiledHooks:
             return "exact"
         if tensor.dtype == torch.bool or _pool_of(saved.node) is not None:
             return "lossless"
-        if tensor.dtype not in _FLOATS or tensor.dim() < 2 or _hint(tensor.shape[-1]) == 1:
+        if tensor.dtype not in _FLOATS or tensor.dim() < 2 or size_hint(tensor.shape[-1]) == 1:
             return "exact"  # includes statistics of rows, such as logsumexp
         if _name(producer) in SENSITIVE or _is_second_result(producer):
             return "exact"
         if saved.node not in _differentiable(saved.forward, saved.backward):
             return "exact"
         least = self._options.min_dims
-        rows = _hint(tensor.shape[0])
-        is_tokens = any(len(shape) >= least and _hint(shape[0]) < rows for shape in relatives)
+        rows = size_hint(tensor.shape[0])
+        is_tokens = any(len(shape) >= least and size_hint(shape[0]) < rows for shape in relatives)
         return "lossy" if tensor.dim() >= least or is_tokens else "exact"
 
     def _width(self, node: fx.Node) -> tuple[int, bool]:
@@ -162,18 +159,19 @@ class CompiledHooks:
 
     def _quantize(self, tensor: Tensor, width: tuple[int, bool]) -> tuple[Tensor, ...]:
         """Return the codes, the step, the rows of exact blocks, and these blocks."""
-        blocks = _blocks(_flat(tensor))
+        flat = flatten(tensor, layout_of(tensor))
+        blocks = _blocks(flat)
         bits, signed = width
         most = min(MAX_CODE, 2 ** (bits - signed) - 1)
         bound = self._bound
         if isinstance(bound, RelativeStd):
-            std = standard_deviation(_flat(tensor), bound.outlier_guard)
+            std = standard_deviation(flat, bound.outlier_guard)
             error_bound = std.nan_to_num(0).float() * bound.fraction
         else:
             error_bound = torch.full((), bound.error_bound, device=tensor.device)
         largest = blocks.abs().amax(1).float()
         count = blocks.shape[0] // _BLOCKS_PER_EXACT + 1
-        top = largest.topk(count + 1 if _hint(count) < _hint(blocks.shape[0]) else count)
+        top = largest.topk(count + 1 if size_hint(count) < size_hint(blocks.shape[0]) else count)
         exact = top.indices[:count]
         least = top.values[-1] / (2 * most)
         # If more blocks contain NaN than can be exact, the step and the whole tensor become NaN.
@@ -219,16 +217,6 @@ def graph_of(function: Any) -> fx.GraphModule:
     return fx.GraphModule(torch.nn.Module(), graph)
 
 
-def _memory_order(tensor: Tensor) -> list[int]:
-    """Return the dimensions sorted by stride, so that channels-last tensors stay untransposed."""
-    return sorted(range(tensor.dim()), key=lambda dim: -_hint(tensor.stride(dim)))
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """Return the tensor as (n,), in memory order."""
-    return tensor.permute(_memory_order(tensor)).reshape(-1)
-
-
 def _blocks(flat: Tensor) -> Tensor:
     padding = -flat.shape[0] % _BLOCK
     if not isinstance(padding, int) or padding:
@@ -239,7 +227,7 @@ def _blocks(flat: Tensor) -> Tensor:
 def _narrow(tensor: Tensor, node: fx.Node) -> Tensor:
     """Pack booleans into bits, and pooling indices into as few bytes as the plane allows."""
     if tensor.dtype == torch.bool:
-        return pack_booleans(_flat(tensor))
+        return pack_booleans(flatten(tensor, layout_of(tensor)))
     return tensor.to(_pool_of(node))
 
 
@@ -248,7 +236,7 @@ def _pool_of(node: fx.Node) -> torch.dtype | None:
     pool = node.args[0] if _is_second_result(node) else None
     if not isinstance(pool, fx.Node) or _name(pool) not in _POOLS:
         return None
-    places = torch.Size(map(_hint, pool.all_input_nodes[0].meta["val"].shape[2:])).numel()
+    places = torch.Size(map(size_hint, pool.all_input_nodes[0].meta["val"].shape[2:])).numel()
     return torch.int16 if places < 2**15 else torch.int32
 
 
@@ -296,10 +284,5 @@ def _describe(node: fx.Node) -> tuple[str, str]:
     return path.rpartition("]")[2].removeprefix("._orig_mod").lstrip("."), str(source.target)
 
 
-def _hint(size: Any) -> int:
-    """Return a size as a number, using the example's for symbolic sizes, without adding a guard."""
-    return size if isinstance(size, int) else int(size.node.hint or 0)
-
-
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(_hint(tensor.numel()) * tensor.element_size() for tensor in tensors)
+    return sum(size_hint(tensor.numel()) * tensor.element_size() for tensor in tensors)

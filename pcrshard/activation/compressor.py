@@ -6,8 +6,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +23,8 @@ from .quantizer import MAX_CODE, lattice_for, standard_deviation
 from .report import Report, Row
 
 Bound = RelativeStd | Absolute | GradientNoise
-# Fractions of the standard deviation: where there is no adaptive bound, and the range of these.
+# Fractions of the standard deviation: where there is no adaptive bound, and the largest one.
 _FALLBACK = 0.05
-_LEAST = 1e-4
 _MOST = 0.25
 # Warn if at least this many bytes were saved and none were compressed.
 _WORTH_A_WARNING = 1 << 20
@@ -126,7 +124,8 @@ class Compressor:
             self._compiled = CompiledHooks(fixed, options, use_bits=codec == "bits")
         self._hooks = Hooks(self._encode, options, self._compiled)
         self.ledger = self._hooks.ledger
-        self._context: contextlib.AbstractContextManager[object] | None = None
+        self._context = contextlib.ExitStack()
+        self._is_open = False
         self._steps = 0
         self._passes = 0
         # The rows of the last profiled step, and its adaptive bounds by position.
@@ -138,41 +137,26 @@ class Compressor:
 
     def __enter__(self) -> Self:
         """Start compressing the tensors that autograd saves in this thread."""
-        if self._context is not None:
+        if self._is_open:
             raise RuntimeError("expected one with block at a time for each compressor")
-        self._context = self._forward_pass()
-        self._context.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Stop compressing; the graph keeps the compressed tensors."""
-        context = self._context
-        assert context is not None
-        self._context = None
-        context.__exit__(kind, error, traceback)
-
-    @contextlib.contextmanager
-    def _forward_pass(self) -> Iterator[None]:
         self._hooks.begin(self._model)
-        handles: list[Any] = []
         if self._only is not None or (self._passes == 0 and self._is_due()):
             self.profiles, handles = profile_convolutions(self._model)
             self._profiled = self._hooks.rows
-        try:
-            with torch.autograd.graph.saved_tensors_hooks(*self._hooks.graphs):
-                yield
-        finally:
             for handle in handles:
-                handle.remove()
-            self._hooks.end()
-            self._encoder.forget()
-            self._passes += 1
-        if self._only is None and self._compiled is not None:
+                self._context.callback(handle.remove)
+        self._context.enter_context(torch.autograd.graph.saved_tensors_hooks(*self._hooks.graphs))
+        self._is_open = True
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stop compressing; the graph keeps the compressed tensors."""
+        self._is_open = False
+        self._context.close()
+        self._hooks.end()
+        self._encoder.forget()
+        self._passes += 1
+        if error[0] is None and self._only is None and self._compiled is not None:
             self._warn_of_little(self._compiled)
 
     @contextlib.contextmanager
@@ -198,16 +182,15 @@ class Compressor:
             self._warn(
                 f"none of the {len(report.rows)} saved tensors was compressed: expected results of "
                 "differentiable operations, of at least min_bytes and min_dims",
-                stacklevel=7,
+                stacklevel=4,
             )
         is_other = isinstance(self.bound, GradientNoise) or self._options.rounding != "nearest"
         if compiled.rows and (self._codec.is_zstd or is_other):
             self._warn(
                 "torch.compile: compiled code packs codes as int8, rounded to the nearest one, "
-                "with a fraction of the standard deviation as the bound; codec "
-                f"{self._codec.name}, rounding {self._options.rounding} and "
-                f"{type(self.bound).__name__} apply to the parts of the model that run eagerly",
-                stacklevel=7,
+                "with a fraction of the standard deviation as the bound; another codec, rounding, "
+                "or bound applies to the parts of the model that run eagerly",
+                stacklevel=4,
             )
 
     def _warn(self, message: str, stacklevel: int) -> None:
@@ -243,8 +226,7 @@ class Compressor:
         if ordinal in self._bounds:
             profiled = self._profiled[ordinal]
             if (profiled.dtype, profiled.shape[1:]) == (row.dtype, row.shape[1:]):
-                least = _LEAST * row.deviation
-                return min(max(self._bounds[ordinal], least), _MOST * row.deviation)
+                return min(self._bounds[ordinal], _MOST * row.deviation)
         return _FALLBACK * row.deviation
 
     def _generator(self, device: torch.device) -> torch.Generator | None:
@@ -289,7 +271,6 @@ class Compressor:
         compiled = () if self._compiled is None else self._compiled.rows.values()
         return Report(
             self.ledger.peak_bytes,
-            self.ledger.live_bytes,
             (*self._hooks.rows, *compiled),
             layers(self.profiles, self._profiled, self._options.rounding),
             tuple(self._warned),

@@ -202,10 +202,10 @@ class Hooks:
 
     @torch.no_grad()
     def _make(self, tensor: Tensor, ordinal: int) -> _Blob | None:
-        layout = layout_of(tensor)
         kind = _kind_of(tensor, self._options)
-        if layout is None or kind == "exact":
+        if kind == "exact":
             return None
+        layout = layout_of(tensor)
         row = self.rows[ordinal]
         row.kind = kind
         begun = time.perf_counter()
@@ -221,7 +221,7 @@ class Hooks:
         return _Blob(content, layout, row)
 
     def unpack(self, kept: Any) -> Tensor:
-        """Return the tensor with its original shape, strides, type, and device."""
+        """Return the tensor with its original shape, order in memory, type, and device."""
         saved = tracing()
         if saved is not None:
             return kept if self._compiled is None else self._compiled.unpack(kept, saved)
@@ -240,7 +240,8 @@ class Hooks:
 
 def _kind_of(tensor: Tensor, options: ActivationOptions) -> str:
     """Return how a tensor may be stored: ``lossy``, ``lossless``, or ``exact``."""
-    if tensor.nbytes < options.min_bytes or tensor.dtype.is_complex:
+    is_expanded = 0 in tensor.stride()
+    if tensor.nbytes < options.min_bytes or tensor.dtype.is_complex or is_expanded:
         return "exact"
     if not tensor.dtype.is_floating_point or not (tensor.requires_grad or options.inputs):
         return "lossless"  # integers, masks; inputs and statistics, which are seldom smaller

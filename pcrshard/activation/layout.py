@@ -1,55 +1,50 @@
-"""Flatten tensors with any strides in memory order, and restore their strides."""
+"""Flatten tensors with any strides in memory order, and restore them."""
 
 from __future__ import annotations
 
-import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """The memory layout of a tensor.
 
     Attributes:
         shape: The tensor's shape.
-        stride: Strides, in elements.
-        dense: Whether the elements fill one contiguous range, with dimensions in any order.
+        order: Dimensions by decreasing stride; the last one is contiguous.
     """
 
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dense: bool
+    shape: Sequence[int]
+    order: tuple[int, ...]
 
 
-def layout_of(tensor: Tensor) -> Layout | None:
-    """Return the layout, or ``None`` if elements share memory, as after ``expand``.
+def layout_of(tensor: Tensor) -> Layout:
+    """Return the layout of a tensor, of real or symbolic sizes.
 
-    >>> layout_of(torch.empty(2, 3).t()).dense
-    True
-    >>> layout_of(torch.empty(2, 4)[:, :3]).dense
-    False
-    >>> layout_of(torch.empty(3).expand(2, 3)) is None
-    True
+    >>> import torch
+    >>> layout_of(torch.empty(2, 3, 4).movedim(0, 2)).order
+    (2, 0, 1)
     """
-    strides = zip(tensor.stride(), tensor.shape, strict=True)
-    if any(step == 0 and size > 1 for step, size in strides):
-        return None
-    dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
-    return Layout(tuple(tensor.shape), tensor.stride(), dense)
+    strides = tuple(map(size_hint, tensor.stride()))
+    order = sorted(range(tensor.dim()), key=lambda dim: -strides[dim])
+    return Layout(tuple(tensor.shape), tuple(order))
 
 
 def flatten(tensor: Tensor, layout: Layout) -> Tensor:
-    """Return a contiguous (n,) tensor: a view of the memory if it is dense, otherwise a copy."""
-    if layout.dense:
-        return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
-    return tensor.reshape(-1).contiguous()
+    """Return a contiguous (n,) tensor: a view if the elements fill one range, otherwise a copy."""
+    return tensor.permute(layout.order).reshape(-1)
 
 
 def restore(flat: Tensor, layout: Layout) -> Tensor:
-    """Return the tensor from the result of :func:`flatten`."""
-    if layout.dense:
-        return flat.as_strided(layout.shape, layout.stride)
-    whole = flat.new_empty_strided(layout.shape, layout.stride)
-    return whole.copy_(flat.view(layout.shape))
+    """Return the tensor from its (n,) elements, without gaps between them in memory."""
+    sizes = [layout.shape[dim] for dim in layout.order]
+    inverse = [layout.order.index(dim) for dim in range(len(sizes))]
+    return flat[: math.prod(sizes)].view(sizes).permute(inverse)
+
+
+def size_hint(size: Any) -> int:
+    """Return a size as a number, using the example's for symbolic sizes, without adding a guard."""
+    return size if isinstance(size, int) else int(size.node.hint or 0)

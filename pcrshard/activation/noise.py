@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -128,18 +128,16 @@ class Profile:
 
 
 def layers(
-    profiles: Mapping[str, Profile], rows: Iterable[Row], rounding: str
+    profiles: Mapping[str, Profile], rows: Sequence[Row], rounding: str
 ) -> tuple[Layer, ...]:
     """Return the predicted noise of the convolutions that received a gradient."""
-    bounds: dict[str, float] = {}
-    for row in rows:
-        for name in row.read_by:
-            bounds[name] = max(row.error_bound, bounds.get(name, 0.0))
-    return tuple(
-        Layer(name, bounds[name], bounds[name] * GradientNoise.noise_per_bound(profile, rounding))
-        for name, profile in profiles.items()
-        if profile.energy > 0 and name in bounds
-    )
+    found = []
+    for name, profile in profiles.items():
+        bounds = [row.error_bound for row in rows if name in row.read_by]
+        if profile.energy > 0 and bounds:
+            noise = GradientNoise.noise_per_bound(profile, rounding)
+            found.append(Layer(name, max(bounds), max(bounds) * noise))
+    return tuple(found)
 
 
 def convolutions(model: nn.Module) -> dict[str, Any]:
@@ -190,19 +188,14 @@ def _valid_share(module: Any, values: Tensor, output: Tensor) -> float:
     """
     if module.padding_mode != "zeros":
         return 1.0
-    small, large = (values, output) if module.transposed else (output, values)
-    share = 1.0
-    for dim in range(-len(module.kernel_size), 0):
-        kernel = module.kernel_size[dim]
-        taps = torch.arange(kernel) * module.dilation[dim]
-        if isinstance(module.padding, str):
-            before = int(taps[-1]) // 2 if module.padding == "same" else 0
-        else:
-            before = module.padding[dim]
-        places = torch.arange(small.shape[dim])[:, None] * module.stride[dim] + taps - before
-        inside = (places >= 0) & (places < large.shape[dim])
-        share *= int(inside.sum()) / (kernel * output.shape[dim])
-    return share
+    dims = len(module.kernel_size)
+    convolve = getattr(nn.functional, f"conv{dims}d")
+    # Convolved ones count the pairs; autocast does not round float64.
+    large = output if module.transposed else values
+    ones = torch.ones(1, 1, *large.shape[-dims:], dtype=torch.float64)
+    taps = torch.ones(1, 1, *module.kernel_size, dtype=torch.float64)
+    pairs = convolve(ones, taps, None, module.stride, module.padding, module.dilation)
+    return float(pairs.sum()) / (taps.numel() * output.shape[-dims:].numel())
 
 
 def mean_momentum(
@@ -216,9 +209,10 @@ def mean_momentum(
     means = {}
     for name, module in convolutions(model).items():
         state = {} if optimizer is None else optimizer.state.get(module.weight, {})
-        kept = (state.get("momentum_buffer"), state.get("exp_avg"), module.weight.grad)
-        known = next((tensor for tensor in kept if tensor is not None), None)
+        known = state.get("momentum_buffer")
+        if known is None:  # as SGD without momentum stores it
+            known = state.get("exp_avg", module.weight.grad)
         if known is not None:
             local = getattr(known, "_local_tensor", known)  # of a DTensor: this rank's part
-            means[name] = scale * float(local.detach().abs().float().sum()) / max(local.numel(), 1)
+            means[name] = scale * float(local.detach().abs().float().mean())
     return means

@@ -31,9 +31,8 @@ _REMEMBERED = 8
 _WORTH_A_TABLE = 1024
 # Maximum number of tensors that must be decoded before a predicted one.
 _MAX_DEPTH = 2
-# Sample for fitting a channel's line: at most this many images, and places in each.
-_IMAGES = 8
-_PLACES = 32
+# Size of the sample for fitting a channel's line.
+_PLACES = 256
 # Maximum residual relative to the codes' size. Typical values are a tenth after a normalization, a
 # quarter with a shortcut, and two thirds for unrelated tensors.
 _WORTH = 0.5
@@ -41,7 +40,7 @@ _WORTH = 0.5
 _PARTS = 32
 _LIMIT = 16_000
 # Keeps the fit of a constant channel finite.
-_RIDGE = 1e-6
+_RIDGE = 1e-9
 
 _Grid = tuple[int, int, int]
 
@@ -97,7 +96,7 @@ class _Lines:
             sign: 1 or -1.
         """
         # What each code of a source contributes, in each channel.
-        meanings = torch.stack([_meanings(source.lattice) for source in self.sources])
+        meanings = torch.stack([source.lattice.table() for source in self.sources])
         parts = self.slopes.t()[:, :, None] * meanings
         parts[:, 0] += self.offset[:, None]
         scaled = (parts * (_PARTS / (2 * self.lattice.step))).round_().clamp_(-_LIMIT, _LIMIT)
@@ -189,81 +188,67 @@ class Encoder:
         last, *others = alike
         for sources in ((last,), *((last, other) for other in others)):
             meant = [
-                _meanings(source.coded.lattice)[source.sample.view(torch.uint8).long()]
+                source.coded.lattice.table()[source.sample.view(torch.uint8).long()]
                 for source in sources
             ]
             slopes, offset = _fit(torch.stack(meant), values)
             coded = tuple(source.coded for source in sources)
             lines = _Lines(coded, lattice, slopes, offset, int(codes.max()))
             rest = codes.clone()
-            lines.shift(rest, [source.sample for source in sources], codes.shape, -1)
+            grid = (*codes.shape, 1)
+            lines.shift(rest, [source.sample for source in sources], grid, -1)
             if float(rest.float().abs().mean()) < _WORTH * float(codes.float().abs().mean()):
                 return lines
         return None
 
 
-def _meanings(lattice: SignExactLattice) -> Tensor:
-    """Return the (256,) values of all codes, float32 on the CPU."""
-    return lattice.table(torch.device("cpu")).float()
-
-
 def _grid_of(layout: Layout) -> _Grid | None:
     """Return the position of the channels in a flat tensor: (outer, channels, inner).
 
-    They are dimension 1 of a dense tensor, first or last in memory.
+    They are dimension 1, the second or the last in memory.
 
-    >>> _grid_of(Layout((2, 3, 4, 5), (60, 20, 5, 1), dense=True))
+    >>> _grid_of(Layout((2, 3, 4, 5), (0, 1, 2, 3)))
     (2, 3, 20)
-    >>> _grid_of(Layout((2, 3, 4, 5), (60, 1, 15, 3), dense=True))
+    >>> _grid_of(Layout((2, 3, 4, 5), (0, 2, 3, 1)))
     (40, 3, 1)
     """
-    if not layout.dense or len(layout.shape) < 3:
+    if len(layout.shape) < 3:
         return None
     images, channels, *places = layout.shape
     inner = torch.Size(places).numel()
-    like = torch.empty_strided(layout.shape, layout.stride, device="meta")
-    if like.is_contiguous():
-        return images, channels, inner
-    if like.movedim(1, -1).is_contiguous():
-        return images * inner, channels, 1
-    return None
+    grids = {1: (images, channels, inner), len(places) + 1: (images * inner, channels, 1)}
+    others = [dim for dim in layout.order if dim != 1]
+    return grids.get(layout.order.index(1)) if others == sorted(others) else None
 
 
 def _sample(flat: Tensor, grid: _Grid) -> Tensor:
-    """Return a contiguous (images, channels, places) sample, spread over each channel."""
-    outer, _, inner = grid
-    images = _IMAGES * _PLACES if inner == 1 else _IMAGES
-    rows = _spread(outer, images).to(flat.device)
-    places = _spread(inner, _PLACES).to(flat.device)
-    found: Tensor = flat.view(grid)[rows[:, None], :, places]
-    return found.movedim(2, 1).contiguous()
-
-
-def _spread(count: int, most: int) -> Tensor:
-    """Return at most a given number of ``count`` positions, one per interval, deterministically.
+    """Return a contiguous (n, channels) sample of random places, the same ones for equal grids.
 
     A fixed stride would often hit only the left edge of each row, which is padding or a frame.
     """
-    within = torch.rand(
-        min(count, most), generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    outer, _, inner = grid
+    generator = torch.Generator().manual_seed(0)
+    rows, places = (
+        torch.randint(count, (_PLACES,), generator=generator).to(flat.device)
+        for count in (outer, inner)
     )
-    return (within.add_(torch.arange(len(within))) * (count / len(within))).long()
+    found: Tensor = flat.view(grid)[rows, :, places]
+    return found.contiguous()
 
 
 def _fit(meant: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Fit slopes (sources, channels) and offset by least squares to values above 0."""
-    above = (values > 0).to(values)
-    count = above.sum((0, 2)).clamp_(min=1)
-    means = (meant * above).sum((1, 3)) / count
-    mean = (values * above).sum((0, 2)) / count
-    apart = (meant - means[:, None, :, None]) * above
-    # No matrix products: autocast would round them.
-    products = (apart[:, None] * apart).sum((2, 4)).movedim(-1, 0)
-    both = (apart * (values - mean[:, None])).sum((1, 3)).t()
-    ridge = _RIDGE * (1 + products.diagonal(dim1=1, dim2=2).amax(1))
-    diagonal = torch.diag_embed(ridge[:, None].expand_as(both))
-    solved = torch.linalg.solve_ex(products + diagonal, both).result
+    """Fit slopes (sources, channels) and offset by least squares to values above 0.
+
+    Args:
+        meant: (sources, n, channels) values of the sources.
+        values: (n, channels) values to predict.
+    """
+    known = torch.cat([meant, torch.ones_like(meant[:1])]) * (values > 0)
+    rows = known.permute(2, 0, 1).double()  # not rounded by autocast
+    products = rows @ rows.mT
+    ridge = torch.diag_embed(_RIDGE * (1 + products.diagonal(dim1=1, dim2=2)))
+    wanted = rows @ values.t().double()[:, :, None]
+    solved = torch.linalg.solve_ex(products + ridge, wanted).result
     # NaN predicts nothing.
-    slopes = solved.t().nan_to_num(0, 0, 0).contiguous()
-    offset = mean - (slopes * means).sum(0)
-    return slopes, offset.nan_to_num(0, 0, 0)
+    lines = solved[:, :, 0].t().float().nan_to_num(0, 0, 0).contiguous()
+    return lines[:-1], lines[-1]

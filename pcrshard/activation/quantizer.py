@@ -63,10 +63,9 @@ class SignExactLattice:
         tiny = 2.0**-24 if self.dtype == torch.float16 else torch.finfo(self.dtype).tiny
         return code.abs_().sub_(1).mul_(self.step).clamp_(min=tiny).mul_(sign).to(self.dtype)
 
-    def table(self, device: torch.device) -> Tensor:
-        """Return the (256,) values of all codes, indexed by the code as an unsigned byte."""
-        codes = torch.arange(256, dtype=torch.uint8, device=device)
-        return self.values(codes.view(torch.int8))
+    def table(self) -> Tensor:
+        """Return the (256,) float32 values of all codes, indexed by the code as unsigned byte."""
+        return self.values(torch.arange(256, dtype=torch.uint8).view(torch.int8)).float()
 
 
 def lattice_for(

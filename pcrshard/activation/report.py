@@ -73,7 +73,6 @@ class Report:
     Attributes:
         peak_bytes: Peak of live compressed bytes in eager code, over all steps; see also
             :func:`pcrshard.activation.peak_memory`.
-        live_bytes: Current live compressed bytes.
         rows: Every tensor saved in the last forward pass, once, excluding parameters; for compiled
             code, every saved tensor, excluding inputs and outputs.
         layers: The convolutions of the last profiled step.
@@ -81,7 +80,6 @@ class Report:
     """
 
     peak_bytes: int
-    live_bytes: int
     rows: Sequence[Row]
     layers: Sequence[Layer] = ()
     notes: Sequence[str] = ()
@@ -122,9 +120,9 @@ class Report:
             f"compressed bytes alive at most: {_mega(self.peak_bytes)} MB",
             f"time of packing and unpacking: {self.seconds:.3f} s",
         ]
-        largest = sorted(self.rows, key=lambda row: -row.raw_bytes)
+        largest = sorted(self.rows, key=lambda row: -row.raw_bytes)[:_LARGEST]
         lines.append(_line("tensor", "kind", "MB", "ratio", "bound", "seconds"))
-        for row in largest[:_LARGEST]:
+        for row in largest:
             lines.append(
                 _line(
                     f"{row.label} {'x'.join(map(str, row.shape))}",
@@ -135,9 +133,6 @@ class Report:
                     "compiled" if row.compiled else f"{row.seconds:.4f}",
                 )
             )
-        if rest := largest[_LARGEST:]:
-            raw = sum(row.raw_bytes for row in rest)
-            lines.append(_line(f"{len(rest)} smaller ones", "", _mega(raw), f"{_ratio(rest):.1f}"))
         if self.layers:
             lines += ["", _line("convolution", "bound", "predicted", "measured")]
         for layer in self.layers:

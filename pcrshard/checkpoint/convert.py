@@ -12,10 +12,8 @@ from ..checksum import crc32c
 from ..errorbound import (
     FLOAT_TYPES,
     content_bytes,
-    decode_index,
     decode_integers,
     decode_planes,
-    decode_words,
     decompress,
     lattice_from,
     restore,
@@ -175,8 +173,16 @@ def _decode(entry: Any, payload: memoryview, base: LatticeCodes[Any] | None) -> 
     if coder != "intra" and (base is None or len(base.codes) != spec.num_words):
         raise BrokenChain("the reference has no such tensor")
     old: Any = None if base is None else base.codes
-    places = decode_index(index, count, spec.num_words)
-    changed = decode_words(words, count, spec.word)
+    gaps = decode_integers(index, count, np.uint32)
+    places = np.cumsum(gaps, dtype=np.int64) - 1
+    require(
+        not count or (gaps.min() > 0 and places[-1] < spec.num_words),
+        "expected increasing positions inside the tensor",
+    )
+    if spec.word.itemsize > 1:
+        changed = decode_integers(words, count, spec.word)
+    else:
+        changed = np.frombuffer(decompress(words, count), spec.word)
     if entry["lattice"] is not None:
         values = decode_integers(main, spec.num_words, np.int32) if whole else old
         return LatticeCodes(values + old if coder == "delta" else values, places, changed)

@@ -12,7 +12,7 @@ import multiprocessing
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import overload
+from typing import TypedDict, Unpack, overload
 
 from .. import storage
 from ..errors import EncodeError
@@ -33,19 +33,20 @@ Progress = Callable[[int, int], None]
 _log = get_logger("pcrshard")
 
 
+class _How(TypedDict, total=False):
+    """The arguments of :func:`encode` that all runs have; see there."""
+
+    workers: int | None
+    resume: bool
+    executor: Executor | None
+    progress: Progress | None
+    src_options: StorageOptions
+    dst_options: StorageOptions
+
+
 @overload
 def encode(
-    src: Path,
-    dst: Path,
-    options: EncodeOptions = ...,
-    *,
-    part: None = None,
-    workers: int | None = ...,
-    resume: bool = ...,
-    executor: Executor | None = ...,
-    progress: Progress | None = ...,
-    src_options: StorageOptions = ...,
-    dst_options: StorageOptions = ...,
+    src: Path, dst: Path, options: EncodeOptions = ..., **how: Unpack[_How]
 ) -> DatasetIndex: ...
 
 
@@ -56,12 +57,7 @@ def encode(
     options: EncodeOptions = ...,
     *,
     part: Part | None,
-    workers: int | None = ...,
-    resume: bool = ...,
-    executor: Executor | None = ...,
-    progress: Progress | None = ...,
-    src_options: StorageOptions = ...,
-    dst_options: StorageOptions = ...,
+    **how: Unpack[_How],
 ) -> DatasetIndex | None: ...
 
 
@@ -135,8 +131,24 @@ def encode(
         for number, samples in enumerate(planned.shards)
         if journal.is_mine(number)
     }
+    total = sum(len(task.samples) for task in tasks.values())
     with journal.open(resume):
-        _write_shards(tasks, journal, workers, executor, progress)
+        todo = {n: task for n, task in tasks.items() if n not in journal.results}
+        done = total - sum(len(task.samples) for task in todo.values())
+        journal.begin(storage.file_name(task.url) for task in todo.values())
+        try:
+            with contextlib.closing(
+                run_tasks(
+                    encode_shard, todo, workers=workers, executor=executor, on_stop=journal.end
+                )
+            ) as results:
+                for number, result in results:
+                    journal.results[number] = result
+                    done += len(todo[number].samples)
+                    if progress is not None:
+                        progress(done, total)
+        finally:
+            journal.end()
         return commit(journal)
 
 
@@ -152,33 +164,6 @@ def _check_apart(src: str, planned: Plan, dst: str) -> None:
         apart = apart and not f"{target}/".startswith(os.path.join(os.path.realpath(src), ""))
     if not apart:
         raise EncodeError(f"expected a folder outside the source {redact_url(src)}, got {dst}")
-
-
-def _write_shards(
-    mine: dict[int, ShardTask],
-    journal: Journal,
-    workers: int | None,
-    executor: Executor | None,
-    progress: Progress | None,
-) -> None:
-    # Largest first, so that no worker is still busy with a large shard when the others finish.
-    numbers = sorted(mine.keys() - journal.results.keys(), key=lambda n: -mine[n].source_bytes)
-    tasks = {number: mine[number] for number in numbers}
-    journal.begin(storage.file_name(task.url) for task in tasks.values())
-    total = sum(len(task.samples) for task in mine.values())
-    done = total - sum(len(task.samples) for task in tasks.values())
-    results = run_tasks(
-        encode_shard, tasks, workers=workers, executor=executor, on_stop=journal.end
-    )
-    try:
-        with contextlib.closing(results):
-            for number, result in results:
-                journal.results[number] = result
-                done += len(tasks[number].samples)
-                if progress is not None:
-                    progress(done, total)
-    finally:
-        journal.end()
 
 
 def commit(journal: Journal) -> DatasetIndex | None:

@@ -31,8 +31,6 @@ def count_classes(samples: Iterable[Mapping[str, bytes]]) -> int:
 def read_labels(samples: Sequence[SampleRef], options: StorageOptions) -> list[bytes | None]:
     """Return each sample's label as it is stored, ``None`` for samples without one.
 
-    Labels in tars are read a few hundred at a time.
-
     Raises:
         EncodeError: No sample has a label.
         StorageError: A label cannot be read.
@@ -44,14 +42,17 @@ def read_labels(samples: Sequence[SampleRef], options: StorageOptions) -> list[b
         for ref in sample.refs
         if ref.name == LABEL_FIELD
     ]
-    for start in range(0, len(stored), _LABELS_PER_READ):
-        numbers, ranges = zip(*stored[start : start + _LABELS_PER_READ], strict=True)
-        for number, value in zip(
-            numbers, storage.read_ranges(ranges, options=options), strict=True
-        ):
-            if isinstance(value, PCRError):
-                raise value
-            labels[number] = value.strip()
+    values = [
+        value
+        for start in range(0, len(stored), _LABELS_PER_READ)
+        for value in storage.read_ranges(
+            [place for _, place in stored[start : start + _LABELS_PER_READ]], options=options
+        )
+    ]
+    for (number, _), value in zip(stored, values, strict=True):
+        if isinstance(value, PCRError):
+            raise value
+        labels[number] = value.strip()
     if all(label is None for label in labels):
         raise EncodeError(
             "expected labels to stratify by (class folders, a column 'label', or a field 'cls'), "

@@ -96,16 +96,23 @@ class _Saved(msgspec.Struct):
             file.write(json.dumps(msgspec.to_builtins(self)).encode())
 
     @classmethod
-    def read(cls, urls: Iterable[str], options: storage.Options) -> list[_Saved]:
-        found = []
-        for url in urls:
-            data = storage.read_bytes(url, options=options)
-            try:
-                found.append(msgspec.convert(json.loads(data), cls, str_keys=True))
-            except (ValueError, RecursionError) as error:
-                message = f"not a journal: {error}; remove it to start over"
-                raise EncodeError(message, url=url) from error
-        return found
+    def read(cls, url: str, options: storage.Options) -> _Saved:
+        data = storage.read_bytes(url, options=options)
+        try:
+            return msgspec.convert(json.loads(data), cls, str_keys=True)
+        except (ValueError, RecursionError) as error:
+            message = f"not a journal: {error}; remove it to start over"
+            raise EncodeError(message, url=url) from error
+
+
+@contextlib.contextmanager
+def _unless_missing() -> Iterator[None]:
+    """End the block without an error if it reads a file or folder that does not exist."""
+    try:
+        yield
+    except StorageError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
 
 
 class Record(NamedTuple):
@@ -289,27 +296,23 @@ class Journal:
         with contextlib.suppress(StorageError):
             storage.remove(self._permit, options=self.options)
 
-    def _sizes(self) -> dict[str, int | None]:
-        """Return the folder's files with their sizes; object stores have no empty folders."""
-        if not storage.is_folder(self.dst, options=self.options):
-            return {}
-        return dict(storage.list_files(self.dst, options=self.options))
+    def _sizes(self, folder: str = "") -> dict[str, int | None]:
+        """Return a folder's files with their sizes; object stores have no empty folders."""
+        sizes: dict[str, int | None] = {}
+        with _unless_missing():
+            sizes.update(storage.list_files(folder or self.dst, options=self.options))
+        return sizes
 
-    def _read(self, *, again: bool = True) -> list[_Saved]:
+    def _read(self) -> list[_Saved]:
         """Return every file of the journal, later ones last."""
-        urls = []
-        try:
-            if storage.exists(self._parts, options=self.options):
-                names = [name for name, _ in storage.list_files(self._parts, options=self.options)]
-                urls = [storage.join(self._parts, n) for n in names if n.endswith(".json")]
-            if storage.exists(self._whole, options=self.options):
-                urls.insert(0, self._whole)
-            return _Saved.read(urls, self.options)
-        except StorageError:
-            if not again:
-                raise
-        # Another part found all shards complete and merged the files since the listing.
-        return self._read(again=False)
+        names = [name for name in self._sizes(self._parts) if name.endswith(".json")]
+        found = []
+        # Another part may merge and remove the files meanwhile. It writes the merged file first, so
+        # reading that one last misses nothing.
+        for url in [*(storage.join(self._parts, name) for name in names), self._whole]:
+            with _unless_missing():
+                found.append(_Saved.read(url, self.options))
+        return found[::-1]
 
     def _is_kept(self, result: ShardResult, sizes: dict[str, int | None]) -> bool:
         """Return whether a shard is complete and handled bad files as the options now ask."""
@@ -366,9 +369,9 @@ def encode_options(dst: str, *, options: storage.Options = None) -> EncodeOption
         dst: The dataset's folder.
         options: fsspec storage options of the folder.
     """
-    url = storage.join(dst, JOURNAL)
-    there = storage.exists(url, options=options)
-    return _Saved.read([url], options)[0].options if there else EncodeOptions()
+    with _unless_missing():
+        return _Saved.read(storage.join(dst, JOURNAL), options).options
+    return EncodeOptions()
 
 
 def read_report(
@@ -384,10 +387,9 @@ def read_report(
         name: ``skipped.jsonl`` or ``kept.jsonl``.
         options: fsspec storage options of the folder.
     """
-    url = storage.join(dst, name)
-    if not storage.exists(url, options=options):
-        return []
-    lines = storage.read_bytes(url, options=options).splitlines()
+    lines: list[bytes] = []
+    with _unless_missing():
+        lines = storage.read_bytes(storage.join(dst, name), options=options).splitlines()
     return [Unlayered.of(**json.loads(line)) for line in lines]
 
 

@@ -18,9 +18,9 @@ from .samples import LABEL_FIELD, FieldRef, SampleRef, StorageOptions, unique_ke
 LISTS = (".csv", ".tsv", ".jsonl", ".ndjson")
 Row = dict[str, Any]
 _DIGITS = re.compile("-?[0-9]+")
-_NUMBER = re.compile("0|-?[1-9][0-9]*")
+# Fits in an int64; a longer one is a name.
+_NUMBER = re.compile("0|-?[1-9][0-9]{0,17}")
 _MAX_LIST_BYTES = 1 << 31
-_MAX_DIGITS = 18  # fits in an int64
 # Column names used by other programs; the first one found is used.
 _PATH_COLUMNS = ("path", "file_name", "filename", "file", "image")
 _LABEL_COLUMNS = ("label", "class")
@@ -38,16 +38,24 @@ def list_rows(path: str, options: StorageOptions) -> tuple[list[SampleRef], list
     """
     # A local list may be a named pipe, which has no size.
     most = None if storage.is_local(path) else _MAX_LIST_BYTES
-    lines = _Lines(storage.read_bytes(path, options=options, max_bytes=most))
+    data = storage.read_bytes(path, options=options, max_bytes=most)
     is_json = path.endswith(("jsonl", "ndjson"))
+    number = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal number
+        for line in data.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
+            number += 1
+            yield line.removesuffix(b"\r").decode() + "\n"
+
     rows = []
     try:
-        for row in _json_rows(lines) if is_json else _table_rows(lines, path.endswith(".tsv")):
+        for row in _json_rows(lines()) if is_json else _table_rows(lines(), path.endswith(".tsv")):
             _check_row(row)
             rows.append(row)
     except (ValueError, RecursionError, csv.Error) as error:
         reason = str(error).replace("\n", " ")
-        raise EncodeError(f"line {lines.number}: {reason}", url=path) from error
+        raise EncodeError(f"line {number}: {reason}", url=path) from error
     labels = [row.pop("label", None) for row in rows]
     if not is_json:
         labels = _read_numbers(labels)
@@ -71,20 +79,7 @@ def list_rows(path: str, options: StorageOptions) -> tuple[list[SampleRef], list
     return samples, [label if isinstance(label, str) else None for label in labels]
 
 
-class _Lines:
-    """An iterator over the lines of a list that tracks the current line number."""
-
-    def __init__(self, data: bytes) -> None:
-        self._lines = iter(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"))
-        self.number = 0
-
-    def __iter__(self) -> Iterator[str]:
-        for line in self._lines:
-            self.number += 1
-            yield line.removesuffix(b"\r").decode() + "\n"
-
-
-def _json_rows(lines: _Lines) -> Iterator[Row]:
+def _json_rows(lines: Iterator[str]) -> Iterator[Row]:
     for line in lines:
         if line.strip():
             row = json.loads(line)
@@ -93,17 +88,16 @@ def _json_rows(lines: _Lines) -> Iterator[Row]:
             yield row
 
 
-def _table_rows(lines: _Lines, is_tsv: bool) -> Iterator[Row]:
+def _table_rows(lines: Iterator[str], is_tsv: bool) -> Iterator[Row]:
     """Yield rows with the columns of the header, by default path, label, extra."""
-    texts = iter(lines)
-    first = next(texts)
+    first = next(lines)
     if is_tsv:
         how: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
     else:
         # Spreadsheets of some countries separate cells by semicolons.
         how = {"delimiter": ";" if ";" in first and "," not in first else ",", "strict": True}
     names: list[str] = []
-    for cells in csv.reader(itertools.chain([first], texts), **how):
+    for cells in csv.reader(itertools.chain([first], lines), **how):
         if not any(cells):
             continue
         if not names:
@@ -141,9 +135,6 @@ def _check_row(row: Row) -> None:
     label = row.get("label", 0)
     if isinstance(label, bool) or not isinstance(label, int | str):
         raise EncodeError(f"expected a label that is a number or a name, got {label!r}")
-    text = str(label)
-    if _DIGITS.fullmatch(text) and len(text.lstrip("-")) > _MAX_DIGITS:
-        raise EncodeError(f"expected a label of at most {_MAX_DIGITS} digits, got {len(text)}")
 
 
 def _read_numbers(labels: list[Any]) -> list[Any]:

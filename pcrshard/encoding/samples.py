@@ -121,6 +121,7 @@ def gather_lists(
     Raises:
         EncodeError: A wanted list does not exist, or has a gap.
     """
+    fields = {ref.name for sample in samples for ref in sample.refs}
     found: dict[str, list[list[int]]] = {}
     for row, sample in enumerate(samples):
         for ref in sample.refs:
@@ -128,32 +129,19 @@ def gather_lists(
                 found.setdefault(place[0], [[] for _ in samples])[row].append(place[1])
     names = set()
     for name in found if wanted is None else wanted:
-        if name not in found:
-            raise EncodeError(
-                f"expected numbered fields such as {numbered(name, 0)!r} for the list {name!r}, "
-                "found none"
-            )
-        pairs = list(zip(samples, found[name], strict=True))
-        broken = next((pair for pair in pairs if not _is_counted(*pair, name)), None)
-        lengths = {len(places) for _, places in pairs}
+        rows = found.get(name, [])
+        lengths = {len(row) for row in rows}
+        gap = next((row for row in rows if sorted(row) != list(range(len(row)))), None)
+        is_list = bool(rows) and gap is None and name not in fields
         if wanted is None:
-            varies = len(lengths) > 1 and 2 <= max(lengths) <= MAX_LISTED
-            names |= {name} if varies and not broken else set()
-        elif broken:
+            is_list = is_list and len(lengths) > 1 and 2 <= max(lengths) <= MAX_LISTED
+        elif not is_list:
             raise EncodeError(
-                f"expected images 0, 1, ... of the list {name!r} without a gap and no field of "
-                f"that name, got {sorted(broken[1])}",
-                key=broken[0].key,
+                f"expected fields {numbered(name, 0)!r}, {numbered(name, 1)!r}, ... without a gap "
+                f"and no field {name!r}, to make the list {name!r}, got the numbers {gap or []}"
             )
-        else:
-            names.add(name)
+        names |= {name} if is_list else set()
     return [_gather(sample, names) for sample in samples] if names else samples
-
-
-def _is_counted(sample: SampleRef, places: Sequence[int], name: str) -> bool:
-    """Return whether images are numbered from 0 without a gap, and no field has their name."""
-    fields = [ref.name for ref in sample.refs]
-    return sorted(places) == list(range(len(places))) and name not in fields
 
 
 def _gather(sample: SampleRef, names: Container[str]) -> SampleRef:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from .. import storage
-from ..errors import CorruptJpeg, FormatError, PCRError
+from ..errors import FormatError, PCRError
 from ..format.shard_format import FieldNames
 from ..jpeg.markers import SOI, map_jpeg
 from ..jpeg.other_formats import to_jpeg
@@ -33,22 +33,16 @@ class ShardTask(NamedTuple):
         options: How it is encoded.
         src_options: fsspec storage options of the source.
         dst_options: fsspec storage options of the shard.
-        record: The run that submitted this task, if any; it ends or resumes as a whole.
+        record: The run that submitted this task; it ends or resumes as a whole.
     """
 
     url: str
     samples: list[SampleRef]
     names: FieldNames
     options: EncodeOptions
-    src_options: StorageOptions = None
-    dst_options: StorageOptions = None
-    record: Record | None = None
-
-    @property
-    def source_bytes(self) -> int:
-        """Total size of the sources in bytes, as far as the listing reports it."""
-        refs = (ref for sample in self.samples for ref in sample.refs)
-        return sum(ref.stop - ref.start for ref in refs if ref.stop is not None)
+    src_options: StorageOptions
+    dst_options: StorageOptions
+    record: Record
 
 
 def encode_shard(task: ShardTask) -> ShardResult:
@@ -62,8 +56,7 @@ def encode_shard(task: ShardTask) -> ShardResult:
         EncodeError: A label has no name although class names are given; or the run has ended.
         StorageError: Bytes could not be read or written.
     """
-    if task.record is not None:
-        task.record.check(task.dst_options)
+    task.record.check(task.dst_options)
     encoded: list[EncodedSample] = []
     rows: list[Unlayered] = []
     for sample, values in _read(task.samples, task.src_options):
@@ -83,8 +76,7 @@ def encode_shard(task: ShardTask) -> ShardResult:
         )
     num_classes = count_classes(sample.fields for sample in encoded)
     result = ShardResult(entry, tuple(rows), num_classes)
-    if task.record is not None:
-        task.record.save(result, task.dst_options)
+    task.record.save(result, task.dst_options)
     return result
 
 
@@ -114,12 +106,13 @@ def _encode(
     notes: list[Unlayered] = []
 
     def encode_image(name: str, file: bytes) -> EncodedImage | bytes:
-        outcome, stored, reason = _encode_file(file, options)
-        if outcome != "layered":
-            notes.append(
-                Unlayered.of(sample.key, source, f"{reason} (key={sample.key}.{name})", outcome)
-            )
-        return stored
+        try:
+            return encode_jpeg(_to_jpeg(file, options), options.fmt.scan_script)
+        except FormatError as error:
+            outcome, stored = _store_unlayered(file, error, options)
+            reason = f"{error} (key={sample.key}.{name})"
+            notes.append(Unlayered.of(sample.key, source, reason, outcome))
+            return stored
 
     try:
         for ref, value in zip(sample.refs, values, strict=True):
@@ -141,50 +134,35 @@ def _encode(
         if options.on_error == "raise":
             raise type(error)(
                 f"{error}; run again with --resume --on-error keep to store such files "
-                "unchanged, or --on-error skip to leave them out",
+                "unchanged, or --on-error skip to leave them out; --reencode-quality Q converts "
+                "PNG, WebP, BMP (lossy)",
                 url=source,
             ) from error
         return [], [Unlayered.of(sample.key, source, str(error))]
     return [encoded], notes
 
 
-def _encode_file(
-    file: bytes, options: EncodeOptions
-) -> tuple[str, EncodedImage | bytes, FormatError | None]:
-    """Encode an image according to the options.
-
-    Returns:
-        The outcome (``layered``, ``kept``, or ``reencoded``), the image to store, and the error for
-        which the file is not stored as its own scans.
-
-    Raises:
-        FormatError: The file cannot be stored as the options ask.
-    """
-    script = options.fmt.scan_script
-    quality = options.reencode_quality
-    try:
-        return "layered", encode_jpeg(_to_jpeg(file, options), script), None
-    except FormatError as error:
-        if options.on_error == "keep":
-            return "kept", file, error
-        if options.on_error == "reencode":
-            jpeg = to_jpeg(file, quality or _QUALITY, options.resize_short)
-            return "reencoded", encode_jpeg(jpeg, script), error
-        raise
+def _store_unlayered(
+    file: bytes, error: FormatError, options: EncodeOptions
+) -> tuple[str, EncodedImage | bytes]:
+    """Return the outcome for a file that cannot be layered, and what to store; or raise."""
+    if options.on_error == "keep":
+        return "kept", file
+    if options.on_error == "reencode":
+        jpeg = to_jpeg(file, options.reencode_quality or _QUALITY, options.resize_short)
+        return "reencoded", encode_jpeg(jpeg, options.fmt.scan_script)
+    raise error
 
 
 def _to_jpeg(image: bytes, options: EncodeOptions) -> bytes:
     """Convert an image that is not a JPEG or needs resizing; return any other image unchanged."""
-    if image[:2] == SOI:
-        if options.resize_short is None:
+    if image[:2] != SOI:
+        if options.reencode_quality is None or not image:
             return image
+    elif options.resize_short is None:
+        return image
+    else:
         frame = map_jpeg(image).frame
         if min(frame.height, frame.width) <= options.resize_short:
             return image
-    elif options.reencode_quality is None or not image:
-        try:
-            map_jpeg(image)
-        except CorruptJpeg as error:
-            hint = "; --reencode-quality Q converts it (lossy)" if "got a " in str(error) else ""
-            raise CorruptJpeg(f"{error}{hint}") from error
     return to_jpeg(image, options.reencode_quality, options.resize_short)

@@ -10,12 +10,11 @@ import posixpath
 import re
 import urllib.parse
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from .. import storage
 from ..errors import EncodeError, StorageError
 from ..format.names import JPEG_EXTENSIONS
-from ..redaction import bare_url, get_logger, redact_url
+from ..redaction import get_logger, redact_url
 from .row_lists import LISTS, list_rows
 from .samples import (
     FieldRef,
@@ -36,14 +35,6 @@ _OTHER_SPLITS = frozenset({"val", "valid", "validation", "eval", "test", "testin
 _SPLITS = _TRAINING | _OTHER_SPLITS
 # The value of `split` that treats the split folders as classes.
 NO_SPLIT = "none"
-
-
-class _File(NamedTuple):
-    """A file: its path in the source, its URL, and its size in bytes if known."""
-
-    name: str
-    url: str
-    size: int | None
 
 
 def list_source(
@@ -75,8 +66,8 @@ def list_source(
             exist, or a class is not among ``classes``.
         StorageError: The source cannot be listed, or does not answer.
     """
-    files: list[_File] = []
-    splits: dict[str, list[_File]] = {}
+    files: list[FieldRef] = []
+    splits: dict[str, list[FieldRef]] = {}
     if not src.endswith(LISTS):
         files = _find_files(src, options, retry)
         splits = {} if split == NO_SPLIT else _find_splits(files)
@@ -96,8 +87,10 @@ def list_source(
         labels = [None] * len(samples)
     else:
         keys = unique_keys(file.name for file in usable)
-        refs = [FieldRef("jpg", file.url, 0, file.size) for file in usable]
-        samples = [SampleRef(key, (ref,)) for key, ref in zip(keys, refs, strict=True)]
+        samples = [
+            SampleRef(key, (file._replace(name="jpg"),))
+            for key, file in zip(keys, usable, strict=True)
+        ]
         labels = _folder_labels(src, usable)
     if not samples:
         raise EncodeError(
@@ -116,14 +109,14 @@ def list_source(
     )
 
 
-def _find_files(src: str, options: StorageOptions, retry: storage.Retry) -> list[_File]:
-    """Return the files of a folder, of patterns, or of tar URLs, with relative names."""
+def _find_files(src: str, options: StorageOptions, retry: storage.Retry) -> list[FieldRef]:
+    """Return the files of a folder, of patterns, or of tar URLs, named by their relative paths."""
     urls = storage.expand(src)
     if any(map(storage.is_pattern, urls)):
         return _match_files(urls, options, retry)
     if len(urls) > 1 or urls[0].endswith(".tar"):
         # Explicit URLs are tars whatever their names, and belong to no split.
-        return [_File(f"given/{number}.tar", url, None) for number, url in enumerate(urls)]
+        return [FieldRef(f"given/{number}.tar", url) for number, url in enumerate(urls)]
     folder = urls[0].rstrip("/") or "/"
     try:
         listed = storage.list_files(folder, options=options, retry=retry)
@@ -134,14 +127,14 @@ def _find_files(src: str, options: StorageOptions, retry: storage.Retry) -> list
     if folder.startswith(_HTTP):
         # HTML listings contain sort links, and their names are URL-quoted.
         listed = [(name, size) for name, size in listed if "?" not in name]
-    return [_File(_shown(folder, n), storage.join(folder, n), size) for n, size in listed]
+    return [FieldRef(_shown(folder, n), storage.join(folder, n), 0, size) for n, size in listed]
 
 
 def _match_files(
     patterns: list[str],
     options: StorageOptions,
     retry: storage.Retry,
-) -> list[_File]:
+) -> list[FieldRef]:
     """Return the files that match any pattern, named relative to their common folder."""
     found: dict[str, int | None] = {}
     for pattern in patterns:
@@ -149,10 +142,12 @@ def _match_files(
             found |= storage.list_matching(pattern, options=options, retry=retry)
         else:
             found[pattern] = None
-    shared = posixpath.commonprefix([bare_url(storage.fixed_folder(each)) for each in patterns])
+    shared = posixpath.commonprefix(
+        [redact_url(storage.fixed_folder(each), query="") for each in patterns]
+    )
     folder = shared[: shared.rfind("/") + 1]
     return [
-        _File(_shown(url, bare_url(url).removeprefix(folder)), url, size)
+        FieldRef(_shown(url, redact_url(url, query="").removeprefix(folder)), url, 0, size)
         for url, size in sorted(found.items())
     ]
 
@@ -179,7 +174,7 @@ def _is_usable(name: str) -> bool:
     return not _is_hidden(name) and (name.endswith(".tar") or extension in _IMAGES)
 
 
-def _folder_labels(src: str, images: Sequence[_File]) -> list[str | None]:
+def _folder_labels(src: str, images: Sequence[FieldRef]) -> list[str | None]:
     """Return each image's top folder as its class; no classes if any image is in no folder."""
     outside = [image.name for image in images if "/" not in image.name]
     if not outside:
@@ -194,7 +189,7 @@ def _folder_labels(src: str, images: Sequence[_File]) -> list[str | None]:
     return [None] * len(images)
 
 
-def _find_splits(files: Sequence[_File]) -> dict[str, list[_File]]:
+def _find_splits(files: Sequence[FieldRef]) -> dict[str, list[FieldRef]]:
     """Return the files of each split, with names relative to it; empty without splits.
 
     A split is a top-level folder with one of the usual names, or, for tars outside folders, such a
@@ -202,7 +197,7 @@ def _find_splits(files: Sequence[_File]) -> dict[str, list[_File]]:
     splits, or there must be a training set and another split. Tars of a single split need no
     choice, so they are not reported as one.
     """
-    splits: dict[str, list[_File]] = {}
+    splits: dict[str, list[FieldRef]] = {}
     usable = [file for file in files if _is_usable(file.name)]
     for file in usable:
         folder, slash, rest = file.name.partition("/")

@@ -13,8 +13,7 @@ from typing import BinaryIO, Self
 from .. import storage
 from ..errors import EncodeError
 from ..format.names import is_metadata, valid_field, valid_key
-from ..format.shard_index import BLOCK
-from ..redaction import bare_url, redact_url
+from ..redaction import redact_url
 from .samples import FieldRef, SampleRef, StorageOptions
 
 _MEMBER = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")
@@ -44,25 +43,20 @@ def list_tars(
     """
     owners: dict[str, str] = {}
     samples = []
-    folder = posixpath.commonprefix([bare_url(url) for url in urls]).rpartition("/")[0]
+    folder = posixpath.commonprefix([redact_url(url, query="") for url in urls]).rpartition("/")[0]
     for url in urls:
-        stem = bare_url(url)[len(folder) :].lstrip("/").removesuffix(".tar")
+        stem = redact_url(url, query="")[len(folder) :].lstrip("/").removesuffix(".tar")
         for sample in storage.collect(_list_tar(url, options), url, retry):
             key = f"{stem}/{sample.key}" if prefix_keys else sample.key
             if key in owners:
-                raise _same_key(key, owners[key], url, prefix_keys)
+                first = redact_url(owners[key])
+                raise EncodeError(
+                    f"key {key!r} is in {first} and again in {redact_url(url)}; --prefix-keys "
+                    "keeps the keys of different tars apart"
+                )
             owners[key] = url
             samples.append(sample._replace(key=key))
     return samples
-
-
-def _same_key(key: str, first: str, second: str, prefix_keys: bool) -> EncodeError:
-    if first == second:
-        return EncodeError(f"key {key!r} occurs twice in {redact_url(first)}")
-    advice = "" if prefix_keys else "; --prefix-keys keeps them apart"
-    return EncodeError(
-        f"key {key!r} is in both {redact_url(first)} and {redact_url(second)}{advice}"
-    )
 
 
 def _list_tar(url: str, options: StorageOptions) -> Iterator[SampleRef]:
@@ -141,16 +135,11 @@ def _fields(tar: tarfile.TarFile, url: str) -> Iterator[tuple[str, FieldRef, str
 def _check_end(file: BinaryIO, offset: int, url: str) -> None:
     """Reject a damaged header, which tarfile takes for the end, and concatenated tars."""
     file.seek(offset)
-    block = file.read(BLOCK)
-    if block not in (b"", bytes(BLOCK)):
-        raise EncodeError(
-            "expected a tar header or the end of the tar, got a damaged header",
-            url=url,
-            offset=offset,
-        )
     while rest := file.read(1 << 20):
         if rest.strip(b"\0"):
             raise EncodeError(
-                "expected nothing after the end of the tar; join tars with `tar --concatenate`",
+                "expected nothing after the end of the tar, got a damaged header or another tar; "
+                "join tars with `tar --concatenate`",
                 url=url,
+                offset=offset,
             )

@@ -16,10 +16,6 @@ from .byte_codes import (
     decompress,
     encode_planes,
 )
-from .changed_words import (
-    decode_index,
-    decode_words,
-)
 from .float_types import FLOAT_TYPES, FloatType, Words
 from .integer_codes import decode_integers, encode_integers
 from .lattice import (
@@ -49,10 +45,8 @@ __all__ = [
     "check_positive",
     "compress",
     "content_bytes",
-    "decode_index",
     "decode_integers",
     "decode_planes",
-    "decode_words",
     "decompress",
     "encode_integers",
     "encode_planes",

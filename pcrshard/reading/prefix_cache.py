@@ -36,7 +36,7 @@ from .. import memory, storage
 from ..errors import PCRError, TruncatedShard
 from ..format.shard_head import BLOCK, HEAD_STOP, decode_head
 from ..memory import Buffer
-from ..redaction import bare_url
+from ..redaction import redact_url
 from ..storage.locks import hold_lock
 from ..storage.retry import Cancel, Cancelled
 from ..storage.stores import mapped_errors
@@ -206,7 +206,7 @@ class PrefixCache:
 
     def _path(self, url: str, identity: str) -> str:
         digests = [hashlib.sha256(text.encode()).hexdigest() for text in (url, identity)]
-        name = _UNSAFE.sub("_", storage.file_name(bare_url(url)))[-100:]
+        name = _UNSAFE.sub("_", storage.file_name(redact_url(url, query="")))[-100:]
         return os.path.join(self.folder, f"{digests[0][:32]}-{digests[1][:16]}-{name}")
 
     def _enter_lock(self, stack: ExitStack, path: str, cancel: Cancel) -> int | None:

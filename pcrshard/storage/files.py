@@ -120,7 +120,8 @@ def list_files(
     fs, path = resolve(folder, options)
     fs.invalidate_cache()  # another process may have written since the last listing
     if not ask(folder, "list", "isdir", options, retry):
-        raise StorageError("expected a folder, there is none", url=folder)
+        gone = FileNotFoundError(redact_url(folder))
+        raise StorageError("expected a folder, there is none", url=folder) from gone
     if is_local(folder):
         with mapped_errors(folder, "list"):
             return sorted(_walk(path))

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from threading import Event
@@ -36,7 +35,7 @@ log = get_logger(__name__)
 
 
 class Staged(NamedTuple):
-    """The result for one shard: its entry, bytes copied now, and bytes already present."""
+    """A copied shard: its entry, bytes copied now, and bytes already present."""
 
     entry: ShardEntry
     copied_bytes: int
@@ -78,85 +77,64 @@ def stage(
         ScanUnavailable: The source has no such scan.
         EncodeError: ``dst`` is not local or holds another dataset.
         CorruptPiece, CorruptIndex, TruncatedShard, StorageError: A shard could not be copied; the
-            other copies are kept for the next run.
+            copies completed before are kept for the next run.
     """
     source, urls = open_dataset(src, storage_options=storage_options, retry=retry)
+    highest: Scan = resolve_scan(source.shards, scan)
     if not storage.is_local(dst):
         raise EncodeError(f"expected a local folder to stage to, got {dst}")
     dst = storage.plain_path(dst)
-    highest: Scan = resolve_scan(source.shards, scan)
     cancel = Event()
     read = partial(storage.read, options=storage_options, retry=retry, cancel=cancel)
     storage.make_folder(dst)
     with hold_lock(dst), ThreadPoolExecutor(workers, "pcrshard-stage") as pool:
-        earlier = _check_destination(dst, source)
+        _check_destination(dst, source)
         storage.remove_temporary_files(dst)
         copies = []
         for url, entry in zip(urls, source.shards, strict=True):
             entry.prefix_stop(highest)  # a staged copy may not have the scan
             position = check_scan(highest, entry.num_groups)
-            path = os.path.join(dst, entry.name)
-            copies.append(_Copy(entry, position, path, partial(read, url)))
+            copies.append(_Copy(entry, position, os.path.join(dst, entry.name), partial(read, url)))
         futures = [pool.submit(copy.run) for copy in copies]
         try:
             for future in as_completed(futures):
                 staged = future.result()
                 if on_shard:
                     on_shard(staged)
-        except BaseException as error:
-            # After an error, finish the copies in flight; after Ctrl-C, abandon them.
-            if not isinstance(error, PCRError):
-                cancel.set()
+        except BaseException:
+            cancel.set()
             pool.shutdown(cancel_futures=True)
-            done = [f.result().entry for f in futures if not (f.cancelled() or f.exception())]
-            # A full disk must not mask the error that ended the copy.
-            with suppress(PCRError):
-                if earlier is not None:
-                    grown = {entry.name: entry for entry in done}
-                    entries = tuple(grown.get(entry.name, entry) for entry in earlier.shards)
-                    _write_index(dst, replace(earlier, shards=entries))
             raise
         index = replace(source, shards=tuple(future.result().entry for future in futures))
-        _write_index(dst, index)
+        with storage.atomic_write(os.path.join(dst, DATASET_INDEX)) as file:
+            file.write(index.encode())
     return index
 
 
-def _write_index(dst: str, index: DatasetIndex) -> None:
-    with storage.atomic_write(os.path.join(dst, DATASET_INDEX)) as file:
-        file.write(index.encode())
-
-
-def _check_destination(dst: str, source: DatasetIndex) -> DatasetIndex | None:
-    """Return the index of an earlier stage; raise an error if the folder has other data."""
-    known = {(entry.name, entry.head_crc32c) for entry in source.shards}
+def _check_destination(dst: str, source: DatasetIndex) -> None:
+    """Raise an error if the folder has other data, not damaged copies of an earlier run."""
+    heads = {entry.name: entry.head_crc32c for entry in source.shards}
     if os.path.exists(os.path.join(dst, DATASET_INDEX)):
         earlier, _ = open_dataset(dst)
-        if known.issuperset((entry.name, entry.head_crc32c) for entry in earlier.shards):
-            return earlier
-        raise EncodeError(
-            f"{dst} holds another dataset, or an older version of this one: "
-            "remove it, or stage to another folder"
-        )
-    heads = {head for _, head in known}
-    for entry in source.shards:
-        path = os.path.join(dst, entry.name)
-        if _is_foreign(path, heads):
+        if any(heads.get(entry.name) != entry.head_crc32c for entry in earlier.shards):
+            raise EncodeError(
+                f"{dst} holds another dataset, or an older version of this one: "
+                "remove it, or stage to another folder"
+            )
+        return
+    for path in (os.path.join(dst, name) for name in heads):
+        try:
+            with open(path, "rb") as file:
+                start = file.read(HEAD_STOP)
+            foreign = decode_head(start[BLOCK:]).crc32c not in heads.values()
+        except NotAShard:
+            foreign = is_tar(start)
+        except (OSError, PCRError):
+            foreign = False
+        if foreign:
             raise EncodeError(
                 f"{path} is not of this dataset: remove it, or stage to another folder"
             )
-    return None
-
-
-def _is_foreign(path: str, heads: Container[int]) -> bool:
-    """Return whether a file is a valid tar of other data, not a damaged copy of an earlier run."""
-    try:
-        with open(path, "rb") as file:
-            start = file.read(HEAD_STOP)
-        return decode_head(start[BLOCK:]).crc32c not in heads
-    except NotAShard:
-        return is_tar(start)
-    except (OSError, PCRError):
-        return False
 
 
 class _Copy(NamedTuple):
@@ -173,7 +151,13 @@ class _Copy(NamedTuple):
         # Bytes of the file at each position, and 0 at position 0.
         stops = (0, *entry.prefix_stops[:-1], entry.shard_bytes)
         stop = stops[self.position]
-        held = self._sound_position(stops)
+        size = os.path.getsize(self.path) if os.path.isfile(self.path) else 0
+        held = sum(each <= size for each in stops[1:-1]) + (size == entry.shard_bytes)
+        try:
+            if held:
+                self._check(self.path, held)
+        except FormatError:
+            held = 0
         kept = stops[held]
         copied = max(stop - kept, 0)
         if copied:
@@ -187,20 +171,7 @@ class _Copy(NamedTuple):
                 copied += stop
                 self._write(kept, stop)
         reached = max(held, self.position)
-        scan = None if reached > entry.num_groups else reached
-        return Staged(entry.staged(scan), copied, kept)
-
-    def _sound_position(self, stops: Sequence[int]) -> int:
-        """Return the highest intact position; 0 for none, or for another version."""
-        size = os.path.getsize(self.path) if os.path.isfile(self.path) else 0
-        *prefixes, whole = stops
-        position = len(prefixes) if size == whole else sum(stop <= size for stop in prefixes) - 1
-        try:
-            if position:
-                self._check(self.path, position)
-        except FormatError:
-            return 0
-        return position
+        return Staged(entry.staged(None if reached > entry.num_groups else reached), copied, kept)
 
     def _write(self, kept: int, stop: int) -> None:
         """Replace the file by its first ``kept`` bytes and those up to ``stop``, verified."""

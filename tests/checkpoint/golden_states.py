@@ -1,4 +1,4 @@
-"""States whose stores and streams are kept in tests/golden/checkpoints-2."""
+"""States whose stores are kept in tests/golden/checkpoints-2."""
 
 import collections
 
@@ -40,17 +40,4 @@ def store_states(step):
         "array": np.arange(step, dtype=np.int16),
         "scalar": np.float32(0.5),
         "values": (None, True, -step, 1.5, 1 << 100, "text", b"bytes", [{1: 2, b"k": 3, None: 4}]),
-    }
-
-
-def stream_states(step):
-    """Return weights of every word size, few of which change per step."""
-    weight = _noise(0, 300, 40).bfloat16()
-    weight.view(torch.int16).view(-1)[step::60] += step
-    return {
-        "w": weight,
-        "norm": torch.arange(7.0) + step,
-        "mask": torch.tensor([step % 2, 1], dtype=torch.bool),
-        "count": torch.tensor(step),
-        "fixed": _noise(5, 6).double(),
     }

@@ -14,8 +14,9 @@ from encode_support import (
 )
 from support import read_all, run_encode, wait_for
 
-from pcrshard import EncodeOptions, ShardFormat, ShardWriter, encode, open_dataset
-from pcrshard.encoding.resume_journal import JOURNAL
+from pcrshard import EncodeOptions, ShardFormat, ShardWriter, encode, open_dataset, storage
+from pcrshard.encoding.resume_journal import JOURNAL, Journal
+from pcrshard.encoding.shard_plan import plan
 from pcrshard.errors import (
     EncodeError,
     FormatError,
@@ -55,6 +56,23 @@ def test_resume_repairs(synthetic_folder, dataset, tmp_path, damage):
     DAMAGES[damage](tmp_path / "data-000002.tar")
     run_encode(synthetic_folder, tmp_path, num_shards=4, resume=True)
     assert read_all(tmp_path) == read_all(dataset)
+
+
+def test_progress_is_read_while_another_part_merges_the_journal(
+    synthetic_folder, dataset, tmp_path, monkeypatch
+):
+    """A file that another run removes between each listing and the reading is no error."""
+    shutil.copytree(dataset, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "encode-parts").mkdir()
+    planned = plan(str(synthetic_folder), EncodeOptions(num_shards=4))
+    list_files = storage.list_files
+
+    def list_removed_file(folder, **options):
+        removed = [("000000.json", 9)] if folder.endswith("encode-parts") else []
+        return list_files(folder, **options) + removed
+
+    monkeypatch.setattr(storage, "list_files", list_removed_file)
+    assert len(Journal(str(tmp_path), planned, None).written()) == 4
 
 
 def test_resume_keeps_what_is_whole(synthetic_folder, dataset, tmp_path):

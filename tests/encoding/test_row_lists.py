@@ -33,6 +33,7 @@ def write_list(tmp_path):
         ("a.tsv", "img/x.jpg\t7\n", {"cls": b"7"}),
         ("a.tsv", "img/x.jpg\t-1\n", {"cls": b"-1"}),
         ("a.tsv", "img/x.jpg\t007\n", {"cls": b"0"}),  # a class of that name
+        pytest.param("a.tsv", f"img/x.jpg\t{'9' * 5000}\n", {"cls": b"0"}, id="long"),
         ("a.tsv", "img/x.jpg\tcat\thello\n", {"cls": b"0", "json": b'{"extra": "hello"}'}),
         ("a.tsv", "path\tlabel\nimg/x.jpg\t7\n", {"cls": b"7"}),
         (
@@ -110,7 +111,6 @@ BAD_ROWS = [
     ("a.tsv", "label\tpath\n1\t\n"),
     ("a.tsv", GOOD_TSV + "img/y.jpg\t1\textra\tone too many\n"),
     ("a.tsv", GOOD_TSV + "img/y.jpg\r1\n"),
-    ("a.tsv", GOOD_TSV + "img/y.jpg\t" + "9" * 5000 + "\n"),
     ("a.tsv", GOOD_TSV.encode() + b"img/\xff.jpg\t1\n"),
     ("a.tsv", GOOD_TSV + "/\t1\n"),
     ("a.csv", "path,label\n,1\n"),
@@ -125,7 +125,7 @@ BAD_ROWS = [
     ("a.jsonl", GOOD_JSONL + '{"path": ".."}\n'),
     ("a.jsonl", GOOD_JSONL + '{"path": "x.jpg", "label": true}\n'),
     ("a.jsonl", GOOD_JSONL + '{"path": "x.jpg", "label": 1.5}\n'),
-    ("a.jsonl", GOOD_JSONL + '{"path": "x.jpg", "label": 1' + "0" * 18 + "}\n"),
+    ("a.jsonl", GOOD_JSONL + '{"path": "x.jpg", "label": 1' + "0" * 5000 + "}\n"),
     ("a.jsonl", GOOD_JSONL + '{"path": "x.jpg", "label": null}\n'),
     ("a.jsonl", GOOD_JSONL + "[" * 200_000 + "\n"),
     ("a.jsonl", GOOD_JSONL.encode() + b'{"path": "\xff.jpg"}\n'),

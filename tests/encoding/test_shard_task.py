@@ -77,15 +77,6 @@ def test_a_png_is_refused_with_the_option_named(tmp_path):
         run_encode(tmp_path / "src", tmp_path / "dst")
 
 
-def test_an_empty_file_is_not_said_to_be_convertible(tmp_path):
-    """The hint to convert is given only where it helps."""
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "a.jpg").write_bytes(b"")
-    with pytest.raises(CorruptJpeg, match=r"empty file") as caught:
-        run_encode(tmp_path / "src", tmp_path / "dst")
-    assert "reencode" not in str(caught.value)
-
-
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "LA", "P", "1", "I;16"])
 def test_reencode_quality_converts(tmp_path, mode):
     """With the option, PNGs of any kind become JPEGs that look the same."""

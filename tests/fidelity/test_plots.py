@@ -35,21 +35,20 @@ def test_there_is_a_point_for_each_scan(large_dataset, tmp_path, monkeypatch):
     assert pixels.mean() > 200
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_contact_sheet_has_a_row_for_each_image(large_dataset, tmp_path, count):
+def test_a_contact_sheet_has_a_row_for_each_image(large_dataset, tmp_path):
     """Scans 1, 2, 5 and full, and the differences from full, which are plain gray for itself."""
     path = tmp_path / "sheet.png"
-    contact_sheet(large_dataset, str(path), num_images=count, side=96)
+    contact_sheet(large_dataset, str(path), num_images=2, side=96)
     pixels = pixels_of(path)
-    assert pixels.shape == (490 * count, 4 * 230, 3)
+    assert pixels.shape == (2 * 490, 4 * 230, 3)
     gray = (pixels == 128).all(axis=2)
-    assert gray[:, 690:].sum() > 5000 * count
+    assert gray[:, 690:].sum() > 2 * 5000
     assert gray[:, 690:].sum() > 10 * gray[:, :230].sum()
     plain = path.read_bytes()
-    contact_sheet(large_dataset, str(path), num_images=count, side=96, smoothing=True)
+    contact_sheet(large_dataset, str(path), num_images=2, side=96, smoothing=True)
     assert path.read_bytes() != plain
-    contact_sheet(large_dataset, str(path), [2], num_images=count)
-    assert pixels_of(path).shape == (490 * count, 2 * 230, 3)
+    contact_sheet(large_dataset, str(path), [2], num_images=1)
+    assert pixels_of(path).shape == (490, 2 * 230, 3)
 
 
 def test_the_sheet_of_a_staged_copy_ends_at_its_highest_scan(large_dataset, tmp_path):

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from pcrshard.integrations.distributed_checkpoint import DeltaStorageReader, DeltaStorageWriter
 
 EXACT = {"precision": "lossless"}
-VERSIONS = 3
+VERSIONS = 2
 
 
 def build(world: int):

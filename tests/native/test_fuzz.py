@@ -11,15 +11,25 @@ from pathlib import Path
 import pytest
 from support import ROOT
 
-SECONDS = 2
 
-
-def test_fuzzing_smoke_run(odd_files: list[Path], tmp_path: Path) -> None:
-    """Some seconds of libFuzzer with ASan and UBSan from the odd files find nothing."""
+@pytest.mark.parametrize(
+    ("every", "seconds", "flags"), [(40, 2, "-O0"), pytest.param(1, 30, "", marks=pytest.mark.long)]
+)
+def test_fuzzing_finds_nothing(
+    odd_files: list[Path], tmp_path: Path, every: int, seconds: int, flags: str
+) -> None:
+    """Run libFuzzer with ASan and UBSan, seeded with odd files: all of them only in long runs."""
     if shutil.which("clang") is None:
         pytest.skip("no clang: install clang and its compiler-rt to fuzz")
-    command = [str(ROOT / "fuzz" / "run.sh"), str(SECONDS), str(odd_files[0].parent)]
-    environment = {**os.environ, "FUZZ_WORK": str(tmp_path)}
+    seeds = tmp_path / "seeds"
+    seeds.mkdir()
+    for path in odd_files[::every]:
+        shutil.copy(path, seeds)
+    command = [str(ROOT / "fuzz" / "run.sh"), str(seconds), str(seeds)]
+    # A timeout by the clock says nothing on a loaded machine.
+    environment = {
+        **os.environ, "FUZZ_WORK": str(tmp_path), "FUZZ_TIMEOUT": "300", "CFLAGS": flags
+    }  # fmt: skip
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if "libclang_rt.fuzzer" in result.stderr and "cannot find" in result.stderr:
         pytest.skip("clang has no libFuzzer runtime: install libclang-rt-14-dev")

@@ -63,30 +63,30 @@ def test_a_cache_of_another_user_is_not_believed(planted, caplog):
     assert str(planted) in caplog.text
 
 
-def test_a_cache_that_anybody_can_write_to_is_not_believed(planted, caplog):
-    """A folder like /tmp without its sticky bit is no place for a cache."""
-    planted.chmod(0o777)
-    assert read(planted) == (GOOD, 1000)
-    assert "chmod go-w" in caplog.text
-    planted.chmod(0o1777)  # as /tmp is: what is in it cannot be replaced
-    assert read(planted) == (EVIL, 0)
-
-
-def set_group(path, mode):
-    """Give a folder to a group that is not the user's alone."""
-    if os.geteuid():
-        pytest.skip("NOT ROOT: only root gives files to any group")
-    os.chown(path, -1, 65534)
+@pytest.mark.parametrize(
+    ("folder", "mode", "group", "why"),
+    [
+        ("cache", 0o777, None, "chmod go-w"),
+        ("cache", 0o1777, None, None),  # as /tmp is: what is in it cannot be replaced
+        ("cache", 0o775, 65534, "group 65534 can write to {}"),
+        ("cache", 0o1775, 65534, None),
+        ("", 0o777, None, "anybody can write to {}"),
+        ("", 0o1777, None, None),
+        ("", 0o2770, 65534, None),
+    ],
+)
+def test_a_cache_that_others_can_replace_is_not_believed(planted, caplog, folder, mode, group, why):
+    """Nobody else may write to the cache or put another folder in its place, except where the
+    folder is sticky; a group may be let into the parent folder.
+    """
+    path = planted.parent / folder
+    if group is not None:
+        if os.geteuid():
+            pytest.skip("NOT ROOT: only root gives files to any group")
+        os.chown(path, -1, group)
     path.chmod(mode)
-
-
-def test_a_cache_that_a_group_can_write_to_is_not_believed(planted, caplog):
-    """Nor is one of a group; sticky, or of the user's private group, it is."""
-    set_group(planted, 0o775)
-    assert read(planted) == (GOOD, 1000)
-    assert f"group 65534 can write to {planted}" in caplog.text
-    set_group(planted, 0o1775)
-    assert read(planted) == (EVIL, 0)
+    assert read(planted) == ((GOOD, 1000) if why else (EVIL, 0))
+    assert why is None or why.format(path) in caplog.text
 
 
 def test_a_cache_of_the_private_group_is_used(planted):
@@ -96,17 +96,6 @@ def test_a_cache_of_the_private_group_is_used(planted):
     name = pwd.getpwuid(os.geteuid()).pw_name
     if grp.getgrgid(os.getegid()).gr_name != name:
         pytest.skip("NO PRIVATE GROUP: this user's group has another name")
-    assert read(planted) == (EVIL, 0)
-
-
-def test_a_cache_that_anybody_can_replace_is_not_believed(planted, tmp_path, caplog):
-    """Somebody could put another folder in its place; a group that was let in may do so."""
-    tmp_path.chmod(0o777)
-    assert read(planted) == (GOOD, 1000)
-    assert f"anybody can write to {tmp_path}" in caplog.text
-    tmp_path.chmod(0o1777)
-    assert read(planted) == (EVIL, 0)
-    set_group(tmp_path, 0o2770)
     assert read(planted) == (EVIL, 0)
 
 

@@ -2,12 +2,8 @@
 
 import gc
 import itertools
-import os
 import random
-import signal
-import subprocess
 import sys
-import textwrap
 import threading
 import time
 
@@ -164,40 +160,6 @@ def test_a_load_that_ignores_cancel_is_closed_when_it_ends():
     loaded.close()
     assert time.monotonic() - begin < 20  # of 60
     release.set()
-
-
-@pytest.mark.parametrize("how", ["exception", "SIGINT"])
-def test_interpreter_ends_promptly_with_loads_that_hang(how):
-    """A program that ends in the middle of an epoch ends at once, whatever the loads wait for."""
-    program = """
-        import sys, threading, time
-        from pcrshard.reading.prefetch import prefetch
-        class Thing:
-            num_bytes = 1
-            def close(self): pass
-        def load(item, cancel):
-            if item: time.sleep(60)
-            return Thing()
-        loaded = prefetch(range(9), load, depth=3, max_bytes=9)
-        next(loaded)[1].result()
-        print("ready", flush=True)
-        if sys.argv[1] == "exception": raise ValueError("own error")
-        if sys.argv[1] == "SIGINT": time.sleep(60)
-    """
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program), how],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout.readline() == "ready\n"
-    begin = time.monotonic()
-    if how == "SIGINT":
-        os.kill(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert time.monotonic() - begin < 30  # of 60
-    assert "Fatal" not in errors
-    assert ("own error" in errors) == (how == "exception")
 
 
 def test_a_loading_thread_may_collect_the_generator(monkeypatch):

@@ -210,22 +210,6 @@ def test_every_single_flipped_bit_is_found(small, tmp_path):
         _check_flip(tmp_path / small.name, data, bit, expected)
 
 
-def test_a_damaged_piece_costs_one_sample(small, tmp_path):
-    """A damaged scan names shard, key and scan, and the other samples can still be had."""
-    shard = Shard(str(small))
-    start = int(pieces(shard).starts[4, 1, 0])
-    path = tmp_path / small.name
-    path.write_bytes(_flip(small.read_bytes(), start * 8))
-    assert len(list(Shard(str(path)).samples(4))) == 3
-    with pytest.raises(CorruptPiece, match=rf"shard=.*{path.name}, key=k1, scan=5, offset={start}"):
-        list(Shard(str(path)).samples(10))
-    errors = []
-    samples = list(Shard(str(path)).samples(10, on_error=lambda error: not errors.append(error)))
-    assert [sample["__key__"] for sample in samples] == ["k0", "k2"]
-    assert len(errors) == 1
-    assert len(list(Shard(str(path), check=False).samples(10))) == 3
-
-
 @pytest.mark.parametrize("layout", ["compact", "preview"])
 @pytest.mark.parametrize("scan", [1, 4, FULL])
 def test_samples_together_are_those_one_by_one(layout, scan):

@@ -3,13 +3,11 @@
 import errno
 import multiprocessing
 import os
-import threading
 import time
 
 import pytest
 
 from pcrshard.storage.locks import hold_lock
-from pcrshard.storage.retry import Cancelled
 
 
 def _count(path, log, times):
@@ -47,16 +45,6 @@ def test_a_lock_that_is_removed_again_and_again_still_lets_in_one(tmp_path):
     assert log.read_text().split() == ["in", "out"] * 60
 
 
-def test_a_lock_without_a_file(tmp_path):
-    """Without ``create``, an existing file is locked and a missing one is not created."""
-    path = str(tmp_path / "lock")
-    with hold_lock(path, create=False) as held:
-        assert held is None
-    assert not os.path.exists(path)
-    with hold_lock(path), hold_lock(path, create=False, wait=False) as held:
-        assert held is None
-
-
 def test_readers_share_and_writers_do_not(tmp_path):
     """Several processes can share a lock; a non-blocking attempt reports that it is taken."""
     path = str(tmp_path / "lock")
@@ -68,30 +56,10 @@ def test_readers_share_and_writers_do_not(tmp_path):
         assert held
 
 
-def test_a_wait_can_be_cancelled(tmp_path):
-    """A reader that is no longer wanted does not wait for another's lock."""
-    cancel = threading.Event()
-    threading.Timer(0.1, cancel.set).start()
-    with (
-        hold_lock(str(tmp_path)),
-        pytest.raises(Cancelled, match="cancelled"),
-        hold_lock(str(tmp_path), cancel=cancel),
-    ):
-        pass
-
-
 def test_a_lock_that_cannot_be_made_is_an_error(tmp_path):
     """Locking in a missing folder raises ``FileNotFoundError``."""
     with pytest.raises(FileNotFoundError), hold_lock(str(tmp_path / "no" / "lock")):
         pass
-
-
-def test_a_link_is_no_lock(tmp_path):
-    """A symlink in place of the lock file is refused; no file is created or opened."""
-    (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="symbolic links"), hold_lock(str(tmp_path / "lock")):
-        pass
-    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_a_stale_handle_is_a_lock_that_was_removed(tmp_path, monkeypatch):

@@ -87,14 +87,6 @@ def test_a_store_that_answers_too_shortly_is_given_up():
         storage.read("odd:///drips", 0, 9, retry=HASTY)
 
 
-def test_a_claimed_size_takes_no_memory(data_file):
-    """A hostile head that claims 8 EiB is refused by the file's size, before anything is
-    allocated.
-    """
-    with pytest.raises(TruncatedShard):
-        storage.read(data_file, 512, 1 << 62)
-
-
 @pytest.mark.parametrize("stop", [100, len(DATA) - 1])
 def test_a_store_that_ignores_ranges(stop):
     """If a store ignores ranges, the range is cut out of the whole response."""

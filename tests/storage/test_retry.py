@@ -7,50 +7,11 @@ import random
 import aiohttp
 import pytest
 
-from pcrshard.errors import CorruptPiece, StorageError, TruncatedShard
-from pcrshard.storage.retry import Refused, Retry, asked_pause, is_hopeless
+from pcrshard.storage.retry import Retry, asked_pause, is_hopeless
 
 
 def status(code, headers=None):
     return aiohttp.ClientResponseError(None, (), status=code, headers=headers)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        *(status(code) for code in (408, 425, 429, 500, 502, 503, 504)),
-        TimeoutError(),
-        ConnectionResetError(),
-        aiohttp.ServerDisconnectedError(),
-        aiohttp.ClientPayloadError(),
-        OSError("Please reduce your request rate"),
-        StorageError("the connection ended early"),
-    ],
-    ids=repr,
-)
-def test_what_may_pass_is_tried_again(error):
-    """A busy server and a cut connection do not end an epoch."""
-    assert not is_hopeless(error)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        *(status(code) for code in (400, 401, 403, 404, 405, 410, 412)),
-        FileNotFoundError(),
-        PermissionError(),
-        aiohttp.InvalidURL("x"),
-        Refused("no ranges"),
-        TruncatedShard("short"),
-        CorruptPiece("bad"),
-        TypeError(),
-        ImportError(),
-    ],
-    ids=repr,
-)
-def test_what_will_not_pass_is_not_tried_again(error):
-    """A wrong name, key or password is reported at once, not after minutes."""
-    assert is_hopeless(error)
 
 
 def test_a_server_may_ask_for_a_pause():

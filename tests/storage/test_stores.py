@@ -10,7 +10,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from pcrshard import storage
 from pcrshard.errors import PCRError, StorageError
-from pcrshard.storage.stores import mapped_errors, retried
+from pcrshard.storage.stores import mapped_errors
 
 
 class Fails(MemoryFileSystem):
@@ -52,24 +52,6 @@ def test_an_error_gets_the_url_once():
     ):
         raise PCRError("broken")
     assert str(caught.value).count("u.tar") == 1
-
-
-def test_small_requests_are_sent_again(monkeypatch):
-    """A refused connection is retried; a missing file fails at once."""
-    monkeypatch.setattr("time.sleep", lambda _: None)
-    answers = [OSError("reset"), OSError("reset"), "found"]
-
-    def request():
-        answer = answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    assert retried(request) == "found"
-    answers[:] = [FileNotFoundError("no"), "found"]
-    with pytest.raises(FileNotFoundError):
-        retried(request)
-    assert answers == ["found"]
 
 
 def _seconds_to_read(url, answer):

@@ -199,6 +199,24 @@ def test_the_order_never_changes():
     assert json.loads(said) == epoch_order([9] * 9, Geometry(6, 3), Rules(8), epoch=2).ids.tolist()
 
 
+WRONG = {
+    "one global batch of 8 samples, got 7": lambda: epoch_order([7], Geometry(8)),
+    "at most 4 steps of": lambda: epoch_order([8], Geometry(4), history=[(2, 1, 4, 5)]),
+    "at most 2 steps of": lambda: epoch_order([8], Geometry(4), history=[(4, 1, 4, 3)]),
+    "last to be 'drop' or 'pad' or 'short', got 'wrap'": lambda: Rules(last="wrap"),
+    "seed to be below": lambda: Rules(1 << 64),
+    "world to divide global_batch=4, got 3": lambda: rank_batches(epoch_order([8], Geometry(4)), 3),
+    "samples in dataset 1, got none": lambda: mixture([[4], [0]], [1, 1], 4),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_arguments_are_named(message):
+    """A wrong argument raises an error at once, with the expected and the actual value."""
+    with pytest.raises(ValueError, match=f"expected .*{message}"):
+        WRONG[message]()
+
+
 # Mixtures
 
 

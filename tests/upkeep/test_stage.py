@@ -121,7 +121,7 @@ def test_a_staged_copy_can_be_staged_on(dataset, index, tmp_path):
     assert_staged(tmp_path / "c", dataset, index, "full")
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_whatever_is_in_the_destination_is_made_right(dataset, index, tmp_path, seed):
     """Damaged, cut, foreign and unfinished files are replaced; sound bytes are kept."""
     rng = random.Random(seed)
@@ -131,17 +131,7 @@ def test_whatever_is_in_the_destination_is_made_right(dataset, index, tmp_path, 
         path = tmp_path / entry.name
         data = bytearray(path.read_bytes())
         what = rng.choice(
-            [
-                "nothing",
-                "flip",
-                "cut",
-                "empty",
-                "foreign",
-                "delete",
-                "longer",
-                "other shard",
-                "zeros",
-            ]
+            ["nothing", "flip", "cut", "empty", "foreign", "delete", "longer", "other", "zeros"]
         )
         if what == "flip":
             data[rng.randrange(1024, len(data))] ^= 0xFF
@@ -149,7 +139,7 @@ def test_whatever_is_in_the_destination_is_made_right(dataset, index, tmp_path, 
             del data[rng.randrange(len(data)) :]
         elif what == "longer":
             data += rng.randbytes(rng.choice([1, 512, 5000]))
-        elif what == "other shard":
+        elif what == "other":
             data = pathlib.Path(dataset, index.shards[0].name).read_bytes()
         elif what in ("empty", "foreign", "zeros"):
             data = {"empty": b"", "foreign": rng.randbytes(30_000), "zeros": bytes(len(data))}[what]
@@ -163,39 +153,26 @@ def test_whatever_is_in_the_destination_is_made_right(dataset, index, tmp_path, 
         assert verify_shard(VerifyTask(str(tmp_path / entry.name), entry)).problems == ()
 
 
-def test_foreign_tars_in_the_destination_are_not_touched(
-    dataset, index, tmp_path, synthetic_folder
-):
-    """A tar or a shard of something else that has the same name is refused as it is."""
-    pcrshard.encode(
-        str(synthetic_folder),
-        str(tmp_path / "other"),
-        pcrshard.EncodeOptions(num_shards=3),
-        workers=1,
-    )
-    path = tmp_path / "dst" / index.shards[0].name
-    path.parent.mkdir()
+def test_other_data_in_the_destination_is_not_touched(dataset, index, tmp_path, synthetic_folder):
+    """A folder that holds another dataset is refused as it is, and so is a tar or a shard of
+    something else that has the name of a shard.
+    """
+    other, dst = tmp_path / "other", tmp_path / "dst"
+    options = pcrshard.EncodeOptions(num_shards=3)
+    pcrshard.encode(str(synthetic_folder), str(other), options, workers=1)
+    before = {path.name: path.read_bytes() for path in other.iterdir()}
+    with pytest.raises(EncodeError, match=r"another dataset.*remove it"):
+        stage(str(dataset), str(other), 2)
+    assert {path.name: path.read_bytes() for path in other.iterdir()} == before
+    name = index.shards[0].name
+    dst.mkdir()
     with tarfile.open(tmp_path / "plain.tar", "w") as tar:
         tar.add(__file__)
-    for foreign in (tmp_path / "other" / path.name, tmp_path / "plain.tar"):
-        shutil.copy(foreign, path)
-        before = path.read_bytes()
-        with pytest.raises(EncodeError, match=f"{path.name} is not of this dataset"):
-            stage(str(dataset), str(path.parent), 2)
-        assert path.read_bytes() == before
-
-
-def test_another_dataset_in_the_destination_is_not_touched(
-    dataset, index, tmp_path, synthetic_folder
-):
-    """A folder that holds another dataset, or another version of this one, is refused as it is."""
-    pcrshard.encode(
-        str(synthetic_folder), str(tmp_path), pcrshard.EncodeOptions(num_shards=3), workers=1
-    )
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(EncodeError, match=r"another dataset.*remove it"):
-        stage(str(dataset), str(tmp_path), 2)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    for foreign in (other / name, tmp_path / "plain.tar"):
+        shutil.copy(foreign, dst / name)
+        with pytest.raises(EncodeError, match=f"{name} is not of this dataset"):
+            stage(str(dataset), str(dst), 2)
+        assert (dst / name).read_bytes() == foreign.read_bytes()
 
 
 def test_replaced_source_is_noticed(dataset, index, tmp_path):
