@@ -96,23 +96,23 @@ class _Saved(msgspec.Struct):
             file.write(json.dumps(msgspec.to_builtins(self)).encode())
 
     @classmethod
-    def read(cls, url: str, options: storage.Options) -> _Saved:
-        data = storage.read_bytes(url, options=options)
+    def read(cls, url: str, options: storage.Options) -> list[_Saved]:
+        """Return the content of a file, or nothing if it does not exist."""
+        data = _read_if_exists(url, options)
         try:
-            return msgspec.convert(json.loads(data), cls, str_keys=True)
+            return [] if data is None else [msgspec.convert(json.loads(data), cls, str_keys=True)]
         except (ValueError, RecursionError) as error:
             message = f"not a journal: {error}; remove it to start over"
             raise EncodeError(message, url=url) from error
 
 
-@contextlib.contextmanager
-def _unless_missing() -> Iterator[None]:
-    """End the block without an error if it reads a file or folder that does not exist."""
+def _read_if_exists(url: str, options: storage.Options) -> bytes | None:
     try:
-        yield
-    except StorageError as error:
-        if not isinstance(error.__cause__, FileNotFoundError):
+        return storage.read_bytes(url, options=options)
+    except StorageError:
+        if storage.exists(url, options=options):
             raise
+        return None
 
 
 class Record(NamedTuple):
@@ -298,20 +298,22 @@ class Journal:
 
     def _sizes(self, folder: str = "") -> dict[str, int | None]:
         """Return a folder's files with their sizes; object stores have no empty folders."""
-        sizes: dict[str, int | None] = {}
-        with _unless_missing():
-            sizes.update(storage.list_files(folder or self.dst, options=self.options))
-        return sizes
+        folder = folder or self.dst
+        try:
+            return dict(storage.list_files(folder, options=self.options))
+        except StorageError:
+            if storage.is_folder(folder, options=self.options):
+                raise
+            return {}
 
     def _read(self) -> list[_Saved]:
         """Return every file of the journal, later ones last."""
         names = [name for name in self._sizes(self._parts) if name.endswith(".json")]
-        found = []
+        found: list[_Saved] = []
         # Another part may merge and remove the files meanwhile. It writes the merged file first, so
         # reading that one last misses nothing.
         for url in [*(storage.join(self._parts, name) for name in names), self._whole]:
-            with _unless_missing():
-                found.append(_Saved.read(url, self.options))
+            found += _Saved.read(url, self.options)
         return found[::-1]
 
     def _is_kept(self, result: ShardResult, sizes: dict[str, int | None]) -> bool:
@@ -369,9 +371,8 @@ def encode_options(dst: str, *, options: storage.Options = None) -> EncodeOption
         dst: The dataset's folder.
         options: fsspec storage options of the folder.
     """
-    with _unless_missing():
-        return _Saved.read(storage.join(dst, JOURNAL), options).options
-    return EncodeOptions()
+    found = _Saved.read(storage.join(dst, JOURNAL), options)
+    return found[0].options if found else EncodeOptions()
 
 
 def read_report(
@@ -387,9 +388,7 @@ def read_report(
         name: ``skipped.jsonl`` or ``kept.jsonl``.
         options: fsspec storage options of the folder.
     """
-    lines: list[bytes] = []
-    with _unless_missing():
-        lines = storage.read_bytes(storage.join(dst, name), options=options).splitlines()
+    lines = (_read_if_exists(storage.join(dst, name), options) or b"").splitlines()
     return [Unlayered.of(**json.loads(line)) for line in lines]
 
 

@@ -120,8 +120,7 @@ def list_files(
     fs, path = resolve(folder, options)
     fs.invalidate_cache()  # another process may have written since the last listing
     if not ask(folder, "list", "isdir", options, retry):
-        gone = FileNotFoundError(redact_url(folder))
-        raise StorageError("expected a folder, there is none", url=folder) from gone
+        raise StorageError("expected a folder, there is none", url=folder)
     if is_local(folder):
         with mapped_errors(folder, "list"):
             return sorted(_walk(path))
