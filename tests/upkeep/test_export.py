@@ -241,7 +241,7 @@ def test_a_shard_is_not_replaced_by_its_own_export(dataset, tmp_path):
 
 def test_an_unknown_form_is_refused(dataset, tmp_path):
     """The error lists the forms, and nothing is written."""
-    with pytest.raises(EncodeError, match="a form among .*folder.*got 'zip'"):
+    with pytest.raises(EncodeError, match="expected a form among"):
         export_shard(Shard(str(dataset / "data-000000.tar")), str(tmp_path / "out"), form="zip")
     assert not (tmp_path / "out").exists()
 
