@@ -98,7 +98,7 @@ def test_a_network_without_labels_is_one_line(tmp_path, capsys):
     assert main(["fidelity", str(tmp_path / "shards"), "--model", "torch.nn:Flatten"]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "there are no labels" in error
+    assert "field 'cls' to compare the model's answers with, got None" in error
 
 
 RANKS = """
