@@ -162,6 +162,7 @@ class Hooks:
             tensor.requires_grad,
         )
         seen = self._seen.get(key)
+        # torch does not annotate StorageWeakRef.
         if seen is not None and seen.storage.expired():  # type: ignore[no-untyped-call]
             seen = None  # the memory was freed, and belongs to another tensor
         ordinal = len(self.rows) if seen is None else seen.ordinal
@@ -175,6 +176,7 @@ class Hooks:
         blob = seen.blob() if seen is not None and seen.blob is not None else None
         if blob is None:  # new, or its graph was freed but the tensor was not
             blob = self._make(tensor, ordinal)
+            # torch does not annotate StorageWeakRef.
             storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
             self._seen[key] = _Seen(storage, None if blob is None else weakref.ref(blob), ordinal)
         return kept if blob is None else blob

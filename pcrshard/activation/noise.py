@@ -178,6 +178,7 @@ def _profile(
         name, Profile(nonzero_share, valid_share, module.out_channels, values.shape[0])
     )
     if output.requires_grad:
+        # torch does not annotate register_hook.
         output.register_hook(profile.add_gradient)  # type: ignore[no-untyped-call]
 
 

@@ -52,7 +52,7 @@ class Report(NamedTuple):
 class Keywords(dict[str, Any]):
     """Keywords of ``ArgumentParser.add_argument``, hashable as ``typing`` requires in a union."""
 
-    __hash__ = object.__hash__  # type: ignore[assignment]
+    __hash__ = object.__hash__  # type: ignore[assignment]  # hashed by identity
 
 
 class UsageError(Exception):
@@ -122,6 +122,7 @@ def _add_parameters(
         if is_dataclass(hint):
             group = parser.add_argument_group(_summary(hint).removesuffix("."))
             of_fields = metadata[0] if metadata else overrides
+            # mypy does not narrow a hint by is_dataclass.
             added += _add_parameters(parser, group, hint, of_fields)  # type: ignore[arg-type]
             continue
         is_option = parameter.kind is parameter.KEYWORD_ONLY or is_dataclass(source)

@@ -109,6 +109,7 @@ def encode_on_slurm(
         executor = SlurmExecutor(folder, max_num_timeout=100)
         executor.update_parameters(additional_parameters=parameters)
         parts = [(number, jobs) for number in range(jobs)]
+        # submitit does not annotate map_array.
         submitted: Any = executor.map_array(EncodePart(), parts)  # type: ignore[no-untyped-call]
     except Exception as error:
         shutil.rmtree(folder)

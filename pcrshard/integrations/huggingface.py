@@ -49,7 +49,7 @@ Decode = Callable[[Any], Any]
 
 
 @dataclasses.dataclass
-class PcrConfig(datasets.BuilderConfig):  # type: ignore[misc]
+class PcrConfig(datasets.BuilderConfig):  # type: ignore[misc]  # datasets is untyped
     """The configuration of a dataset; ``data_dir`` is its folder, a local path or any fsspec URL.
 
     Attributes:
@@ -80,7 +80,7 @@ class PcrConfig(datasets.BuilderConfig):  # type: ignore[misc]
         return str(super().create_config_id(kwargs, custom_features))
 
 
-class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
+class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # datasets is untyped
     """A builder of datasets from PCR shards.
 
     ``PcrBuilder(data_dir="shards", scan=5).as_streaming_dataset("train")``

@@ -69,7 +69,7 @@ class _Process:
 
 _process = _Process()
 # In a forked child, the parent's requests never complete.
-os.register_at_fork(after_in_child=_process.__init__)  # type: ignore[misc]
+os.register_at_fork(after_in_child=_process.__init__)  # type: ignore[misc]  # of an instance
 
 
 def read_range(
