@@ -158,5 +158,5 @@ def test_the_way_back_after_damage(run, tmp_path):
         file.truncate(2500)
     assert "data-000001.tar" in run("verify", "copy", status=1)
     said = run("export", "copy", "saved", "--on-error", "skip", status=1)
-    assert "8 samples at scan full in saved; 4 were left out" in said
+    assert "samples: 8\nleft out: 4\nscan: full\n" in said
     assert len(list((tmp_path / "saved").rglob("*.jpg"))) == 8
