@@ -15,7 +15,7 @@ from ..errorbound import Bound, RelativeStd
 from ..redaction import get_logger
 from .codec import Precision, encode_tensor, store_leaf
 from .tensors import tensor_from
-from .typed_tree import TreeReader, flatten
+from .typed_tree import TreeReader, fill, flatten
 
 log = get_logger(__name__)
 
@@ -100,7 +100,8 @@ def one_delta(target: Any, reference: Any, precision: Precision) -> tuple[float,
         stored += encode_tensor(tensor, known)[0].num_bytes
         raw += tensor.spec.num_bytes
         tensors.append(tensor_from(tensor.restore(), tensor.spec))
-    return raw / max(stored, 1), TreeReader(tree, tensors.__getitem__).read()
+    restored = fill(TreeReader(tree).root, lambda use: use.of(tensors[use.number]))
+    return raw / max(stored, 1), restored
 
 
 def choose(
