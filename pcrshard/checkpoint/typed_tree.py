@@ -25,6 +25,9 @@ Roles = dict[str, str] | None
 T = TypeVar("T")
 MAX_DEPTH = 100
 _KEYS = (type(None), bool, int, float, str, bytes)
+_CONTAINERS: dict[Any, str] = {
+    dict: "d", collections.OrderedDict: "o", list: "l", tuple: "t", torch.Size: "t"
+}  # fmt: skip
 WEIGHT = "weights"
 _ROLES = {
     "exp_avg": "first_moment",
@@ -121,25 +124,19 @@ class _Packer:
         """
         kind = type(value)
         where = ".".join(path)
-        if len(path) > MAX_DEPTH:
-            raise UnsupportedState(f"expected at most {MAX_DEPTH} levels", key=where)
-        if kind is str:
+        if kind in _CONTAINERS:
+            self._pack_items(value, path, roles)
+        elif kind is str:
             if value.encode(errors="ignore").decode() != value:
                 raise UnsupportedState("cannot store a surrogate", key=where)
             self.tokens += ("s", value)
+        elif kind is bytes:
+            self._add_bytes(value, "b")
         elif kind is int and not -(1 << 63) <= value < 1 << 64:  # as numpy's generators have them
             size = value.bit_length() // 8 + 1
             self._add_bytes(value.to_bytes(size, "little", signed=True), "i")
-        elif kind is bytes:
-            self._add_bytes(value, "b")
         elif kind in _KEYS:
             self.tokens.append(value)
-        elif kind in (dict, collections.OrderedDict):
-            self._pack_dict(value, path, roles)
-        elif kind in (list, tuple, torch.Size):
-            self.tokens += ("l" if kind is list else "t", len(value))
-            for i, item in enumerate(value):
-                self.pack(item, (*path, str(i)), roles)
         elif isinstance(value, torch.Tensor):
             check_storable(value, where)
             # A lazily conjugated or negated view does not have its source's values.
@@ -151,20 +148,24 @@ class _Packer:
         else:
             raise UnsupportedState(f"cannot store a {kind.__module__}.{kind.__name__}", key=where)
 
-    def _pack_dict(self, value: Any, path: tuple[str, ...], roles: Roles) -> None:
+    def _pack_items(self, value: Any, path: tuple[str, ...], roles: Roles) -> None:
+        tag = _CONTAINERS[type(value)]
+        is_dict = isinstance(value, dict)
+        if len(path) > MAX_DEPTH:
+            raise UnsupportedState(f"expected at most {MAX_DEPTH} levels", key=".".join(path))
         # The state of a torch.optim.Optimizer is recognized by its two keys.
-        if {"state", "param_groups"} <= value.keys():
+        if is_dict and {"state", "param_groups"} <= value.keys():
             roles = _roles(value["param_groups"])
-        ordered = type(value) is not dict
-        self.tokens += ("o" if ordered else "d", len(value))
-        for key, item in value.items():
+        self.tokens += (tag, len(value))
+        for key, item in value.items() if is_dict else enumerate(value):
             where = (*path, str(key))
             if type(key) not in _KEYS:
                 message = f"cannot store a key of {type(key).__name__}"
                 raise UnsupportedState(message, key=".".join(where))
-            self.pack(key, path, roles)
+            if is_dict:
+                self.pack(key, path, roles)
             self.pack(item, where, roles)
-        if ordered:
+        if tag == "o":
             # torch keeps the versions of modules in this attribute of a state_dict.
             self.pack(getattr(value, "_metadata", None), (*path, "_metadata"), None)
 
@@ -184,7 +185,9 @@ def _tie(leaves: list[Leaf]) -> list[Leaf]:
     A tensor whose memory is contained in another tensor's is stored as a view of it.
     """
     # The largest tensors first, because they may contain others; then the contiguous ones.
-    order = sorted(leaves, key=lambda leaf: (-_extent(leaf.tensor), not leaf.tensor.is_contiguous()))
+    order = sorted(
+        leaves, key=lambda leaf: (-_extent(leaf.tensor), not leaf.tensor.is_contiguous())
+    )
     bases: dict[Any, list[Leaf]] = collections.defaultdict(list)
     base_of = {}
     for leaf in order:
@@ -299,11 +302,6 @@ class TreeReader:
         require(type(token) is kind, f"expected {kind.__name__}, got {type(token).__name__}")
         return token  # type: ignore[no-any-return]
 
-    def _take_bytes(self) -> bytes:
-        number = self._take(int)
-        require(number >= 0, "expected the number of some bytes")
-        return self._blobs[number]
-
     def _read(self, path: tuple[str, ...]) -> Any:
         require(len(path) <= MAX_DEPTH + 1, f"the tree has more than {MAX_DEPTH} levels")
         value = self._read_value(path)
@@ -311,47 +309,54 @@ class TreeReader:
         return value
 
     def _read_value(self, path: tuple[str, ...]) -> Any:
-        token: Any = self._tokens.pop()
-        match token:
-            case "d" | "o":
-                return self._read_dict(token, path)
-            case "l" | "t":
-                items = [self._read((*path, str(i))) for i in range(self._take(int))]
-                return items if token == "l" else tuple(items)
+        value: Any = self._tokens.pop()
+        match value:
+            case "d" | "o" | "l" | "t":
+                value = self._read_items(value, path)
             case "s":
-                return self._take(str)
-            case "i":
-                return int.from_bytes(self._take_bytes(), "little", signed=True)
-            case "b":
-                return self._take_bytes()
-            case "g":
-                dtype = NUMPY_TYPES[self._take(str)]
-                (value,) = np.frombuffer(self._take_bytes(), dtype)
-                return value
-            case "v":
-                number, offset, dim = (self._take(int) for _ in range(3))
-                sizes, strides = ([self._take(int) for _ in range(dim)] for _ in range(2))
-                return Use(number, False, (sizes, strides, offset))
-            case "x" | "a":
-                number = self._take(int)
-                if number not in self.names:
-                    self.names[number] = self._paths.distinct(".".join(path))
-                return Use(number, token == "a", None)
+                value = self._take(str)
+            case "i" | "b" | "g":
+                value = self._read_bytes(value)
+            case "x" | "a" | "v":
+                value = self._read_use(value, path)
             case str():
-                raise CorruptCheckpoint(f"expected the kind of a node, got {token!r}")
-        return token
+                raise CorruptCheckpoint(f"expected the kind of a node, got {value!r}")
+        return value
 
-    def _read_dict(self, tag: str, path: tuple[str, ...]) -> Any:
-        found: dict[Any, Any] = {} if tag == "d" else collections.OrderedDict()
-        for _ in range(self._take(int)):
-            key = self._read_value(path)
+    def _read_items(self, kind: str, path: tuple[str, ...]) -> Any:
+        found: dict[Any, Any] = collections.OrderedDict() if kind == "o" else {}
+        for number in range(self._take(int)):
+            key = self._read_value(path) if kind in ("d", "o") else number
             require(type(key) in _KEYS, f"expected a key, got {type(key).__name__}")
             found[key] = self._read((*path, str(key)))
-        if tag == "o":
+        if kind == "o":
             metadata = self._read((*path, "_metadata"))
             if metadata is not None:
                 found._metadata = metadata  # type: ignore[attr-defined]
-        return found
+        if kind in ("d", "o"):
+            return found
+        return list(found.values()) if kind == "l" else tuple(found.values())
+
+    def _read_bytes(self, kind: str) -> Any:
+        dtype = self._take(str) if kind == "g" else ""
+        number = self._take(int)
+        require(number >= 0, "expected the number of some bytes")
+        data = self._blobs[number]
+        if kind == "g":
+            (scalar,) = np.frombuffer(data, NUMPY_TYPES[dtype])
+            return scalar
+        return data if kind == "b" else int.from_bytes(data, "little", signed=True)
+
+    def _read_use(self, kind: str, path: tuple[str, ...]) -> Use:
+        number = self._take(int)
+        view = None
+        if kind == "v":
+            offset, dim = self._take(int), self._take(int)
+            sizes, strides = ([self._take(int) for _ in range(dim)] for _ in range(2))
+            view = sizes, strides, offset
+        elif number not in self.names:
+            self.names[number] = self._paths.distinct(".".join(path))
+        return Use(number, kind == "a", view)
 
 
 def fill(structure: Any, tensor: Callable[[Use], Any]) -> Any:

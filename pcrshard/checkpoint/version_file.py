@@ -198,9 +198,7 @@ class VersionFile:
                     data = data[size:]
             start = stop
 
-    def decode(
-        self, paths: Collection[str], references: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
+    def decode(self, paths: Collection[str], references: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Decode tensors, resolving deltas against ``references``.
 
         Raises:
