@@ -16,7 +16,7 @@ from ..encoding import encode_dataset
 from ..encoding.clusters import ENGINES, dask_executor, encode_on_slurm
 from ..encoding.encode_dataset import EncodeOptions
 from ..encoding.labels import read_classes
-from ..encoding.resume_journal import REPORTS, read_report
+from ..encoding.resume_journal import read_journal
 from ..encoding.shard_plan import ON_ERROR, advise
 from ..encoding.sources import list_source
 from ..errors import EncodeError
@@ -252,14 +252,13 @@ def _report(
         "classes": index.classes,
         "scans": costs,
     }
-    for name in REPORTS:
-        rows = read_report(dst, name, options=storage_options)
-        for outcome, count in collections.Counter(row.outcome for row in rows).items():
-            figures[outcome] = count
-            first = next(row for row in rows if row.outcome == outcome)
-            done = {"kept": "kept as they are", "reencoded": "encoded again"}.get(outcome, outcome)
-            lines.append(
-                f"{count} images were {done}, listed in {storage.join(dst, name)}; "
-                f"the first: {first.source}: {first.reason}"
-            )
+    rows = read_journal(dst, options=storage_options).unlayered
+    for outcome, count in collections.Counter(row.outcome for row in rows).items():
+        figures[outcome] = count
+        first = next(row for row in rows if row.outcome == outcome)
+        done = {"kept": "kept as they are", "reencoded": "encoded again"}.get(outcome, outcome)
+        lines.append(
+            f"{count} images were {done}, listed in {storage.join(dst, first.report)}; "
+            f"the first: {first.source}: {first.reason}"
+        )
     return Report(figures, "\n".join(filter(None, lines)))

@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import storage
 from ..checksum import crc32c
-from ..encoding.resume_journal import SKIPPED, encode_options, read_report
+from ..encoding.resume_journal import read_journal
 from ..encoding.samples import SampleRef
 from ..encoding.shard_plan import list_samples
 from ..encoding.sources import NO_SPLIT, list_source
@@ -73,14 +73,18 @@ def verify(
                 "verify the dataset itself"
             )
     sources = None
+    missing: set[str] = set()
     if against:
-        options = replace(encode_options(folder, options=storage_options), classes=classes)
+        journal = read_journal(folder, options=storage_options)
+        options = replace(journal.options, classes=classes)
         if options.split not in (None, NO_SPLIT):
             # The source may be the split itself or the folder of all splits.
             splits = list_source(against, options=storage_options).splits
             options = replace(options, split=options.split if splits else None)
         samples = list_samples(against, options, storage_options).samples
         sources = {sample.key: sample for sample in samples}
+        skipped = {row.key for row in journal.unlayered if row.outcome == "skipped"}
+        missing = sources.keys() - skipped
     tasks = {
         number: VerifyTask(
             shard, entry, sources and _sources_of(shard, sources, storage_options), storage_options
@@ -90,9 +94,6 @@ def verify(
     total = sum(entry.num_samples if entry else 1 for _, entry in shards)
     done = 0
     problems: list[str] = []
-    missing = set(sources or ()).difference(
-        row.key for row in read_report(folder, SKIPPED, options=storage_options)
-    )
     with closing(run_tasks(verify_shard, tasks, workers=workers)) as results:
         for number, result in results:
             problems += result.problems
