@@ -15,7 +15,7 @@ from ..encoding import encode_dataset
 from ..encoding.clusters import ENGINES, dask_executor, encode_on_slurm
 from ..encoding.encode_dataset import EncodeOptions
 from ..encoding.labels import read_classes
-from ..encoding.resume_journal import REPORTS, read_report
+from ..encoding.resume_journal import read_journal
 from ..encoding.shard_plan import advise
 from ..encoding.sources import list_source
 from ..errors import EncodeError
@@ -217,7 +217,7 @@ def _report(
         "classes": index.classes,
         "scans": costs,
     }
-    rows = [row for name in REPORTS for row in read_report(dst, name, options=storage_options)]
+    rows = read_journal(dst, options=storage_options).unlayered
     for outcome in dict.fromkeys(row.outcome for row in rows):
         first, *others = (row for row in rows if row.outcome == outcome)
         figures[outcome] = 1 + len(others)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ..jpeg.markers import ScanHeader
 
-_SCAN = re.compile(r"\s*(\d(?:\s*,\s*\d)*)\s*:\s*(\d+)\s*-\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*")
+_SCAN = re.compile(r"\s*(\d(?:\s*,\s*\d){0,3})\s*:\s*(\d+)\s*-\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*")
 _UNSENT = 99
 MAX_GROUPS = 32
 

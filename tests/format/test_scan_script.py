@@ -30,8 +30,9 @@ GROUPS = {
 def test_every_color_space_has_the_same_fidelity_at_a_scan(mode):
     """Scan 5 of a gray or CMYK image holds the coefficients that scan 5 of a color image holds."""
     source = make_jpeg(mode=mode)
-    color, components = map_jpeg(source).color, len(map_jpeg(source).frame.components)
-    found = map_jpeg(make_progressive(source, scans_for(STANDARD, color, components)))
+    parts = map_jpeg(source)
+    scans = scans_for(STANDARD, parts.color, len(parts.frame.components))
+    found = map_jpeg(make_progressive(source, parts, scans))
     assert group_scans(STANDARD, found.scans, found.color) == GROUPS[mode]
 
 
