@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from ..format.dataset_index import DatasetIndex, prefix_totals
@@ -88,8 +87,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 def fields_of(record: Any) -> Any:
     """Return the fields of a named tuple or a msgspec struct as a dict; other values unchanged."""
-    if isinstance(record, msgspec.Struct):
-        return msgspec.structs.asdict(record)
+    if names := getattr(record, "__struct_fields__", ()):
+        return {name: getattr(record, name) for name in names}
     return record._asdict() if hasattr(record, "_asdict") else record
 
 
