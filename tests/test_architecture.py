@@ -60,6 +60,7 @@ IMPORTERS = {
         "format.dataset_index",
         "format.schema",
         "encoding.resume_journal",
+        "fidelity.tuner",
         "checkpoint.frame",
     },
     "sklearn": {"cli.demo"},
