@@ -115,10 +115,10 @@ class Collator:
         columns = self._values(rows, images, batch)
         if self.transform is not None:
             return default_collate(list(map(self.transform, self._samples(columns))))
-        for name, values in columns.items():
-            has = [value is not None for value in values]
+        for name in columns if self.fields is None else filter(columns.get, self.fields):
+            has = [value is not None for value in columns[name]]
             if all(has) or (self.fields is None and any(has)):
-                batch[name] = self._column(name, values)
+                batch[name] = self._column(name, columns[name])
         return self._chosen(batch, rows)
 
     def _chosen(self, found: dict[str, Any], rows: Rows) -> Any:
