@@ -61,6 +61,7 @@ IMPORTERS = {
         "format.schema",
         "encoding.resume_journal",
         "checkpoint.frame",
+        "training.loader",
     },
     "sklearn": {"cli.demo"},
     "pcodec": {"errorbound.integer_codes"},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,9 +12,9 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate, get_worker_info
 
-from .. import memory
 from ..jpeg.image_decoder import ImageDecoder
 from ..jpeg.views import Geometry, Picture, at_image, geometry_field
+from ..memory import borrow_array
 from ..native.pieces import empty_table
 from ..native.pool import Batch, Pool, draw_keys
 from ..reading.prefix import Prefix
@@ -115,7 +114,7 @@ def begin_field(
     for prefix, own in tables.items():
         table[places[prefix], : own.shape[1]] = own
         orientations[places[prefix]] = prefix.index.orientation[units[prefix]]
-    arrays = _batch_memory(image.batch_shapes(len(ids)), pin)
+    arrays = [_memory(shape, pin) for shape in image.batch_shapes(len(ids))]
     decoding = image.begin(
         pool,
         table,
@@ -127,22 +126,20 @@ def begin_field(
     return FieldImages(arrays, image, first, bool(lists), decoding)
 
 
-def _batch_memory(shapes: Sequence[tuple[int, ...]], pin: bool) -> list[torch.Tensor]:
-    """Return consecutive uint8 tensors of these shapes, in memory that is reused later."""
-    sizes = list(map(math.prod, shapes))
-    total = sum(sizes)
+def _memory(shape: tuple[int, ...], pin: bool) -> torch.Tensor:
+    """Return a uint8 tensor in memory that is reused later."""
+    size = math.prod(shape)
     if get_worker_info() is not None:
         # A worker passes tensors through shared memory, and torch would copy any that lie
         # elsewhere. torch's own collation does the same.
         new_shared: Any = torch.UntypedStorage._new_shared
-        block = torch.empty(0, dtype=torch.uint8).set_(new_shared(total))
+        memory = torch.empty(0, dtype=torch.uint8).set_(new_shared(size))
     elif pin:
         # torch reuses it only after pending copies from it complete.
-        block = torch.empty(total, dtype=torch.uint8, pin_memory=True)
+        memory = torch.empty(size, dtype=torch.uint8, pin_memory=True)
     else:
-        block = torch.from_numpy(memory.borrow_array(total))
-    parts = torch.split(block, sizes)
-    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        memory = torch.from_numpy(borrow_array(size))
+    return memory.view(shape)
 
 
 def as_tensors(value: Any) -> Any:
