@@ -282,6 +282,6 @@ def test_keys_that_no_file_can_have(tmp_path, capsys):
     capsys.readouterr()
     assert main([*args, "--on-error=skip"]) == 1
     said = capsys.readouterr()
-    assert "2 were left out" in said.out
+    assert "left out: 2\n" in said.out
     assert len(said.err.splitlines()) == 2
     assert sorted(files_of(tmp_path / "out")) == ["a.jpg", "good.jpg"]
