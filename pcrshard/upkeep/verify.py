@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,10 +21,12 @@ from ..format.dataset_index import DATASET_INDEX, ShardEntry
 from ..format.group_table import GroupTable, decode_tables
 from ..format.names import numbered
 from ..format.scan import FULL, Scan, check_scan
-from ..format.shard_index import BLOCK, ShardIndex, round512
+from ..format.shard_head import BLOCK, round512
+from ..format.shard_index import ShardIndex
 from ..format.tar_members import TRAILER, index_name, plan_members, tar_header
 from ..jpeg.markers import SOI, map_jpeg
-from ..jpeg.pixels import decode, make_baseline
+from ..jpeg.other_formats import decode
+from ..jpeg.pixels import make_baseline
 from ..jpeg.split import with_height
 from ..reading.dataset_folder import open_dataset
 from ..reading.prefix import Sample, number_lists
@@ -301,8 +303,8 @@ def _compare(
 def _have_equal_pixels(source: bytes, jpeg: bytes) -> bool:
     parts = map_jpeg(source)
     mended = with_height(source, parts)
-    mode: Literal["cmyk", "rgb"] = "cmyk" if parts.color in ("cmyk", "ycck") else "rgb"
+    mode = "cmyk" if parts.color in ("cmyk", "ycck") else "rgb"
     try:
         return np.array_equal(decode(jpeg, mode), decode(mended, mode))
     except UnsupportedJpeg:  # its pixels need too much memory relative to its bytes
-        return make_baseline(jpeg) == make_baseline(mended)
+        return make_baseline(jpeg) == make_baseline(source)
