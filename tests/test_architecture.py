@@ -62,6 +62,7 @@ IMPORTERS = {
         "encoding.resume_journal",
         "fidelity.tuner",
         "checkpoint.frame",
+        "training.loader",
     },
     "sklearn": {"cli.demo"},
     "pcodec": {"errorbound.integer_codes"},

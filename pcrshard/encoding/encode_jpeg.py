@@ -61,7 +61,7 @@ def _cut_groups(progressive: bytes, script: ScanScript) -> tuple[list[bytes], li
     header, parts, _ = cut_scans(progressive, found)
     groups = [header] + [b""] * (script.num_groups - 1)
     header_sizes = list(map(len, groups))
-    numbers = group_scans(script, found.scans, found.color)
+    numbers = group_scans(script, tuple(found.scans), found.color)
     last = 0
     for number, part, ranges in zip(numbers, parts, found.scan_ranges, strict=True):
         row = number - 1

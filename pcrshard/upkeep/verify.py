@@ -21,7 +21,8 @@ from ..format.dataset_index import DATASET_INDEX, ShardEntry
 from ..format.group_table import GroupTable, decode_tables
 from ..format.names import numbered
 from ..format.scan import FULL, Scan, check_scan
-from ..format.shard_index import BLOCK, ShardIndex, round512
+from ..format.shard_head import BLOCK, round512
+from ..format.shard_index import ShardIndex
 from ..format.tar_members import TRAILER, index_name, plan_members, tar_header
 from ..jpeg.markers import SOI, map_jpeg
 from ..jpeg.other_formats import decode
