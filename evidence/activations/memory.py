@@ -5,6 +5,7 @@ gives, as JSON: each figure of memory is of a process of its own.
 """
 
 import bisect
+import contextlib
 import functools
 import json
 import os
@@ -15,12 +16,13 @@ import time
 
 import torch
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from training.models import Residual, ResNet, conv, resnet18
 
 from pcrshard import compress_activations
 from pcrshard.activation import peak_memory
 
 from .. import ROOT
-from .models import resnet18, resnet110
 
 CODECS = ("int8", "zstd", "predicted", "bits")
 # How blocks are recomputed, the codec, and whether the backward pass runs inside of the saver, too,
@@ -34,42 +36,41 @@ WAYS = {
     "checkpoint + zstd, inputs": ("frames", "zstd", False),
     "checkpoint + zstd, all": ("reentrant", "zstd", True),
 }
-# For 32x32 images: few wide layers, and many narrow ones.
-NETWORKS = {"ResNet-18": functools.partial(resnet18, 64), "ResNet-110": resnet110}
+# For 32x32 images: few wide layers, and many narrow ones (He et al. 2016, section 4.2).
+NETWORKS = {
+    "ResNet-18": functools.partial(resnet18, 10, stem=conv(3, 64)),
+    "ResNet-110": functools.partial(ResNet, Residual, (18, 18, 18), 10, 16, conv(3, 16)),
+}
 BUDGET = 150_000_000
 BATCHES = (8, 16, 32, 64)
 # A C library that gives freed memory back.
 LIMITS = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 
-def _batch(size):
+def _backward(model, saver, size, *, inside=False):
+    """A forward and a backward pass of 32x32 images."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(size, 3, 32, 32, generator=generator)
-    return images, torch.randint(0, 10, (size,), generator=generator)
-
-
-def _loss(model, saver, images, labels):
-    if saver is None:
-        return functional.cross_entropy(model(images), labels)
+    labels = torch.randint(0, 10, (size,), generator=generator)
     with saver:
-        return functional.cross_entropy(model(images), labels)
+        loss = functional.cross_entropy(model(images), labels)
+        if inside:
+            loss.backward()
+    if not inside:
+        loss.backward()
 
 
 def _make_step(way, network):
-    """Return a function that runs a step of n 32x32 images, and the activation saver."""
+    """Return a function that runs a step of n images, and the activation saver."""
     recompute, codec, inside = WAYS[way]
     torch.manual_seed(0)
-    model = NETWORKS[network](recompute=recompute)
-    saver = None if codec is None else compress_activations(model, codec=codec)
-
-    def step(size):
-        images, labels = _batch(size)
-        if inside:
-            with saver:
-                _loss(model, None, images, labels).backward()
-        else:
-            _loss(model, saver, images, labels).backward()
-
+    model = NETWORKS[network]()
+    for block in model.blocks if recompute else ():
+        block.forward = functools.partial(
+            checkpoint, block.forward, use_reentrant=recompute == "reentrant"
+        )
+    saver = compress_activations(model, codec=codec) if codec else contextlib.nullcontext()
+    step = functools.partial(_backward, model, saver, inside=inside)
     step(2)  # gradients and the libraries' own memory are there before what is measured
     return step, saver
 
@@ -81,7 +82,7 @@ def peak(way, size, network="ResNet-18"):
     with peak_memory() as found:
         step(size)
     seconds = time.process_time() - begun
-    stored = 0 if saver is None else saver.ledger.peak_bytes
+    stored = saver.ledger.peak_bytes if WAYS[way][1] else 0
     return {"peak_bytes": found.num_bytes, "stored_bytes": stored, "seconds": seconds}
 
 
@@ -102,16 +103,15 @@ def largest_batch(way):
 def _overhead(size, rounds):
     """CPU seconds of a step: the median, plain; of each codec over plain, rounds interleaved."""
     torch.manual_seed(0)
-    model = resnet18(64)
-    images, labels = _batch(size)
-    savers = {"plain": None}
+    model = NETWORKS["ResNet-18"]()
+    savers = {"plain": contextlib.nullcontext()}
     savers |= {codec: compress_activations(model, codec=codec) for codec in CODECS}
     seconds = {name: [] for name in savers}
     for turn in range(rounds + 1):
         for name, saver in savers.items():
             model.zero_grad()
             begun = time.process_time()
-            _loss(model, saver, images, labels).backward()
+            _backward(model, saver, size)
             if turn:
                 seconds[name].append(time.process_time() - begun)
     plain = seconds.pop("plain")

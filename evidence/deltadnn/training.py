@@ -17,9 +17,10 @@ import time
 import numpy as np
 import torch
 from torch import nn
+from training.models import conv, resnet18
 
 from .. import lites
-from ..learning import Data, files_of, fit, floats, hits, pictures, resnet, vgg
+from ..learning import Data, files_of, fit, floats, hits, pictures, vgg
 
 BATCH = 32
 # Of each class; the others and the validation set are the test set. One of the 600 pictures of the
@@ -79,7 +80,7 @@ def small_vgg(classes, width=32):
 
 def small_resnet(classes, width=32):
     """ResNet-18 of half the width with a stem for small pictures: 2.8 million."""
-    return resnet(classes, (width, 2 * width, 4 * width, 8 * width), 2)
+    return resnet18(classes, width, stem=conv(3, width, 3, 2))
 
 
 NETWORKS = {

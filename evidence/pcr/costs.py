@@ -8,7 +8,7 @@ import numpy as np
 
 import pcrshard
 from pcrshard.fidelity.measure import measure
-from pcrshard.jpeg.pixels import decode
+from pcrshard.jpeg.other_formats import decode
 
 
 def _loaded(url):

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import MissingDependency
-from ..jpeg.pixels import Pixels
+from ..jpeg.other_formats import Pixels
 
 Plane = NDArray[np.float32]
 # The reference, its means and its variances in the window, each (H, W, C).

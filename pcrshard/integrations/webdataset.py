@@ -37,7 +37,8 @@ from .. import storage
 from ..errors import PCRError
 from ..format.dataset_index import DatasetIndex, ShardEntry
 from ..format.names import is_jpeg_field
-from ..format.scan import FULL, check_scan_type, is_fraction
+from ..format.scan import FULL, check_scan, is_fraction
+from ..format.scan_script import MAX_GROUPS
 from ..jpeg.image_decoder import Decoding, ImageDecoder, Layout
 from ..jpeg.views import Crop, Side
 from ..memory import borrow_array
@@ -198,7 +199,7 @@ def _check_scan_type(scan: Any, index: object) -> None:
         if index is None:
             raise ValueError(f"expected index= with {scan=}, a fraction of a dataset's bytes")
     elif not is_level:
-        check_scan_type(scan, 0)
+        check_scan(scan, MAX_GROUPS, 0)
 
 
 def _fluent_pcr_scan(self: Pipeline, scan: ScanOrFraction = FULL, **options: Any) -> Pipeline:

@@ -14,7 +14,7 @@ from .. import storage
 from ..errors import EncodeError, FormatError, PCRError
 from ..format.names import is_jpeg_field, is_other_image, valid_key
 from ..format.scan import FULL, Scan
-from ..format.shard_index import BLOCK
+from ..format.shard_head import BLOCK
 from ..format.tar_members import TRAILER, tar_header
 from ..jpeg.pixels import make_baseline
 from ..reading.prefix import OnError, Prefix, Sample, number_lists
