@@ -235,8 +235,8 @@ def _check_samples(
         for sample in prefix.samples(on_error=note):
             key = sample["__key__"]
             sizes = {
-                field: [dims[unit].tolist() for unit in units]
-                for field, units in prefix.units(rows[key])
+                field: [dims[unit].tolist() for unit in prefix.units_of(rows[key], field)]
+                for field in prefix.streams
             }
             found = _check_sample(sample, task, sizes)
             problems += [f"{problem} (shard={task.url}, key={key})" for problem in found]
