@@ -34,15 +34,8 @@ _DRI = 0xDD
 _FRAMES = set(range(0xC0, 0xD0)) - {_DHT, 0xC8, _DAC}
 # TEM, RSTn and EOI are markers without a segment.
 _ALONE = {0x01, *range(0xD0, 0xD8), _EOI}
-_MISPLACED = {
-    0x00: "expected a marker, got a stuffed byte",
-    0xD8: "expected one SOI, got a second one",
-}
-_UNSUPPORTED_FRAMES = {
-    0xC3: "lossless",
-    **dict.fromkeys((0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF), "hierarchical"),
-    0xCB: "lossless arithmetic",
-}
+# Sequential and progressive frames, Huffman or arithmetic coded.
+_SUPPORTED_FRAMES = (0xC0, 0xC1, 0xC2, 0xC9, 0xCA)
 # The first bytes of other image formats.
 _OTHER_FORMATS = {
     b"\x89PNG": "PNG",
@@ -57,11 +50,6 @@ _OTHER_FORMATS = {
     b"\0\0\0\x0cJXL": "JPEG XL",
     b"%PDF": "PDF",
     b"<": "HTML, XML or SVG",
-}
-# The color space of 3 and 4 components, by the transform in an Adobe segment.
-_ADOBE_COLORS: dict[int, dict[int | None, str]] = {
-    3: {0: "rgb", 1: "ycc"},
-    4: {None: "cmyk", 0: "cmyk", 2: "ycck"},
 }
 Range = tuple[int, int]
 
@@ -183,7 +171,7 @@ def map_jpeg(jpeg: bytes) -> JpegMap:
         CorruptJpeg: Not a JPEG, or a broken marker structure.
         UnsupportedJpeg: 12-bit, lossless, hierarchical, too many pixels or scans.
     """
-    check_soi(jpeg)
+    _check_soi(jpeg)
     found = JpegMap(Frame(0, 0, 0, ()))
     tables: list[Range] = []
     segment = read_segment(jpeg, 2)
@@ -216,7 +204,7 @@ def _add_segment(found: JpegMap, segment: Segment) -> None:
     if code in _FRAMES:
         if found.frame.sof:
             segment.refuse("expected one frame header, got a second one")
-        found.frame = parse_frame(segment)
+        found.frame = _parse_frame(segment)
         found.header.append(segment)
     elif code in (DQT, _DRI):
         found.header.append(segment)
@@ -254,20 +242,16 @@ def _check_size(found: JpegMap) -> None:
 def _color_space(found: JpegMap) -> str:
     """Return the color space by libjpeg's rules (jdapimin.c, default_decompress_parms)."""
     components = found.frame.components
-    count = len(components)
-    transform = None
-    for segment in found.header:
-        if segment.is_adobe:
-            transform = segment.payload[11]
-    if count == 1:
+    transforms = [segment.payload[11] for segment in found.header if segment.is_adobe]
+    if len(components) == 1:
         return "gray"
-    if count == 3 and any(segment.is_jfif for segment in found.header + found.metadata):
+    if len(components) == 4:
+        return "ycck" if any(transforms[-1:]) else "cmyk"
+    if any(segment.is_jfif for segment in found.header + found.metadata):
         return "ycc"
-    if count == 3 and transform is None:
-        return "rgb" if bytes(c.id for c in components) == b"RGB" else "ycc"
-    if transform not in _ADOBE_COLORS[count]:
-        raise CorruptJpeg(f"unknown Adobe transform {transform} for {count} components")
-    return _ADOBE_COLORS[count][transform]
+    if transforms:
+        return "ycc" if transforms[-1] else "rgb"
+    return "rgb" if bytes(c.id for c in components) == b"RGB" else "ycc"
 
 
 def check_area(height: int, width: int) -> None:
@@ -280,30 +264,12 @@ def check_area(height: int, width: int) -> None:
         raise UnsupportedJpeg(f"{width}x{height} is more than {MAX_PIXELS} pixels")
 
 
-def find_frame(data: bytes) -> Frame:
-    """Return the frame header, which precedes the first scan.
-
-    Raises:
-        CorruptJpeg: The frame header is missing or has no height.
-    """
-    check_soi(data)
-    segment = read_segment(data, 2)
-    while segment.code not in _FRAMES:
-        if segment.code in (_SOS, _EOI):
-            segment.refuse("expected a frame header before the first scan")
-        segment = read_segment(data, segment.stop)
-    frame = parse_frame(segment)
-    if not frame.height:
-        segment.refuse("expected a height above 0 in the frame header")
-    return frame
-
-
 def is_other_format(start: bytes | bytearray | memoryview) -> bool:
     """Tell whether a file's first bytes belong to an image format other than JPEG."""
     return bytes(start[:16]).startswith(tuple(_OTHER_FORMATS))
 
 
-def check_soi(jpeg: bytes) -> None:
+def _check_soi(jpeg: bytes) -> None:
     """Raise :class:`CorruptJpeg`, naming the likely format, if the file is not a JPEG."""
     if jpeg.startswith(SOI):
         return
@@ -332,8 +298,6 @@ def read_segment(jpeg: Buffer, pos: int) -> Segment:
         raise CorruptJpeg(f"expected a marker, got {first:02x}", offset=pos)
     if code in _ALONE:
         return Segment(code, start, pos + 2)
-    if code in _MISPLACED:
-        raise CorruptJpeg(_MISPLACED[code], offset=pos)
     left = len(jpeg) - pos - 2
     if left < 2:
         raise CorruptJpeg("cut inside a marker segment", offset=len(jpeg))
@@ -347,11 +311,11 @@ def read_segment(jpeg: Buffer, pos: int) -> Segment:
     return Segment(code, pos, stop, bytes(jpeg[pos + 4 : stop]))
 
 
-def parse_frame(segment: Segment) -> Frame:
+def _parse_frame(segment: Segment) -> Frame:
     """Parse the frame header in a segment; refuse frames that cannot be stored."""
     code, _, _, payload = segment
-    if code in _UNSUPPORTED_FRAMES:
-        raise UnsupportedJpeg(f"{_UNSUPPORTED_FRAMES[code]} JPEG (SOF{code - 0xC0})")
+    if code not in _SUPPORTED_FRAMES:
+        raise UnsupportedJpeg(f"lossless or hierarchical JPEG (SOF{code - 0xC0})")
     if len(payload) < 6 or len(payload) != 6 + 3 * payload[5]:
         segment.refuse(f"frame header of {len(payload)} bytes does not fit its components")
     precision, height, width, count = struct.unpack_from(">BHHB", payload)
@@ -382,9 +346,5 @@ def _parse_scan(segment: Segment, frame: Frame) -> ScanHeader:
     if len({*ids} & {*known}) < len(ids):
         segment.refuse("scan names a component that the frame does not have")
     ss, se, bits = payload[-3:]
-    scan = ScanHeader(tuple(map(known.index, ids)), ss, se, bits >> 4, bits & 15)
-    # T.81 G.1.1.1.1: DC alone, or AC of one component, refined bit by bit.
-    is_band = ss == se == 0 or (0 < ss <= se <= 63 and len(ids) == 1)
-    if frame.progressive and not (is_band and scan.al <= 13 and scan.ah in (0, scan.al + 1)):
-        segment.refuse(f"not a legal progressive scan: {tuple(scan)}")
-    return scan
+    # Whether a progressive scan is legal (T.81 G.1.1.1.1) is checked by what decodes it.
+    return ScanHeader(tuple(map(known.index, ids)), ss, se, bits >> 4, bits & 15)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,10 +30,8 @@ Pieces = Sequence[Any]
 Box = tuple[int, int, int, int]
 Size = tuple[int, int]
 
-_COLORS = ("gray", "ycc", "rgb", "cmyk", "ycck")
 _LAYOUTS = ("hwc", "chw")
 _CHANNELS = {"rgb": 3, "gray": 1}  # indexed by the core's codes
-_SCALES = (0, 1, 2, 4, 8)
 _UNSUPPORTED = 2
 _OTHER_ERRORS = {4: MemoryError, 5: ValueError}
 # Orientation of a request: from the stream's EXIF, or the stored pixels.
@@ -47,28 +45,6 @@ class NativeError(ValueError):
     def __init__(self, message: str = "", *, unsupported: bool = False) -> None:
         super().__init__(message)
         self.unsupported = unsupported
-
-
-class Header(NamedTuple):
-    """The contents of the markers before the first scan.
-
-    Attributes:
-        height: Rows of stored pixels.
-        width: Columns of stored pixels.
-        num_components: 1, 3 or 4.
-        sampling: (horizontal, vertical) factors of each component.
-        progressive: Whether the frame is progressive.
-        color: ``gray``, ``ycc``, ``rgb``, ``cmyk`` or ``ycck``.
-        orientation: EXIF orientation, 1 to 8; 0 if there is none.
-    """
-
-    height: int
-    width: int
-    num_components: int
-    sampling: tuple[tuple[int, int], ...]
-    progressive: bool
-    color: str
-    orientation: int
 
 
 # The decoders of each thread, by backend, created at first use.
@@ -114,26 +90,6 @@ def backend(choice: Backend = "auto") -> str:
     return name
 
 
-def read_header(pieces: Pieces) -> Header:
-    """Read the markers up to the first scan.
-
-    Raises:
-        NativeError: The bytes are not a JPEG, or one that this core does not decode.
-    """
-    header = ffi.new("pcr_header *")
-    _Stream(pieces).call(lib.pcr_read_header, header)
-    sampling = tuple((header.h[i], header.v[i]) for i in range(header.num_components))
-    return Header(
-        header.height,
-        header.width,
-        header.num_components,
-        sampling,
-        bool(header.progressive),
-        _COLORS[header.color],
-        header.orientation,
-    )
-
-
 def scan_end(jpeg: bytes, start: int) -> int:
     """Return the end of the entropy-coded data from ``start``, without fill bytes.
 
@@ -159,11 +115,10 @@ def make_request(
     *,
     orientation: int = STORED,
     scale: int = 0,
-    max_pixels: int = 0,
     smoothing: bool = False,
 ) -> Any:
     """Return a decode request; see :func:`decode`. The core chooses values that are 0."""
-    if layout not in _LAYOUTS or color not in _CHANNELS or scale not in _SCALES:
+    if layout not in _LAYOUTS or color not in _CHANNELS or scale not in (0, 1, 2, 4, 8):
         raise ValueError(
             f"expected a known layout, color and scale, got {layout!r}, {color!r} and {scale!r}"
         )
@@ -186,7 +141,6 @@ def make_request(
             "color": list(_CHANNELS).index(color),
             "orientation": orientation,
             "scale": scale,
-            "max_pixels": max_pixels,
             "smooth": smoothing,
         },
     )
@@ -220,7 +174,6 @@ def decode(
     orientation: int = STORED,
     out: Image | None = None,
     scale: int = 0,
-    max_pixels: int = 2**28,
     smoothing: bool = False,
     backend: Backend = "auto",
 ) -> Image:
@@ -241,7 +194,6 @@ def decode(
         orientation: EXIF orientation to undo, 1 to 8; 0 for the stream's own.
         out: C-contiguous uint8 array of the result's shape to decode into.
         scale: 1, 2, 4 or 8 forces DCT-domain scaling by 1/scale; 0 lets the core choose.
-        max_pixels: Larger images are refused.
         smoothing: Smooth between the blocks of an image at a lower scan, as libjpeg-turbo does by
             default (since 3.0.1; earlier versions differ at the upper and lower edges).
         backend: ``portable`` forces the plain C code.
@@ -258,7 +210,6 @@ def decode(
         crop,
         orientation=orientation,
         scale=scale,
-        max_pixels=max_pixels,
         smoothing=smoothing,
     )
     stream = _Stream(pieces, backend)
@@ -290,9 +241,6 @@ def rescan(
         NativeError: The stream cannot be decoded.
         ValueError: The script does not fit the image or breaks the rules of T.81 G.1.1.1.
     """
-    for components, *_ in script:
-        if not 1 <= len(components) <= 4:
-            raise ValueError(f"expected 1 to 4 components in a scan, got {components!r}")
     scans = ffi.new("pcr_scan_spec[]", [(len(scan[0]), *scan) for scan in script])
     data = ffi.new("const uint8_t **")
     length = ffi.new("size_t *")

@@ -11,6 +11,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -212,9 +213,10 @@ class Pool:
         Raises:
             RuntimeError: The pool was closed, or belongs to another process.
         """
-        self._check_process()
-        while not lib.pcr_pool_wait(self._handle, batch, _WAIT_MILLISECONDS):
+        is_done = False
+        while not is_done:
             self._check_process()
+            is_done = lib.pcr_pool_wait(self._handle, batch, _WAIT_MILLISECONDS)
         self._under_way.pop(batch, None)
 
     def _check_process(self) -> None:
@@ -241,8 +243,6 @@ def _views(
     smoothing: bool,
 ) -> Any:
     """Return the pictures to decode of each image, and their destinations."""
-    if not 1 <= len(outs) <= MAX_VIEWS:
-        raise ValueError(f"expected 1 to {MAX_VIEWS} pictures of each image, got {len(outs)}")
     views = ffi.new("pcr_view[]", len(outs))
     for view, out in zip(views, outs, strict=True):
         size = out.shape[1:3] if layout == "hwc" else out.shape[2:4]
@@ -259,6 +259,7 @@ def _views(
     return views
 
 
+@dataclass(eq=False)
 class Batch:
     """A batch of images being decoded, from :meth:`Pool.decode`.
 
@@ -269,27 +270,17 @@ class Batch:
             flipped; four zeros stand for the whole image. ``None`` for whole images.
     """
 
-    def __init__(
-        self,
-        pool: Pool,
-        batch: Any,
-        codes: NDArray[np.int32],
-        sizes: NDArray[np.int32],
-        boxes: Boxes | None,
-    ) -> None:
-        self._pool = pool
-        self._batch = batch
-        self._codes = codes
-        self._decoded: list[bool] | None = None
-        self.sizes = sizes
-        self.boxes = boxes
+    _pool: Pool
+    _batch: Any
+    _codes: NDArray[np.int32]
+    sizes: NDArray[np.int32]
+    boxes: Boxes | None
 
     def wait(self) -> list[bool]:
         """Wait, and tell which images were decoded; :func:`pcrshard.native.decode` explains."""
-        if self._decoded is None:
-            self._pool.wait(self._batch)
-            self._decoded = (self._codes == 0).tolist()
-        return self._decoded
+        self._pool.wait(self._batch)
+        decoded: list[bool] = (self._codes == 0).tolist()
+        return decoded
 
 
 def _stop(handle: Any, under_way: dict[Any, Any]) -> None:

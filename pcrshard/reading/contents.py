@@ -126,7 +126,7 @@ def find_contents(
         if check:
             damaged.update(find_damaged(native, table.crcs[-1]))
         starts = late_starts(index, table) if table.late else {}
-        for name, (_, values) in table.late.items():
+        for name, values in table.late.items():
             sizes = values.stored.astype(np.int64)
             stops = sizes.cumsum() + starts[name]
             places_of = empty_table(len(sizes), 1)

@@ -235,7 +235,7 @@ class Prefix:
         images = {field for field in self.fields if is_other_image(field)}
         return frozenset(images)
 
-    @property
+    @cached_property
     def has_one_image(self) -> bool:
         """Whether each sample has at most one image, so that unit and position are equal."""
         return len(self.streams) == 1 and not self.index.schema.lists

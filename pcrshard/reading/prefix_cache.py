@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from .. import memory, storage
 from ..errors import PCRError, TruncatedShard
-from ..format.shard_head import BLOCK, HEAD_STOP, decode_head
+from ..format.shard_head import HEAD_STOP, read_head
 from ..memory import Buffer
 from ..redaction import redact_url
 from ..storage.locks import hold_lock
@@ -326,5 +326,5 @@ def _read(handle: int, view: memoryview, start: int) -> int:
 def _stops(path: str) -> tuple[int, ...]:
     """Return the prefix stops of the shard in a file."""
     with suppress(OSError, PCRError), open(path, "rb") as file:
-        return decode_head(os.pread(file.fileno(), BLOCK, BLOCK)).stops
+        return read_head(os.pread(file.fileno(), HEAD_STOP, 0)).stops
     return ()

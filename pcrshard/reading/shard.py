@@ -13,8 +13,9 @@ from .. import storage
 from ..errors import CorruptIndex, FormatError, ScanUnavailable, TruncatedShard
 from ..format.dataset_index import DATASET_INDEX, ShardEntry
 from ..format.scan import FULL, Scan
-from ..format.shard_head import BLOCK, HEAD_STOP, Buffer, Head, head_checksum, read_head
+from ..format.shard_head import HEAD_STOP, Head, read_head
 from ..format.shard_index import ShardIndex, decode_index
+from ..memory import Buffer
 from ..redaction import get_logger, redact_url
 from ..storage.retry import Cancel, Retry
 from .contents import find_contents
@@ -248,11 +249,10 @@ class Shard:
         self._identity = None
 
     def _read_head(self, start: NDArray[np.uint8]) -> Head:
-        view = start.data
-        head = read_head(view, url=self.url)
+        head = read_head(start.data, url=self.url)
         if self.entry is None:
             return head
-        found = (head_checksum(view[BLOCK:HEAD_STOP]), head.num_samples, head.stops)
+        found = (head.crc32c, head.num_samples, head.stops)
         if found != (self.entry.head_crc32c, self.entry.num_samples, self.entry.stops):
             raise CorruptIndex(
                 f"the shard is not the one that {DATASET_INDEX} describes: it was replaced, "

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import platform
 from pathlib import Path
 
 import numpy as np
 import pytest
-from oracle import STANDARD, scan_ends
+from oracle import scan_ends, standard_scans
 from PIL import Image, features
 
 from pcrshard import native
@@ -43,7 +44,7 @@ def pillow(jpeg: bytes, mode: str = "RGB", scale: int = 1) -> np.ndarray:
 
 def prefixes(jpeg: bytes) -> list[bytes]:
     """The stream in the standard script, cut after every scan."""
-    whole = native.rescan(jpeg, STANDARD[native.read_header([jpeg]).num_components])
+    whole = native.rescan(jpeg, standard_scans(jpeg))
     return [whole[:end] for end in scan_ends(whole)]
 
 
@@ -97,13 +98,10 @@ def test_odd_files_match_libjpeg(odd_files: list[Path]) -> None:
     compared = 0
     for path in odd_files:
         jpeg = path.read_bytes()
-        try:
-            if native.read_header([jpeg]).progressive:
-                got = smooth(jpeg)
-                assert np.array_equal(got, pillow(jpeg)), path.name
+        if b"\xff\xc2" in jpeg:  # progressive, perhaps
+            with contextlib.suppress(native.NativeError):
+                assert np.array_equal(smooth(jpeg), pillow(jpeg)), path.name
                 compared += 1
-        except native.NativeError:
-            continue
     assert compared > 20
 
 
