@@ -8,7 +8,6 @@ samples and bytes.
 
 import functools
 import os
-import shutil
 import subprocess
 import time
 
@@ -19,35 +18,20 @@ import pcrshard
 from evidence.links import network
 from pcrshard.format.scan import FULL
 
-from .harness import Quartiles, ratios, read
+from .harness import Quartiles, ratios, write_shards
 
 ROUNDS = 3
 RATE = 20_000_000
 COPIES = 4
+SHARDS = 8
 SCANS = (1, 2, 5, FULL)
 SECONDS = 4.0  # of each measurement at the predicted rate
-
-
-def _build(bench, folder):
-    """Copies of the imagenet part as PCR shards, and as plain tars with as many samples each."""
-    files = bench.files(os.path.join(folder, "photos", "imagenet")) * COPIES
-    copies = os.path.join(folder, "copies")
-    os.mkdir(copies)
-    for number, path in enumerate(files):
-        shutil.copy(path, os.path.join(copies, f"{number:06d}.jpg"))
-    index = pcrshard.encode(copies, os.path.join(folder, "served"))
-    pattern = os.path.join(folder, "served", "plain-%06d.tar")
-    per_shard = -(-len(files) // len(index.shards))
-    with wds.ShardWriter(pattern, maxcount=per_shard, verbose=0) as writer:
-        for number, path in enumerate(files):
-            writer.write({"__key__": f"{number:06d}", "jpg": read(path)})
-    return index
 
 
 def _goodput(server, shard):
     """Bytes a second of one plain download."""
     begun = time.perf_counter()
-    subprocess.run(["curl", "-sf", "-o", os.devnull, server.url(shard.name)], check=True)
+    subprocess.run(["curl", "-sf", "-o", os.devnull, server.url(f"pcr/{shard.name}")], check=True)
     return shard.shard_bytes / (time.perf_counter() - begun)
 
 
@@ -66,13 +50,15 @@ def _rate(bench, index, urls, num_bytes, scan=None):
 
 def run(bench):
     with bench.photos() as folder:
-        index = _build(bench, folder)
+        files = bench.files(os.path.join(folder, "photos", "imagenet")) * COPIES
         served = os.path.join(folder, "served")
-        tars = [path for path in bench.files(served) if "plain-" in path]
+        write_shards(files, os.path.join(served, "pcr"), SHARDS, os.path.join(served, "tars"))
+        index, _ = pcrshard.open_dataset(os.path.join(served, "pcr"))
+        tars = bench.files(os.path.join(served, "tars"))
         found = {name: [] for name in ("goodput", "stock", *SCANS)}
         with network(0, RATE, RATE) as (link, _), servers.nginx(served, link=link) as server:
-            plain = [server.url(os.path.basename(path)) for path in tars]
-            urls = [server.url(shard.name) for shard in index.shards]
+            plain = [server.url(f"tars/{os.path.basename(path)}") for path in tars]
+            urls = [server.url(f"pcr/{shard.name}") for shard in index.shards]
             largest = max(index.shards, key=lambda shard: shard.shard_bytes)
             rate = functools.partial(_rate, bench, index)
             ways = {"goodput": functools.partial(_goodput, server, largest)}

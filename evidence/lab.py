@@ -193,10 +193,18 @@ class Lab:
         with open(self.path(f"{name}.jsonl")) as file:
             return [json.loads(line) for line in file if line.strip()]
 
+    def missing(self, wanted, name="runs"):
+        """Of some keys, each some fields of a row, those that no row has; looked up one by one."""
+        for key in wanted:
+            if not any(key.items() <= row.items() for row in self.rows(name)):
+                yield key
+
     def append(self, row, name="runs"):
-        """Keep a row as its run ends."""
+        """Keep a row as its run ends, and print its figures."""
         with open(self.path(f"{name}.jsonl"), "a") as file:
             file.write(json.dumps(row) + "\n")
+        figures = (str, int, float)
+        print({k: v for k, v in row.items() if k == "spec" or isinstance(v, figures)}, flush=True)
 
     def forget(self, parts=(), kept=()):
         """Remove what was measured: some parts, or all of the subject but what is kept."""

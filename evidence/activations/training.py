@@ -202,16 +202,10 @@ def specs(lab):
 def train_all(lab):
     """The runs that are missing, one after another."""
     torch.set_num_threads(1)
-    have = [row["spec"] for row in lab.rows()]
     data = {}
-    for spec in specs(lab):
-        if dataclasses.asdict(spec) in have:
-            continue
+    for key in lab.missing({"spec": dataclasses.asdict(spec)} for spec in specs(lab)):
+        spec = Spec(**key["spec"])
         if spec.size not in data:
             small = spec.network != LITE
             data[spec.size] = load(lab, spec.size * 9 // 8) if small else load_flowers(lab, 224)
-        row = perform(spec, data[spec.size])
-        have.append(row["spec"])
-        lab.append(row)
-        seconds = row["cpu_seconds"]
-        print(f"{spec}: {row['accuracy']:.4f} ({seconds:.0f} CPU s)", flush=True)
+        lab.append(perform(spec, data[spec.size]))

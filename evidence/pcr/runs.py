@@ -135,14 +135,9 @@ def known(lab):
 
 def runs(lab, specs):
     """The runs of some settings, made where they are missing, one after another."""
+    for key in lab.missing({"spec": dataclasses.asdict(spec)} for spec in specs):
+        lab.append(perform(lab, Spec(**key["spec"])))
     have = known(lab)
-    for spec in specs:
-        if spec.key not in have:
-            begun = time.monotonic()
-            have[spec.key] = perform(lab, spec)
-            lab.append(have[spec.key])
-            accuracy = have[spec.key]["accuracy"]
-            print(f"{spec}: {accuracy:.3f} ({time.monotonic() - begun:.0f} s)", flush=True)
     return [have[spec.key] for spec in specs]
 
 
@@ -201,10 +196,7 @@ def replay_key(spec, bandwidth):
 
 def replays(lab, records, bandwidth):
     """Replay the runs that were not; lines of replays.jsonl."""
-    have = replayed(lab)
     for record in records:
         key = replay_key(record["spec"], bandwidth)
-        if key not in have:
-            have[key] = _replay(lab, record, bandwidth)
-            lab.append({"key": key, "seconds": have[key]}, "replays")
-            print(f"replayed {key}: {have[key][-1]:.1f} s", flush=True)
+        if key not in replayed(lab):
+            lab.append({"key": key, "seconds": _replay(lab, record, bandwidth)}, "replays")

@@ -63,10 +63,8 @@ def export_shard(
         Number of samples.
 
     Raises:
-        As :meth:`Shard.samples`; EncodeError for an unknown form, or if a file exists.
+        As :meth:`Shard.samples`; EncodeError if a file exists.
     """
-    if form not in FORMATS:
-        raise EncodeError(f"expected a form among {FORMATS}, got {form!r}")
     try:
         prefix = shard.load(scan)
     except PCRError as error:

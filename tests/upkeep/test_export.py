@@ -240,13 +240,6 @@ def test_a_shard_is_not_replaced_by_its_own_export(dataset, tmp_path):
     assert path.read_bytes() == (dataset / path.name).read_bytes()
 
 
-def test_an_unknown_form_is_refused(dataset, tmp_path):
-    """The error lists the forms, and nothing is written."""
-    with pytest.raises(EncodeError, match="expected a form among"):
-        export_shard(Shard(str(dataset / "data-000000.tar")), str(tmp_path / "out"), form="zip")
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize("form", ["folder", "wds"])
 def test_nothing_is_replaced_unasked(dataset, tmp_path, form):
     """A second export to a folder is refused, and what is there stays, unless it is asked for."""
