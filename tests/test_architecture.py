@@ -55,6 +55,7 @@ IMPORTERS = {
     "datasets": {"integrations.huggingface"},
     "distributed": {"encoding.clusters"},
     "fsspec": {"storage.stores", "testing"},
+    "lazy_loader": {"__init__"},
     "matplotlib": {"fidelity.plots"},
     "msgspec": {
         "format.dataset_index",

@@ -238,7 +238,8 @@ def _check_samples(
             key = sample["__key__"]
             found: list[str] = []
             try:
-                for field, units in prefix.units(rows[key]):
+                for field in prefix.streams:
+                    units = prefix.units_of(rows[key], field)
                     value = sample.get(field, [])
                     images = value if isinstance(value, list) else [value]
                     for image, unit in zip(images, units, strict=False):
