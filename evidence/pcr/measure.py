@@ -3,7 +3,7 @@
 from pcrshard.fidelity.tuner import ScanTuner
 
 from ..lab import SCANS
-from . import costs, figures, rates
+from . import costs, figures, wait
 from .runs import Spec, perform, replays, runs
 
 LIMIT = 1.0  # MB/s of the limited runs
@@ -90,15 +90,15 @@ def _autotune(lab):
             )
 
 
+KEPT = ("bandwidth",)  # measured once
 MEASURED = {
     "bytes": costs.bytes_per_image,
     "sizes": costs.sizes,
     "decode": costs.decode_rates,
-    "bandwidth": rates.bandwidth,
     "gradients": _gradients,
     "msssim": costs.msssim,
     "msssim-q95": costs.msssim_q95,
-    "wait": rates.wait,
+    "wait": wait.wait,
 }
 TRAINED = {
     "time": _static,
