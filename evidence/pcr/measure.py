@@ -6,8 +6,6 @@ from ..lab import SCANS
 from . import costs, figures, wait
 from .runs import Spec, perform, replays, runs
 
-LIMIT = 1.0  # MB/s of the limited runs
-
 
 def _gradients(lab):
     """Cosines of all scans while models train at full fidelity, as in the paper on HAM10000."""
@@ -68,7 +66,7 @@ def _autotune(lab):
     """Runs at a limited bandwidth, of two tasks: replayed for every seed, real ones as a check; and
     what the tuner picks on more seeds.
     """
-    limit = 20.0 if lab.quick else LIMIT
+    limit = figures.limit_of(lab)
     for task in (lab.task(1), lab.task(2)):
         kinds = ("full", 5, 2, 1, "tuner")
         made = runs(lab, [Spec(task.name, k, s, task.epochs) for k in kinds for s in lab.seeds])

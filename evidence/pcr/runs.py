@@ -184,19 +184,8 @@ def paced(loader, step):
         time.sleep(max(0.0, end - time.monotonic()))
 
 
-def replayed(lab):
-    """All replays that are kept: {key of spec and bandwidth: seconds by epoch}."""
-    return {row["key"]: row["seconds"] for row in lab.rows("replays")}
-
-
-def replay_key(spec, bandwidth):
-    """As replays are found by."""
-    return json.dumps([spec, bandwidth], sort_keys=True)
-
-
 def replays(lab, records, bandwidth):
     """Replay the runs that were not; lines of replays.jsonl."""
     for record in records:
-        key = replay_key(record["spec"], bandwidth)
-        if key not in replayed(lab):
-            lab.append({"key": key, "seconds": _replay(lab, record, bandwidth)}, "replays")
+        for key in lab.missing([{"spec": record["spec"], "bandwidth": bandwidth}], "replays"):
+            lab.append(key | {"seconds": _replay(lab, record, bandwidth)}, "replays")

@@ -19,7 +19,7 @@ import time
 # Workers run these modules in environments without this package.
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from adapters import PEERS, SHARD_IMAGES
-from environments import python_of, versions
+from environments import python_of
 from server import SlowServer
 
 # 780 images are enough where nothing is waited for; a link needs more, because the first seconds of
@@ -27,8 +27,8 @@ from server import SlowServer
 COPIES = {"data": 3, "data-link": 12}
 LINKS = ((20e6, "data"), (20e6, "data-link"), (80e6, "data"))  # bytes a second, which set
 LIMIT_S = {"prepare": 180, "epoch": 75}
-# imread.py measures it, in an environment of its own; what once.jsonl has is not measured again.
-KEPT = ("imread", "once")
+# imread.py measures it, in an environment of its own; the others have what was measured once.
+KEPT = ("imread", "once", "versions")
 QUICK = ("pcrshard scan 5", "pcrshard scan 5, threads")
 SERVED = {
     "AWS_ACCESS_KEY_ID": "peers",
@@ -185,10 +185,3 @@ def measure(lab, parts=()):
     peers = Peers(lab)
     for question in parts or QUESTIONS:
         getattr(peers, question)()
-    found = {
-        name: versions(
-            peers.python(PEERS[name].environment) or sys.executable, PEERS[name].packages
-        )
-        for name in peers.names
-    }
-    lab.save("versions", found)
