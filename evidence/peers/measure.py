@@ -116,19 +116,10 @@ class Peers:
         print(f"  {name}, {action}: {reason}", flush=True)
         return None
 
-    def over_link(self, name, action, rate, **options):
-        """What a worker says whose data come over a link, with the bytes of the link."""
-        with SlowServer(options["folder"], rate) as server:
-            ends = {"S3_ENDPOINT_URL": server.url, "AWS_ENDPOINT_URL": server.url}
-            environment = SERVED | ends | options.pop("environment", {})
-            said = self.call(name, action, server=server.url, environment=environment, **options)
-            return said and {**said, "bytes": server.link.bytes}
-
     def add(self, question, name, figures, **conditions):
         """Keep a row."""
         row = {"question": question, "peer": name, **conditions, **figures, "at": time.time()}
         self.lab.append(row)
-        print(row, flush=True)
 
     # The questions
 
@@ -162,10 +153,13 @@ class Peers:
     def link(self):
         for rate, data in LINKS:
             for name in [name for name in self.names if PEERS[name].streams]:
-                folder = self.folder(name, data)
-                said = self.over_link(name, "epoch", rate, folder=folder, workers=2, epochs=1)
+                options = {"folder": self.folder(name, data), "workers": 2, "epochs": 1}
+                with SlowServer(options["folder"], rate) as server:
+                    ends = {"S3_ENDPOINT_URL": server.url, "AWS_ENDPOINT_URL": server.url}
+                    options |= {"server": server.url, "environment": SERVED | ends}
+                    said = self.call(name, "epoch", **options)
                 if said is not None:
-                    figures = said["epochs"][0] | {"bytes": said["bytes"]}
+                    figures = said["epochs"][0] | {"bytes": server.link.bytes}
                     self.add("link", name, figures, rate=rate, data=data)
 
 
