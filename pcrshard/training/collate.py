@@ -92,12 +92,11 @@ class Collator:
         """Return a collator that crops to the shape (height, width) and resizes to that size."""
         if self.image is None:
             return self
-        height, width = size
-        shape = (width / height, width / height)
-        box: dict[str, Any] = {"crop": "random", "ratio": shape}
-        if self.image.crop != "random":
-            box["scale"] = (1.0, 1.0)  # the largest centered box of that shape
-        return replace(self, image=replace(self.image, size=size, **box))
+        ratio = size[1] / size[0]
+        # Without a random crop, the largest centered box of that shape.
+        scale = self.image.scale if self.image.crop == "random" else (1.0, 1.0)
+        box = replace(self.image, size=size, crop="random", ratio=(ratio, ratio), scale=scale)
+        return replace(self, image=box)
 
     @property
     def is_upright(self) -> bool:
