@@ -180,13 +180,11 @@ def test_spawned_workers(folder):
 
 
 @pytest.mark.parametrize("drop_last", [True, "pad", False])
-@pytest.mark.parametrize(("world", "size"), [(1, 7), (3, 7), (4, 9), (3, 19), (7, 60)])
+@pytest.mark.parametrize(("world", "size"), [(1, 7), (3, 7), (4, 9), (3, 19), (7, 8)])
 def test_ranks_have_equal_batches(folder, world, size, drop_last):
     """Every rank gets as many batches as ``len`` says; with ``drop_last=True`` no sample comes
     twice, with ``"pad"`` each comes, in batches of one size, and with ``False`` each exactly once.
     """
-    if drop_last is True and world * size > SAMPLES:
-        pytest.skip("no whole batch")
     how = {"seed": 1, "drop_last": drop_last, "world_size": world}
     parts = [loader_of(folder, size, rank=rank, **how) for rank in range(world)]
     seen = [ids(part) for part in parts]
