@@ -235,7 +235,8 @@ def test_damage_on_the_disk_is_fetched_again_once(dataset, tmp_path, what, is_ra
         path.write_bytes(data)
         raised = shard.change_scan(shard.load(1), 5) if is_raised else shard.load(5)
         assert list(raised.samples()) == list(shard.samples(5)) == expected
-        assert len(server.requests()) == 2
+        # Damage that scan 1 meets is fetched before the rest.
+        assert len(server.requests()) == (3 if is_raised and what in ("head", "index") else 2)
 
 
 def test_a_cached_shard_without_an_index(dataset, tmp_path):
