@@ -50,7 +50,7 @@ def sources() -> list[dict[str, Any]]:
 
 
 def encode(sample: dict[str, Any]) -> Any:
-    return encode_sample(sample, lambda _, file: encode_jpeg(file) if file[:1] == b"\xff" else file)
+    return encode_sample(sample, lambda _, file: encode_jpeg(file) if file[:1] == b"\xff" else None)
 
 
 def formats() -> dict[str, ShardFormat]:

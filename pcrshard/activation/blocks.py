@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+from ..memory import allocate
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -16,7 +17,8 @@ T = TypeVar("T")
 # As long as a block of Zstandard.
 _LEAST = 1 << 17
 _BLOCKS_PER_THREAD = 4
-# The C library maps larger memory anew for each tensor, and the system clears it page by page.
+# The C library maps larger memory anew for each tensor, and the system clears it page by page; that
+# of huge pages takes a fifth of the time.
 _LARGE = 1 << 25
 _TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 # What compilers make of ``#pragma omp parallel``; found if PyTorch loaded OpenMP.
@@ -66,12 +68,7 @@ def share(work: Callable[[S], T], items: Sequence[S]) -> list[T]:
 
 
 def empty_floats(count: int) -> Tensor:
-    """Return (count,) float32 of any value; in huge pages if there are many and Linux offers it.
-
-    Clearing these takes a fifth of the time of filling 4 KiB pages one by one.
-    """
-    if 4 * count < _LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+    """Return (count,) float32 of any value."""
+    if 4 * count < _LARGE:
         return torch.empty(count)
-    memory = mmap.mmap(-1, 4 * count, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.float32)
+    return torch.frombuffer(allocate(4 * count), dtype=torch.float32, count=count)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 
+from ..memory import when_gone
 from .codecs import Content
 from .compiled import SENSITIVE, VIEWS, CompiledHooks, canonical, graph_of, tracing
 from .layout import Layout, layout_of, restore, spans
@@ -45,7 +46,7 @@ class Ledger:
     def add(self, content: Content) -> None:
         """Count a compressed tensor until it is garbage-collected."""
         self._change(content.num_bytes)
-        weakref.finalize(content, self._change, -content.num_bytes).atexit = False
+        when_gone(content, self._change, -content.num_bytes)
 
     def _change(self, num_bytes: int) -> None:
         with self._lock:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .. import storage
 from ..errorbound import Bound, RelativeStd
 from ..redaction import get_logger
-from .codec import Precision, encode_tensor, store_leaf
-from .tensors import tensor_from
-from .typed_tree import TreeReader, flatten
+from .codec import Precision
+from .store import DeltaStore
 
 log = get_logger(__name__)
 
@@ -89,18 +90,14 @@ def choose_bound(
 
 def one_delta(target: Any, reference: Any, precision: Precision) -> tuple[float, Any]:
     """Return the compression ratio of the delta between two states, and the restored target."""
-    _, leaves = flatten(reference)
-    before = {leaf.path: store_leaf(leaf, precision.bound_of(leaf), None) for leaf in leaves}
-    tree, leaves = flatten(target)
-    stored = raw = 0
-    tensors = []
-    for leaf in leaves:
-        known = before.get(leaf.path)
-        tensor = store_leaf(leaf, precision.bound_of(leaf), known)
-        stored += encode_tensor(tensor, known)[0].num_bytes
-        raw += tensor.spec.num_bytes
-        tensors.append(tensor_from(tensor.restore(), tensor.spec))
-    return raw / max(stored, 1), TreeReader(tree, tensors.__getitem__).read()
+    url = f"memory://choose-bound-{secrets.token_hex(8)}"
+    with DeltaStore(url, precision) as store:
+        store.save(reference)
+        store.save(target)
+        record = store.versions()[-1]
+        restored = store.load()
+    storage.remove(url)
+    return record.raw_bytes / (record.file_bytes - record.header_bytes), restored
 
 
 def choose(

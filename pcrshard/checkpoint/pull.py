@@ -90,8 +90,7 @@ def pull(
     numbers = tuple(record.number for record in missing)
     try:
         for problem in problems(target, merged, numbers):
-            if problem is not None:
-                raise problem
+            raise problem
         target.commit(held, merged)
     except CorruptCheckpoint:
         target.remove(record.file for record in missing)

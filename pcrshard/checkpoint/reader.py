@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,59 +13,57 @@ from .codec import Tensor
 from .frame import damage_named
 from .manifest import Manifest, StoreIO
 from .tensors import tensor_from
-from .typed_tree import TreeReader
-from .version_file import VersionFile, VersionRecord
+from .typed_tree import Use, fill
+from .version_file import VersionFile
 
-# A version in memory, in its stored form.
-Decoded = tuple[VersionRecord, dict[str, Tensor]]
+# The id of a version in memory, and its tensors.
+Decoded = tuple[bytes, Mapping[str, Tensor]]
 
 
 def read_tensors(
     io: StoreIO,
     manifest: Manifest,
-    number: int,
-    *,
+    file: VersionFile,
     paths: Collection[str] | None = None,
-    known: Decoded | None = None,
-) -> tuple[VersionFile, dict[str, Tensor]]:
+    known: Decoded = (b"", {}),
+) -> Mapping[str, Tensor]:
     """Decode a version's tensors, reading only the required files and payloads.
 
     Args:
         io: The store.
         manifest: The store's manifest.
-        number: The version's number.
+        file: The version.
         paths: Paths of the tensors to read; default: all.
         known: A version already in memory, at which the chain may end.
 
     Raises:
-        VersionUnavailable: The version does not exist.
+        VersionUnavailable: A parent does not exist.
         BrokenChain: A reference is missing or is a different version.
         CorruptCheckpoint: A payload is damaged.
     """
-    layers: list[tuple[VersionFile, Collection[str]]] = []
-    tensors: dict[str, Tensor] = {}
-    for record in manifest.chain(number):
-        if layers:
-            child, wanted = layers[-1]
-            if (child.header.parent, child.header.parent_id) != (record.number, record.id):
-                message = f"the parent of version {child.header.number} is another version"
-                raise BrokenChain(f"{message} than {record.number}", url=child.url)
-            paths = [path for path in wanted if child.entries[path].is_delta]
-            if not paths:
-                break
-            if known is not None and record == known[0]:
-                tensors = known[1]
-                break
-        file = io.open(record)
-        if paths is None:
-            paths = file.entries.keys()
-        if missing := set(paths) - file.entries.keys():
-            message = "the reference of a tensor is missing"
-            raise BrokenChain(message, url=file.url, key=min(missing))
+    layers = []
+    tensors: Mapping[str, Tensor] = {}
+    paths = file.entries.keys() if paths is None else paths
+    while True:
         layers.append((file, paths))
-    for file, wanted in reversed(layers):
-        tensors = file.decode(wanted, tensors)
-    return layers[0][0], tensors
+        deltas = {path for path in paths if file.entries[path].is_delta}
+        header = file.header
+        if header.parent is None:
+            break
+        record = manifest.record(header.parent)
+        if record.id != header.parent_id:
+            message = f"the parent of version {header.number} is another version {record.number}"
+            raise BrokenChain(message, url=file.url)
+        if known[0] == record.id:
+            tensors = known[1]
+            break
+        if not deltas:
+            break
+        file = io.open(record)
+        paths = deltas & file.entries.keys()
+    for file, paths in reversed(layers):
+        tensors = file.decode(paths, tensors)
+    return tensors
 
 
 def load_version(
@@ -77,41 +75,47 @@ def load_version(
     map_location: Any = None,
 ) -> Any:
     """Load a version, or the parts selected by ``names``; see :meth:`DeltaStore.load`."""
-    paths = None
+    file = io.open(manifest.record(number))
+    tree = file.tree
+    structure = tree.root
     if names is not None:
-        tree = io.open(manifest.record(number)).tree
         if missing := set(names) - tree.parts.keys():
             raise VersionUnavailable("there is no such tensor", url=io.url, key=min(missing))
-        positions = {at for name in names for at in range(*tree.parts[name])}
-        paths = {tree.names[tree.uses[at]] for at in positions & tree.uses.keys()}
-    file, tensors = read_tensors(io, manifest, number, paths=paths)
+        structure = {name: tree.parts[name] for name in names}
+    uses: list[Use] = []
+    fill(structure, uses.append)
+    with damage_named("the tree is damaged", file.url):
+        paths = {tree.names[use.number] for use in uses}
+    tensors = read_tensors(io, manifest, file, paths)
     words = file.restore(tensors)
 
     @functools.cache
-    def tensor(number: int) -> torch.Tensor:
-        path = file.tree.names[number]
+    def leaf(number: int, is_array: bool) -> torch.Tensor:
+        path = tree.names[number]
         # Words of an exact tensor may be in read-only memory.
         found = words[path] if words[path].flags.writeable else words[path].copy()
         made = tensor_from(found, tensors[path].spec)
-        return made if number in file.tree.arrays else made.to(map_location)
+        return made if is_array else made.to(map_location)
 
     with damage_named("the tree is damaged", file.url):
-        reader = TreeReader(file.header.tree, tensor)
-        if names is None:
-            return reader.read()
-        return {name: reader.read(file.tree.parts[name]) for name in names}
+        return fill(structure, lambda use: use.of(leaf(use.number, use.is_array)))
 
 
-def problems(io: StoreIO, manifest: Manifest, numbers: Iterable[int]) -> Iterator[PCRError | None]:
-    """Read every byte of versions and restore them; yield the problem of each, if any."""
-    known: Decoded | None = None
+def check(
+    io: StoreIO, manifest: Manifest, file: VersionFile, known: Decoded = (b"", {})
+) -> Decoded:
+    """Read every byte of a version, restore it, and return it; see :func:`read_tensors`."""
+    tensors = read_tensors(io, manifest, file, known=known)
+    file.check_size()
+    file.restore(tensors)
+    return file.header.id, tensors
+
+
+def problems(io: StoreIO, manifest: Manifest, numbers: Iterable[int]) -> Iterator[PCRError]:
+    """Check versions, and yield the problems found."""
+    known: Decoded = (b"", {})
     for number in numbers:
-        problem = None
         try:
-            file, tensors = read_tensors(io, manifest, number, known=known)
-            file.check_size()
-            file.restore(tensors)
-            known = manifest.record(number), tensors
+            known = check(io, manifest, io.open(manifest.record(number)), known)
         except PCRError as error:
-            problem = error
-        yield problem
+            yield error

@@ -15,7 +15,7 @@ from ..errors import (
 )
 from .frame import require
 from .manifest import Manifest, StoreIO, manifest_numbers, number_in
-from .reader import problems
+from .reader import check
 from .version_file import Progress, VersionFile, VersionRecord, reported
 
 
@@ -53,19 +53,19 @@ def recover(
         VersionUnavailable: The folder contains no versions.
     """
     io = StoreIO(url, options)
-    if _has_manifest(io):
+    try:
+        is_sound = io.newest().number > 0
+    except UnsupportedVersion:
+        raise
+    except FormatError:
+        is_sound = False
+    if is_sound:
         raise ValueError("the manifest is sound: there is nothing to recover")
     names = io.list()
     numbers = {name: number for name in names if (number := number_in(name)) is not None}
     if not numbers:
         raise VersionUnavailable("there are no files of versions to recover", url=url)
-    files = []
-    lost = {}
-    for name in sorted(numbers):
-        try:
-            files.append(_open(io, name))
-        except FormatError as error:
-            lost[name] = str(error)
+    files, lost = _open(io, numbers)
     parents = {(file.header.parent, file.header.parent_id) for file in files}
 
     def rank(file: VersionFile) -> tuple[int, bool, float]:
@@ -76,7 +76,10 @@ def recover(
     manifest = Manifest()
     for file in reported(sorted(files, key=rank), progress):
         try:
-            manifest = _with_file(io, manifest, file)
+            known = {record.number for record in manifest.versions}
+            require(file.header.number not in known, "another file of this version is used")
+            check(io, manifest, file)
+            manifest = manifest.with_versions((*manifest.versions, file.record))
         except PCRError as error:
             lost[file.record.file] = str(error)
     gone = sorted({*numbers.values()} - {record.number for record in manifest.versions})
@@ -90,36 +93,14 @@ def recover(
     return Recovered(manifest.versions, lost)
 
 
-def _has_manifest(io: StoreIO) -> bool:
-    """Return whether the manifest exists and is intact."""
-    try:
-        return io.newest().number > 0
-    except UnsupportedVersion:
-        raise
-    except FormatError:
-        return False
-
-
-def _open(io: StoreIO, name: str) -> VersionFile:
-    file = VersionFile(io, name)
-    require(file.header.number == number_in(name), "expected the number in the name")
-    return file
-
-
-def _with_file(io: StoreIO, manifest: Manifest, file: VersionFile) -> Manifest:
-    """Return the manifest extended by one version.
-
-    Raises:
-        PCRError: The version cannot be added.
-    """
-    header = file.header
-    ids = {record.number: record.id for record in manifest.versions}
-    require(header.number not in ids, "another file of this version is used")
-    if header.parent is not None:
-        is_there = ids.get(header.parent) == header.parent_id
-        require(is_there, f"its parent, version {header.parent}, is missing")
-    more = manifest.with_versions((*manifest.versions, file.record))
-    for problem in problems(io, more, [header.number]):
-        if problem is not None:
-            raise problem
-    return more
+def _open(io: StoreIO, numbers: dict[str, int]) -> tuple[list[VersionFile], dict[str, str]]:
+    """Return the files of versions that can be opened, and why the others cannot."""
+    files, lost = [], {}
+    for name, number in sorted(numbers.items()):
+        try:
+            file = VersionFile(io, name)
+            require(file.header.number == number, "expected the number in the name")
+            files.append(file)
+        except FormatError as error:
+            lost[name] = str(error)
+    return files, lost

@@ -82,7 +82,7 @@ class DeltaStore:
         self._pending: concurrent.futures.Future[None] | None = None
         # The newest manifest, while this writer knows it; None before the first save.
         self._manifest: Manifest | None = None
-        self._last: dict[str, Tensor] | None = None
+        self._last: Mapping[str, Tensor] | None = None
         # A sample of the exact words of each lossy tensor of the last version.
         self._samples: dict[str, Tensor] = {}
 
@@ -191,8 +191,7 @@ class DeltaStore:
 
         def work(manifest: Manifest) -> list[PCRError]:
             numbers = list(versions or (record.number for record in manifest.versions))
-            found = problems(self.io, manifest, reported(numbers, progress))
-            return [problem for problem in found if problem is not None]
+            return list(problems(self.io, manifest, reported(numbers, progress)))
 
         return self.read(work)
 
@@ -223,12 +222,12 @@ class DeltaStore:
         self, manifest: Manifest, record: VersionRecord, parent: VersionRecord | None
     ) -> VersionRecord:
         """Rewrite a version as a delta to another parent."""
-        references: dict[str, Tensor] = {}
+        references: Mapping[str, Tensor] = {}
         if parent is not None:
-            _, references = read_tensors(self.io, manifest, parent.number)
-        file, tensors = read_tensors(self.io, manifest, record.number)
+            references = read_tensors(self.io, manifest, self.io.open(parent))
+        file = self.io.open(record)
         return self.io.write(
-            tensors,
+            read_tensors(self.io, manifest, file),
             references,
             parent,
             number=record.number,
@@ -311,7 +310,9 @@ class DeltaStore:
         try:
             before, parent = self._last, manifest.versions[-1] if manifest.versions else None
             if before is None:
-                before = {} if parent is None else read_tensors(self.io, manifest, parent.number)[1]
+                before = {}
+                if parent is not None:
+                    before = read_tensors(self.io, manifest, self.io.open(parent))
                 self._samples = {
                     path: tensor.middle() for path, tensor in before.items() if not tensor.lattice
                 }

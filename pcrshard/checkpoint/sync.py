@@ -27,7 +27,6 @@ from ..checksum import crc32c
 from ..errors import (
     BrokenChain,
     ConcurrentWriter,
-    CorruptCheckpoint,
     FormatError,
     UnsupportedState,
     VersionUnavailable,
@@ -46,7 +45,7 @@ from .frame import (
 )
 from .patch import apply_patch, encode_patch
 from .safetensors_file import DTYPES, load_tensors
-from .tensors import ITEM_BYTES, TensorSpec, check_storable, spec_of, tensor_from, words_of
+from .tensors import TensorSpec, check_storable, spec_of, tensor_from, words_of
 from .version_file import parallel_map
 
 MAGIC = b"\x89PCW\r\n\x1a\n"
@@ -63,12 +62,6 @@ _POLL_SECONDS = 0.05
 
 Specs = dict[str, TensorSpec]
 Bytes = NDArray[np.uint8]
-
-
-def _ordered(specs: Specs) -> Specs:
-    """Return the types and shapes of tensors in the order used by the safetensors library."""
-    names = sorted(specs, key=lambda name: (-ITEM_BYTES[specs[name].dtype], name))
-    return {name: specs[name] for name in names}
 
 
 def _num_bytes(specs: Specs) -> int:
@@ -90,17 +83,17 @@ def _file_header(specs: Specs) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _split(specs: Specs, data: Bytes) -> dict[str, Bytes]:
+def _split(specs: Specs, data: Bytes) -> list[Bytes]:
     """Split the bytes of all tensors into those of each."""
     stops = np.cumsum([spec.num_bytes for spec in specs.values()], dtype=np.int64)
-    return dict(zip(specs, np.split(data, stops), strict=False))
+    return np.split(data, stops)[: len(specs)]
 
 
-def _blocks(specs: Specs, parts: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+def _blocks(parts: Iterable[NDArray[Any]], specs: Specs) -> list[NDArray[Any]]:
     """Split the bytes of each tensor into blocks, which are patched as units, of words."""
     blocks = []
-    for name, spec in specs.items():
-        words = parts[name].view(f"u{min(ITEM_BYTES[spec.dtype], 4)}")
+    for part, spec in zip(parts, specs.values(), strict=True):
+        words = part.view(f"u{min(spec.word.itemsize, 4)}")
         starts = range(0, len(words), _BLOCK_WORDS)
         blocks += [words[start : start + _BLOCK_WORDS] for start in starts]
     return blocks
@@ -142,11 +135,6 @@ class StepHeader(Record, frozen=True):
     def id(self) -> bytes:
         """The id of the weights after the step."""
         return self.step or self.digest
-
-    @property
-    def specs(self) -> Specs:
-        """Type and shape of each tensor, in the order of the file."""
-        return _ordered(dict(self.tensors))
 
     def digest_with(self, payloads: Sequence[Any]) -> bytes:
         """Return the expected digest."""
@@ -206,21 +194,21 @@ class WeightPublisher:
             check_storable(tensor, name)
             if spec_of(tensor).dtype not in DTYPES:
                 raise UnsupportedState(f"safetensors has no {spec_of(tensor).dtype}", key=name)
-        specs = _ordered({name: spec_of(tensor) for name, tensor in tensors.items()})
+        # The order used by the safetensors library.
+        names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
+        specs = {name: spec_of(tensors[name]) for name in names}
         # If publishing fails, the copy does not match the published weights.
         last, self._last = self._last, None
-        if last is None or last.specs != specs:
+        if last is None or last.tensors != list(specs.items()):
             self._held = np.empty(_num_bytes(specs), np.uint8)
             last = None
         number = 1 + (max(self._files().values(), default=0) if last is None else last.number)
-        parts = {
-            name: words_of(tensor.detach().cpu().contiguous()) for name, tensor in tensors.items()
-        }
-        held = _blocks(specs, _split(specs, self._held))
+        parts = [words_of(tensors[name].detach().cpu().contiguous()) for name in names]
+        held = _blocks(_split(specs, self._held), specs)
         encoded = parallel_map(
             self._workers,
             lambda pair: self._encode(*pair, is_new=last is None),
-            zip(_blocks(specs, parts), held, strict=True),
+            zip(_blocks(parts, specs), held, strict=True),
         )
         coders, payloads, crcs = zip(*encoded, strict=True) if encoded else ((), (), ())
         header = StepHeader(
@@ -242,7 +230,7 @@ class WeightPublisher:
                 coders=bytes([_WHOLE] * len(held)),
                 sizes=_u32(block.nbytes for block in held),
             )
-            self._write("keyframe", whole, [block.view(np.uint8).data for block in held])
+            self._write("keyframe", whole, [self._held.data])
             # No mirror needs the files before the previous keyframe.
             old = [name for name, n in self._files().items() if n <= number - self._every]
             self._folder.remove(old)
@@ -256,17 +244,17 @@ class WeightPublisher:
         self, now: NDArray[Any], held: NDArray[Any], *, is_new: bool
     ) -> tuple[int, Any, int]:
         """Return the coder, payload, and checksum of a block, and update the copy."""
-        found = None
-        coder = _PATCH
-        if is_new:
-            held[:] = now
-        elif self._is_slow_link and now.itemsize > 1:
+        coder, found = _WHOLE, None
+        if self._is_slow_link and now.itemsize > 1 and not is_new:
             coder = _BY_EXPONENT
             order = _by_exponent(held)
             found = encode_patch(now[order], held[order], _SMALL)
             held[:] = now
-        else:
+        elif not is_new:
+            coder = _PATCH
             found = encode_patch(now, held)
+        else:
+            held[:] = now
         crc = crc32c(held)
         if found is None:
             return _WHOLE, held.tobytes(), crc
@@ -346,16 +334,17 @@ class WeightMirror:
         self.url = url
         self.step = 0
         self.path = os.path.join(folder, MODEL_NAME)
-        self._state = Path(folder, _STATE_NAME)
+        self._folder = Folder(
+            url, options, max_bytes=memory_bytes if max_bytes is None else max_bytes
+        )
+        self._state = os.path.join(folder, _STATE_NAME)
         self._workers = workers
-        self._options = options
-        self._limit = memory_bytes if max_bytes is None else max_bytes
         self._id = b""
         # The mapped file, which gets its final name once it is complete.
         self._mapped = self.path
         self._specs: Specs = {}
         self._data = np.empty(0, np.uint8)
-        self._state.parent.mkdir(parents=True, exist_ok=True)
+        os.makedirs(folder, exist_ok=True)
         with suppress(FileNotFoundError, FormatError):
             self._open()
 
@@ -406,11 +395,11 @@ class WeightMirror:
 
         If names or shapes change, the mirror replaces the file: call this method again.
         """
-        parts = _split(self._specs, self._data)
-        return {name: tensor_from(parts[name], spec) for name, spec in self._specs.items()}
+        parts = zip(self._specs.items(), _split(self._specs, self._data), strict=True)
+        return {name: tensor_from(words, spec) for (name, spec), words in parts}
 
     def _latest(self) -> int:
-        text = Folder(self.url, self._options).read_bytes(_LATEST, 20)
+        text = self._folder.read_bytes(_LATEST, 20)
         require(text is None or text.isdigit(), "expected the number of a step")
         return int(text or 0)
 
@@ -421,17 +410,13 @@ class WeightMirror:
             The steps in order, the first one applicable to the file; none if one is missing.
         """
         steps: list[_Step] = []
-        folder = Folder(self.url, self._options)
-        kinds = ("step",) if after else ("keyframe", "step")
         for number in range(newest, after, -1):
-            names = [_name(kind, number) for kind in kinds]
-            found = ((name, folder.read_bytes(name, 2 * self._limit)) for name in names)
-            name, data = next((pair for pair in found if pair[1] is not None), ("", None))
-            if data is None:
+            found = None if after else self._read_step("keyframe", number)
+            found = found or self._read_step("step", number)
+            if found is None:
                 return []
-            with damage_named("the step is damaged", folder.join(name)):
-                steps.insert(0, _Step(memoryview(data), self._limit))
-            if steps[0].header.parent is None:
+            steps.insert(0, found)
+            if found.header.parent is None:
                 break
         before = self._id
         for step in steps:
@@ -442,11 +427,18 @@ class WeightMirror:
             before = header.id
         return steps
 
+    def _read_step(self, kind: str, number: int) -> _Step | None:
+        name, limit = _name(kind, number), self._folder.max_bytes
+        data = self._folder.read_bytes(name, 2 * limit)
+        with damage_named("the step is damaged", self._folder.join(name)):
+            return None if data is None else _Step(memoryview(data), limit)
+
     def _apply(self, steps: list[_Step]) -> None:
         """Apply steps in one pass over the file."""
         header = steps[-1].header
-        specs = header.specs
-        require(all(step.header.specs == specs for step in steps), "expected one layout")
+        specs = dict(header.tensors)
+        layouts = [step.header.tensors == header.tensors for step in steps]
+        require(all(layouts), "expected one layout")
         if specs != self._specs:
             require(steps[0].header.parent is None, "expected the file's layout")
             path = f"{self.path}.tmp"
@@ -454,7 +446,7 @@ class WeightMirror:
                 model.write(_file_header(specs))
                 model.truncate(model.tell() + _num_bytes(specs))
             self._map(path, specs)
-        blocks = _blocks(specs, _split(specs, self._data))
+        blocks = self._blocks()
         counts = {len(step.payloads) for step in steps}
         require(counts == {len(blocks)}, "expected a payload for each block")
         crcs = np.frombuffer(header.crcs, "<u4")
@@ -462,19 +454,24 @@ class WeightMirror:
         def work(n: int) -> None:
             for step in steps:
                 step.apply(n, blocks[n])
-            if crc32c(blocks[n]) != crcs[n]:
-                message = f"block {n} of step {header.number} does not match its checksum"
-                raise CorruptCheckpoint(message, url=self.url)
+            require(
+                crc32c(blocks[n]) == crcs[n],
+                f"block {n} of step {header.number} does not match its checksum",
+            )
 
         self.step = 0
-        parallel_map(self._workers, work, range(len(blocks)))
-        if header.sha256 not in (None, hashlib.sha256(self._data.data).digest()):
-            raise CorruptCheckpoint("the weights do not match their SHA-256", url=self.url)
+        with damage_named("the step is damaged", self.url):
+            parallel_map(self._workers, work, range(len(blocks)))
+            is_same = header.sha256 in (None, hashlib.sha256(self._data.data).digest())
+            require(is_same, "the weights do not match their SHA-256")
         os.replace(self._mapped, self.path)
         self._mapped = self.path
-        with storage.atomic_write(str(self._state), durable=False) as file:
+        with storage.atomic_write(self._state, durable=False) as file:
             file.write(pack_frame(MAGIC, header))
         self.step, self._id = header.number, header.id
+
+    def _blocks(self) -> list[NDArray[Any]]:
+        return _blocks(_split(self._specs, self._data), self._specs)
 
     def _map(self, path: str, specs: Specs) -> None:
         with open(path, "r+b") as file:
@@ -484,15 +481,14 @@ class WeightMirror:
 
     def _open(self) -> None:
         """Continue with the file of an earlier mirror if it matches its checksums."""
-        with damage_named("the mirror's state is damaged", str(self._state)):
-            data = memoryview(self._state.read_bytes())
+        with damage_named("the mirror's state is damaged", self._state):
+            data = memoryview(Path(self._state).read_bytes())
             header, _ = unpack_frame(data, MAGIC, StepHeader)
-            specs = header.specs
+            specs = dict(header.tensors)
             if os.path.getsize(self.path) != len(_file_header(specs)) + _num_bytes(specs):
                 return
         self._map(self.path, specs)
-        crcs = parallel_map(self._workers, crc32c, _blocks(specs, _split(specs, self._data)))
-        if _u32(crcs) == header.crcs:
+        if _u32(parallel_map(self._workers, crc32c, self._blocks())) == header.crcs:
             self.step, self._id = header.number, header.id
 
 
@@ -501,7 +497,7 @@ class _Step:
 
     def __init__(self, data: memoryview, max_bytes: int) -> None:
         self.header, rest = unpack_frame(data, MAGIC, StepHeader, max_bytes=max_bytes)
-        total = _num_bytes(self.header.specs)
+        total = _num_bytes(dict(self.header.tensors))
         require(total <= max_bytes, f"expected at most {max_bytes} bytes of weights, got {total}")
         self.payloads: list[memoryview] = []
         for size in np.frombuffer(self.header.sizes, "<u4"):

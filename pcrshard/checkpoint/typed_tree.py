@@ -2,7 +2,8 @@
 
 A state may contain only dict, OrderedDict, list, tuple, int, float, str, bytes, bool, None,
 tensors, numpy arrays, and numpy scalars: loading a checkpoint must not execute anything, and a
-value that cannot be restored exactly must not be stored.
+value that cannot be restored exactly must not be stored. Section 2.3 of docs/checkpoints-format.md
+describes the tokens.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -24,10 +25,9 @@ Roles = dict[str, str] | None
 T = TypeVar("T")
 MAX_DEPTH = 100
 _KEYS = (type(None), bool, int, float, str, bytes)
-# A string token gives the kind of the tokens after it; see section 2.3 of the format.
-_DICT, _ORDERED, _LIST, _TUPLE = "d", "o", "l", "t"
-_TEXT, _BYTES, _INTEGER, _SCALAR = "s", "b", "i", "g"
-_TENSOR, _ARRAY, _VIEW = "x", "a", "v"
+_CONTAINERS: dict[Any, str] = {
+    dict: "d", collections.OrderedDict: "o", list: "l", tuple: "t", torch.Size: "t"
+}  # fmt: skip
 WEIGHT = "weights"
 _ROLES = {
     "exp_avg": "first_moment",
@@ -46,7 +46,7 @@ _COMMON_KEYS = {
 }  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class Leaf:
     """One tensor of a state.
 
@@ -54,11 +54,18 @@ class Leaf:
         path: Keys joined by dots, unique within a state.
         tensor: The tensor.
         role: The field of :class:`Precision` that bounds its error; ``None`` if it is exact.
+        tokens: Its tokens, complete once the tensors that share memory are known.
     """
 
     path: str
     tensor: torch.Tensor
     role: str | None
+    tokens: list[Any]
+
+    @property
+    def layout(self) -> tuple[Any, ...]:
+        """The place of the elements in the tensor's storage."""
+        return self.tensor.storage_offset(), self.tensor.shape, self.tensor.stride()
 
 
 class Tree(Record, frozen=True, array_like=True):
@@ -85,11 +92,11 @@ def flatten(state: Any) -> tuple[Tree, list[Leaf]]:
     """
     packer = _Packer()
     packer.pack(state, (), None)
-    leaves = _tie(packer.found)
-    copies = snapshot([leaf.tensor for leaf in leaves])
+    leaves = _tie(packer.leaves)
+    for leaf, copy in zip(leaves, snapshot([leaf.tensor for leaf in leaves]), strict=True):
+        leaf.tensor = copy
     tokens = [t for item in packer.tokens for t in (item if type(item) is list else [item])]
-    copied = [dataclasses.replace(leaf, tensor=t) for leaf, t in zip(leaves, copies, strict=True)]
-    return Tree(tokens, packer.blobs), copied
+    return Tree(tokens, packer.blobs), leaves
 
 
 class _Packer:
@@ -98,13 +105,13 @@ class _Packer:
     Attributes:
         tokens: The tokens so far; each tensor has a nested list, which :func:`_tie` completes.
         blobs: The byte strings so far.
-        found: The tensors, each with its list of tokens.
+        leaves: The tensors so far.
     """
 
     def __init__(self) -> None:
         self.tokens: list[Any] = []
         self.blobs: list[bytes] = []
-        self.found: list[tuple[Leaf, list[Any]]] = []
+        self.leaves: list[Leaf] = []
 
     def pack(self, value: Any, path: tuple[str, ...], roles: Roles) -> None:
         """Append the tokens of a value.
@@ -117,105 +124,95 @@ class _Packer:
         """
         kind = type(value)
         where = ".".join(path)
-        add = self.tokens.extend
-        if len(path) > MAX_DEPTH:
-            raise UnsupportedState(f"expected at most {MAX_DEPTH} levels", key=where)
-        if kind is str:
-            _check_text(value, where)
-            add((_TEXT, value))
+        if kind in _CONTAINERS:
+            self._pack_items(value, path, roles)
+        elif kind is str:
+            if value.encode(errors="ignore").decode() != value:
+                raise UnsupportedState("cannot store a surrogate", key=where)
+            self.tokens += ("s", value)
+        elif kind is bytes:
+            self._add_bytes(value, "b")
         elif kind is int and not -(1 << 63) <= value < 1 << 64:  # as numpy's generators have them
             size = value.bit_length() // 8 + 1
-            add((_INTEGER, self._blob(value.to_bytes(size, "little", signed=True))))
-        elif kind is bytes:
-            add((_BYTES, self._blob(value)))
+            self._add_bytes(value.to_bytes(size, "little", signed=True), "i")
         elif kind in _KEYS:
-            add((value,))
-        elif kind in (dict, collections.OrderedDict):
-            self._pack_dict(value, path, roles)
-        elif kind in (list, tuple, torch.Size):
-            add((_LIST if kind is list else _TUPLE, len(value)))
-            for i, item in enumerate(value):
-                self.pack(item, (*path, str(i)), roles)
-        else:
-            self._pack_array(value, where, _role(path, roles))
-
-    def _pack_array(self, value: Any, where: str, role: str | None) -> None:
-        kind = type(value)
-        if isinstance(value, torch.Tensor):
+            self.tokens.append(value)
+        elif isinstance(value, torch.Tensor):
             check_storable(value, where)
             # A lazily conjugated or negated view does not have its source's values.
-            self._add(_TENSOR, Leaf(where, value.resolve_conj().resolve_neg(), role))
+            self._add_tensor("x", where, value.resolve_conj().resolve_neg(), _role(path, roles))
         elif kind is np.ndarray:
-            self._add(_ARRAY, Leaf(where, array_tensor(value, where), None))
+            self._add_tensor("a", where, array_tensor(value, where), None)
         elif isinstance(value, np.generic) and value.dtype.name in NUMPY_TYPES:
-            self.tokens += (_SCALAR, value.dtype.name, self._blob(value.tobytes()))
+            self._add_bytes(value.tobytes(), "g", value.dtype.name)
         else:
             raise UnsupportedState(f"cannot store a {kind.__module__}.{kind.__name__}", key=where)
 
-    def _pack_dict(self, value: Any, path: tuple[str, ...], roles: Roles) -> None:
+    def _pack_items(self, value: Any, path: tuple[str, ...], roles: Roles) -> None:
+        tag = _CONTAINERS[type(value)]
+        is_dict = isinstance(value, dict)
+        if len(path) > MAX_DEPTH:
+            raise UnsupportedState(f"expected at most {MAX_DEPTH} levels", key=".".join(path))
         # The state of a torch.optim.Optimizer is recognized by its two keys.
-        if {"state", "param_groups"} <= value.keys():
+        if is_dict and {"state", "param_groups"} <= value.keys():
             roles = _roles(value["param_groups"])
-        ordered = type(value) is not dict
-        self.tokens += (_ORDERED if ordered else _DICT, len(value))
-        for key, item in value.items():
+        self.tokens += (tag, len(value))
+        for key, item in value.items() if is_dict else enumerate(value):
+            where = (*path, str(key))
             if type(key) not in _KEYS:
-                where = ".".join((*path, str(key)))
-                raise UnsupportedState(f"cannot store a key of {type(key).__name__}", key=where)
-            self.pack(key, path, roles)
-            self.pack(item, (*path, str(key)), roles)
-        if ordered:
+                message = f"cannot store a key of {type(key).__name__}"
+                raise UnsupportedState(message, key=".".join(where))
+            if is_dict:
+                self.pack(key, path, roles)
+            self.pack(item, where, roles)
+        if tag == "o":
             # torch keeps the versions of modules in this attribute of a state_dict.
             self.pack(getattr(value, "_metadata", None), (*path, "_metadata"), None)
 
-    def _blob(self, data: bytes) -> int:
+    def _add_bytes(self, data: bytes, *tokens: str) -> None:
+        self.tokens += (*tokens, len(self.blobs))
         self.blobs.append(data)
-        return len(self.blobs) - 1
 
-    def _add(self, tag: str, leaf: Leaf) -> None:
-        node = [tag]
-        self.tokens.append(node)
-        self.found.append((leaf, node))
+    def _add_tensor(self, tag: str, where: str, tensor: torch.Tensor, role: str | None) -> None:
+        leaf = Leaf(where, tensor, role, [tag])
+        self.tokens.append(leaf.tokens)
+        self.leaves.append(leaf)
 
 
-def _tie(found: list[tuple[Leaf, list[Any]]]) -> list[Leaf]:
+def _tie(leaves: list[Leaf]) -> list[Leaf]:
     """Return the distinct tensors and complete the tokens of each tensor.
 
     A tensor whose memory is contained in another tensor's is stored as a view of it.
     """
-    tensors = [leaf.tensor for leaf, _ in found]
-    views = [(tensor.storage_offset(), tensor.shape, tensor.stride()) for tensor in tensors]
     # The largest tensors first, because they may contain others; then the contiguous ones.
     order = sorted(
-        range(len(found)),
-        key=lambda i: (-_extent(tensors[i]), not tensors[i].is_contiguous(), i),
+        leaves, key=lambda leaf: (-_extent(leaf.tensor), not leaf.tensor.is_contiguous())
     )
-    bases: dict[Any, list[int]] = collections.defaultdict(list)
+    bases: dict[Any, list[Leaf]] = collections.defaultdict(list)
     base_of = {}
-    for i in order:
-        tensor = tensors[i]
+    for leaf in order:
+        tensor = leaf.tensor
         storage = (tensor.untyped_storage().data_ptr(), tensor.device, tensor.dtype)
         # Empty tensors have no memory that could identify them.
-        sharing = bases[storage if tensor.numel() else i]
-        same = (b for b in sharing if views[b] == views[i] or _contains(tensors[b], tensor))
-        base_of[i] = next(same, i)
-        if base_of[i] == i:
-            sharing.append(i)
-    numbers = {b: n for n, b in enumerate(sorted(set(base_of.values())))}
-    for i, base in base_of.items():
-        node = found[i][1]
-        node.append(numbers[base])
-        if views[i] != views[base]:
-            offset, shape, strides = views[i]
-            node[0] = _VIEW
-            node += [offset - views[base][0], len(shape), *shape, *strides]
-    # Memory shared with an exact tensor must stay exact.
-    exact = {base_of[i] for i, (leaf, _) in enumerate(found) if leaf.role is None}
+        sharing = bases[storage if tensor.numel() else leaf]
+        base_of[leaf] = next((base for base in sharing if _contains(base, leaf)), leaf)
+        if base_of[leaf] is leaf:
+            sharing.append(leaf)
+    distinct = [leaf for leaf in leaves if base_of[leaf] is leaf]
+    numbers = {leaf: number for number, leaf in enumerate(distinct)}
+    for leaf, base in base_of.items():
+        leaf.tokens.append(numbers[base])
+        if leaf.layout != base.layout:
+            offset, shape, strides = leaf.layout
+            start = offset - base.tensor.storage_offset()
+            leaf.tokens[0] = "v"
+            leaf.tokens += [start, len(shape), *shape, *strides]
+        if leaf.role is None:  # memory shared with an exact tensor must stay exact
+            base.role = None
     names = _Names()
-    return [
-        Leaf(names.distinct(leaf.path), leaf.tensor, None if base in exact else leaf.role)
-        for base, leaf in ((b, found[b][0]) for b in numbers)
-    ]
+    for leaf in distinct:
+        leaf.path = names.distinct(leaf.path)
+    return distinct
 
 
 class _Names(collections.Counter[str]):
@@ -226,10 +223,12 @@ class _Names(collections.Counter[str]):
         return path if self[path] == 1 else f"{path}#{self[path]}"
 
 
-def _contains(big: torch.Tensor, small: torch.Tensor) -> bool:
-    """Return whether the memory of a contiguous tensor contains that of another one."""
+def _contains(base: Leaf, leaf: Leaf) -> bool:
+    """Return whether a tensor is another one, or a part of a contiguous one."""
+    big, small = base.tensor, leaf.tensor
     start = small.storage_offset() - big.storage_offset()
-    return big.is_contiguous() and 0 <= start <= big.numel() - _extent(small)
+    is_part = big.is_contiguous() and 0 <= start <= big.numel() - _extent(small)
+    return is_part or base.layout == leaf.layout
 
 
 def _extent(tensor: torch.Tensor) -> int:
@@ -256,120 +255,120 @@ def _role(path: tuple[str, ...], roles: Roles) -> str | None:
     return roles.get(path[-1].rpartition(".")[2]) if "state" in path else None
 
 
-def _check_text(text: str, where: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UnsupportedState(f"cannot store a surrogate: {error.reason}", key=where) from None
+class Use(NamedTuple):
+    """A tensor in a state's structure.
+
+    Attributes:
+        number: The index of its leaf.
+        is_array: Whether it is a numpy array.
+        view: Sizes, strides, and offset of a view of the leaf.
+    """
+
+    number: int
+    is_array: bool
+    view: tuple[list[int], list[int], int] | None
+
+    def of(self, leaf: torch.Tensor) -> Any:
+        """Return the array, the tensor, or the view, given its leaf."""
+        if self.is_array:
+            return leaf.numpy()
+        # torch rejects a view outside its tensor's memory.
+        return leaf if self.view is None else leaf.as_strided(*self.view)
 
 
 class TreeReader:
-    """A builder of states from untrusted tokens.
+    """A state's structure, read from untrusted tokens.
 
     Errors other than :class:`CorruptCheckpoint` (TypeError, IndexError ...) are the caller's to
     map: see :func:`damage_named`.
 
-    Args:
-        tree: The structure, from :func:`flatten`.
-        tensor: Returns the tensor of a leaf by index, the same one each time. If omitted, only the
-            structure is read, and tensors are None.
-
     Attributes:
-        parts: The range of tokens of each path.
+        root: The structure, with a :class:`Use` for each tensor.
+        parts: The part at each path.
         names: The path of each leaf by index, excluding views.
-        arrays: The indices of the leaves that are numpy arrays.
-        uses: The index of the leaf at each position of the tokens that refers to one.
     """
 
-    def __init__(self, tree: Tree, tensor: Callable[[int], torch.Tensor] | None = None) -> None:
-        self.parts: dict[str, tuple[int, int]] = {}
+    def __init__(self, tree: Tree) -> None:
+        self.parts: dict[str, Any] = {}
         self.names: dict[int, str] = {}
-        self.arrays: set[int] = set()
-        self.uses: dict[int, int] = {}
-        self._tokens = tree.tokens
-        self._blobs = tree.blobs
-        self._tensor = tensor
-        self._at = 0
         self._paths = _Names()
-
-    def read(self, part: tuple[int, int] | None = None) -> Any:
-        """Build the state, or the part encoded by a range of tokens."""
-        self._at, stop = part or (0, len(self._tokens))
-        value = self._read(())
-        require(self._at == stop, "expected the tree to end where its tokens end")
-        return value
+        self._blobs = tree.blobs
+        self._tokens: list[Any] = tree.tokens[::-1]
+        self.root = self._read(())
+        require(not self._tokens, "expected the tree to end where its tokens end")
 
     def _take(self, kind: type[T]) -> T:
-        token: Any = self._tokens[self._at]
+        token = self._tokens.pop()
         require(type(token) is kind, f"expected {kind.__name__}, got {type(token).__name__}")
-        self._at += 1
         return token  # type: ignore[no-any-return]
-
-    def _take_blob(self) -> bytes:
-        number = self._take(int)
-        require(number >= 0, "expected the number of some bytes")
-        return self._blobs[number]
 
     def _read(self, path: tuple[str, ...]) -> Any:
         require(len(path) <= MAX_DEPTH + 1, f"the tree has more than {MAX_DEPTH} levels")
-        start = self._at
         value = self._read_value(path)
-        self.parts.setdefault(".".join(path), (start, self._at))
+        self.parts.setdefault(".".join(path), value)
         return value
 
     def _read_value(self, path: tuple[str, ...]) -> Any:
-        token = self._tokens[self._at]
-        self._at += 1
-        value: Any = token
-        match token:
-            case "d" | "o":
-                value = self._read_dict(token, path)
-            case "l" | "t":
-                items = [self._read((*path, str(i))) for i in range(self._take(int))]
-                value = items if token == _LIST else tuple(items)
+        value: Any = self._tokens.pop()
+        match value:
+            case "d" | "o" | "l" | "t":
+                value = self._read_items(value, path)
             case "s":
                 value = self._take(str)
-            case "i":
-                value = int.from_bytes(self._take_blob(), "little", signed=True)
-            case "b":
-                value = self._take_blob()
-            case "g":
-                dtype = NUMPY_TYPES[self._take(str)]
-                (value,) = np.frombuffer(self._take_blob(), dtype)
+            case "i" | "b" | "g":
+                value = self._read_bytes(value)
             case "x" | "a" | "v":
-                value = self._read_tensor(token, path)
+                value = self._read_use(value, path)
             case str():
-                raise CorruptCheckpoint(f"expected the kind of a node, got {token!r}")
+                raise CorruptCheckpoint(f"expected the kind of a node, got {value!r}")
         return value
 
-    def _read_dict(self, tag: str, path: tuple[str, ...]) -> Any:
-        found: dict[Any, Any] = {} if tag == _DICT else collections.OrderedDict()
-        for _ in range(self._take(int)):
-            key = self._read_value(path)
+    def _read_items(self, kind: str, path: tuple[str, ...]) -> Any:
+        found: dict[Any, Any] = collections.OrderedDict() if kind == "o" else {}
+        for number in range(self._take(int)):
+            key = self._read_value(path) if kind in ("d", "o") else number
             require(type(key) in _KEYS, f"expected a key, got {type(key).__name__}")
             found[key] = self._read((*path, str(key)))
-        if tag == _ORDERED:
+        if kind == "o":
             metadata = self._read((*path, "_metadata"))
             if metadata is not None:
                 found._metadata = metadata  # type: ignore[attr-defined]
-        return found
+        if kind in ("d", "o"):
+            return found
+        return list(found.values()) if kind == "l" else tuple(found.values())
 
-    def _read_tensor(self, tag: str, path: tuple[str, ...]) -> Any:
-        at = self._at
-        number = self.uses[at] = self._take(int)
-        view: list[Any] = []
-        if tag == _VIEW:
+    def _read_bytes(self, kind: str) -> Any:
+        dtype = self._take(str) if kind == "g" else ""
+        number = self._take(int)
+        require(number >= 0, "expected the number of some bytes")
+        data = self._blobs[number]
+        if kind == "g":
+            (scalar,) = np.frombuffer(data, NUMPY_TYPES[dtype])
+            return scalar
+        return data if kind == "b" else int.from_bytes(data, "little", signed=True)
+
+    def _read_use(self, kind: str, path: tuple[str, ...]) -> Use:
+        number = self._take(int)
+        view = None
+        if kind == "v":
             offset, dim = self._take(int), self._take(int)
-            require(0 <= dim <= 64, "expected at most 64 dimensions")
-            view = [[self._take(int) for _ in range(dim)] for _ in range(2)] + [offset]
+            sizes, strides = ([self._take(int) for _ in range(dim)] for _ in range(2))
+            view = sizes, strides, offset
         elif number not in self.names:
             self.names[number] = self._paths.distinct(".".join(path))
-        if tag == _ARRAY:
-            self.arrays.add(number)
-        if self._tensor is None:
-            return None
-        base = self._tensor(number)
-        if tag == _ARRAY:
-            return base.numpy()
-        # torch rejects a view outside its tensor's memory.
-        return base.as_strided(*view) if view else base
+        return Use(number, kind == "a", view)
+
+
+def fill(structure: Any, tensor: Callable[[Use], Any]) -> Any:
+    """Return a copy of a structure with ``tensor(use)`` in the place of each :class:`Use`."""
+    kind: Any = type(structure)
+    if kind is Use:
+        return tensor(structure)
+    if kind in (list, tuple):
+        return kind(fill(item, tensor) for item in structure)
+    if kind in (dict, collections.OrderedDict):
+        filled = kind((key, fill(item, tensor)) for key, item in structure.items())
+        if hasattr(structure, "_metadata"):
+            filled._metadata = fill(structure._metadata, tensor)
+        return filled
+    return structure

@@ -8,7 +8,7 @@ from __future__ import annotations
 import concurrent.futures
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TypeVar
 
@@ -167,7 +167,6 @@ class VersionFile:
         """The structure of the state."""
         with damage_named("the tree is damaged", self.url):
             tree = TreeReader(self.header.tree)
-            tree.read()
             count = len(self.header.tensors)
             require(sorted(tree.names) == list(range(count)), f"expected a tree of {count} tensors")
         return tree
@@ -184,30 +183,22 @@ class VersionFile:
             message = f"expected {self.record.file_bytes} bytes, got {size}"
             raise CorruptCheckpoint(message, url=self.url)
 
-    def payloads(self, paths: Iterable[str]) -> Iterator[tuple[str, memoryview]]:
-        """Yield the path and verified payload of tensors; read adjacent payloads in one request.
-
-        Raises:
-            CorruptCheckpoint: A payload does not match its checksum.
-        """
-        wanted = set(paths)
+    def _payloads(self, paths: Collection[str]) -> Iterator[tuple[str, memoryview]]:
+        """Yield the path and payload of tensors; read adjacent payloads in one request."""
         start = HEAD_BYTES + self.record.header_bytes
-        groups = itertools.groupby(self.entries.items(), lambda item: item[0] in wanted)
-        for is_wanted, group in groups:
-            run = list(group)
-            stop = start + sum(entry.num_bytes for _, entry in run)
-            view = memoryview(b"")
-            if is_wanted and start < stop:
-                view = self._folder.read(self.record.file, start, stop)
-            for path, entry in run if is_wanted else ():
-                payload, view = view[: entry.num_bytes], view[entry.num_bytes :]
-                if crc32c(payload) != entry.payload_crc:
-                    message = "the payload does not match its checksum"
-                    raise CorruptCheckpoint(message, url=self.url, key=path)
-                yield path, payload
+        for is_wanted, group in itertools.groupby(self.entries, lambda path: path in paths):
+            sizes = {path: self.entries[path].num_bytes for path in group}
+            stop = start + sum(sizes.values())
+            if is_wanted:
+                data = memoryview(b"")
+                if start < stop:
+                    data = self._folder.read(self.record.file, start, stop)
+                for path, size in sizes.items():
+                    yield path, data[:size]
+                    data = data[size:]
             start = stop
 
-    def decode(self, paths: Iterable[str], references: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def decode(self, paths: Collection[str], references: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Decode tensors, resolving deltas against ``references``.
 
         Raises:
@@ -217,10 +208,12 @@ class VersionFile:
 
         def work(item: tuple[str, memoryview]) -> tuple[str, Tensor]:
             path, payload = item
+            entry = self.entries[path]
             with damage_named("the payload is damaged", self.url, path):
-                return path, decode_tensor(self.entries[path], payload, references.get(path))
+                require(crc32c(payload) == entry.payload_crc, "it does not match its checksum")
+                return path, decode_tensor(entry, payload, references.get(path))
 
-        return dict(parallel_map(self._folder.workers, work, self.payloads(paths)))
+        return dict(parallel_map(self._folder.workers, work, self._payloads(paths)))
 
     def restore(self, tensors: Mapping[str, Tensor]) -> dict[str, Words]:
         """Restore the words (N,) of tensors by path, and verify each against its digest.

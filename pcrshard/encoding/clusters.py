@@ -98,7 +98,7 @@ def encode_on_slurm(
             encode(src, dst, options, part=part, **how)
 
     planned = plan(src, options, storage_options.get("src_options"))
-    journal = Journal(dst, planned, storage_options.get("dst_options"))
+    journal = Journal(dst, planned, dst_options=storage_options.get("dst_options"))
     if not resume:
         with journal.open(resume):
             pass  # refuse a folder that is in use now, not after jobs have waited in the queue

@@ -8,6 +8,7 @@ workers or on how often the run was interrupted.
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
 from collections.abc import Callable
@@ -17,9 +18,8 @@ from typing import TypedDict, Unpack, overload
 from .. import storage
 from ..errors import EncodeError
 from ..format.dataset_index import DatasetIndex
-from ..format.names import shard_name
 from ..redaction import get_logger, redact_url
-from .resume_journal import REPORTS, SKIPPED, Journal, Part, read_report, write_report
+from .resume_journal import KEPT, SKIPPED, Journal, Part
 from .samples import StorageOptions
 from .shard_plan import EncodeOptions, Plan, plan
 from .shard_task import ShardTask, encode_shard
@@ -117,38 +117,21 @@ def encode(
     dst = storage.plain_path(os.fspath(dst))
     planned = plan(src, options, src_options)
     _check_apart(src, planned, dst)
-    journal = Journal(dst, planned, dst_options, part)
-    tasks = {
-        number: ShardTask(
-            storage.join(dst, shard_name(options.name, number)),
-            samples,
-            planned.names,
-            planned.options,
-            src_options,
-            dst_options,
-            journal.record(number),
-        )
-        for number, samples in enumerate(planned.shards)
-        if journal.is_mine(number)
-    }
-    total = sum(len(task.samples) for task in tasks.values())
+    journal = Journal(dst, planned, src_options, dst_options, part)
     with journal.open(resume):
-        todo = {n: task for n, task in tasks.items() if n not in journal.results}
-        done = total - sum(len(task.samples) for task in todo.values())
-        journal.begin(storage.file_name(task.url) for task in todo.values())
-        try:
-            with contextlib.closing(
-                run_tasks(
-                    encode_shard, todo, workers=workers, executor=executor, on_stop=journal.end
-                )
-            ) as results:
-                for number, result in results:
-                    journal.results[number] = result
-                    done += len(todo[number].samples)
-                    if progress is not None:
-                        progress(done, total)
-        finally:
-            journal.end()
+        todo = [number for number in journal.numbers if number not in journal.results]
+        tasks = {n: ShardTask(journal.run, n, planned.shards[n]) for n in todo}
+        total = sum(len(planned.shards[number]) for number in journal.numbers)
+        done = total - sum(len(task.samples) for task in tasks.values())
+        running = run_tasks(
+            encode_shard, tasks, workers=workers, executor=executor, on_stop=journal.revoke
+        )
+        with contextlib.closing(running) as results:
+            for number, result in results:
+                journal.results[number] = result
+                done += len(tasks[number].samples)
+                if progress is not None:
+                    progress(done, total)
         return commit(journal)
 
 
@@ -158,11 +141,9 @@ def _check_apart(src: str, planned: Plan, dst: str) -> None:
         return
     target = os.path.realpath(dst)
     urls = {ref.url for shard in planned.shards for sample in shard for ref in sample.refs}
-    folders = {url.rpartition("/")[0] for url in urls if url.endswith(".tar")}
-    apart = target not in map(os.path.realpath, filter(storage.is_local, folders))
-    if storage.is_local(src) and os.path.isdir(src):
-        apart = apart and not f"{target}/".startswith(os.path.join(os.path.realpath(src), ""))
-    if not apart:
+    folders = {os.path.realpath(os.path.dirname(url)) for url in urls if url.endswith(".tar")}
+    root = os.path.join(os.path.realpath(src), "")
+    if target in folders or (os.path.isdir(src) and f"{target}/".startswith(root)):
         raise EncodeError(f"expected a folder outside the source {redact_url(src)}, got {dst}")
 
 
@@ -172,30 +153,29 @@ def commit(journal: Journal) -> DatasetIndex | None:
     Returns:
         The index, or ``None`` if shards are missing.
     """
-    planned = journal.plan
+    run = journal.run
     with journal.finishing() as found:
-        if missing := len(planned.shards) - len(found):
-            _log.info("%d of %d shards remain for other parts", missing, len(planned.shards))
+        if missing := journal.num_shards - len(found):
+            _log.info("%d of %d shards remain for other parts", missing, journal.num_shards)
             return None
-        results = [found[number] for number in sorted(found)]
-        rows = [row for result in results for row in result.unlayered]
-        for name in REPORTS:
-            listed = [row for row in rows if row.report == name]
+        rows = [row for result in found.values() for row in result.unlayered]
+        for name in (SKIPPED, KEPT):
+            lines = [json.dumps(row._asdict()) + "\n" for row in rows if row.report == name]
+            url = storage.join(run.dst, name)
             # An empty report replaces the one of an earlier run.
-            if listed or read_report(journal.dst, name, options=journal.options):
-                write_report(journal.dst, name, listed, options=journal.options)
-        entries = tuple(result.entry for result in results if result.entry is not None)
+            if lines or storage.exists(url, options=run.dst_options):
+                with storage.atomic_write(url, options=run.dst_options) as file:
+                    file.write("".join(lines).encode())
         journal.unite(found)
+        entries = [result.entry for result in found.values() if result.entry is not None]
         if not entries:
-            report = storage.join(journal.dst, SKIPPED)
+            report = storage.join(run.dst, SKIPPED)
             raise EncodeError(f"every image was skipped; the reasons are in {report}")
-        script = planned.options.fmt.scan_script
-        index = DatasetIndex(
-            script.name,
-            script.num_groups,
+        return write_dataset_index(
+            run.dst,
+            run.options.fmt.scan_script,
             entries,
-            planned.classes,
-            max(result.num_classes for result in results),
+            run.options.classes,
+            max(result.num_classes for result in found.values()),
+            options=run.dst_options,
         )
-        write_dataset_index(journal.dst, index, options=journal.options)
-    return index

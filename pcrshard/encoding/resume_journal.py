@@ -10,8 +10,8 @@ import contextlib
 import json
 import os
 import secrets
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -20,17 +20,18 @@ from .. import storage
 from ..checksum import crc32c
 from ..errors import EncodeError, PCRError, StorageError
 from ..format.dataset_index import DATASET_INDEX, ShardEntry
-from ..redaction import redact, redact_url
+from ..format.names import shard_name
+from ..format.shard_format import FieldNames
 from ..storage.locks import hold_lock
+from ..storage.stores import mapped_errors
+from .samples import StorageOptions
 from .shard_plan import EncodeOptions, Plan
 
 JOURNAL = "encode-journal.json"
 LOCK = ".encode.lock"
 SKIPPED = "skipped.jsonl"
 KEPT = "kept.jsonl"
-REPORTS = (SKIPPED, KEPT)
 PARTS = "encode-parts"
-_GRACE_SECONDS = 1.0
 Part = tuple[int, int]
 # Outcomes a kept shard may contain, per current `on_error`.
 _ALLOWED = {
@@ -50,18 +51,7 @@ class Unlayered(NamedTuple):
     key: str
     source: str
     reason: str
-    outcome: str = "skipped"
-
-    @classmethod
-    def of(
-        cls,
-        key: str,
-        source: str,
-        reason: str,
-        outcome: str = "skipped",
-    ) -> Unlayered:
-        """Return a record with secrets of URLs redacted, because it is written to a file."""
-        return cls(key, redact_url(source), redact(reason, source), outcome)
+    outcome: str
 
     @property
     def report(self) -> str:
@@ -83,68 +73,91 @@ class ShardResult(NamedTuple):
 Results = dict[int, ShardResult]
 
 
-class _Saved(msgspec.Struct):
-    """The content of a journal file."""
+class Saved(msgspec.Struct):
+    """The content of a journal file: the results of one shard or of all."""
 
     fingerprint: str
     shards: Results
     options: EncodeOptions = EncodeOptions()
 
-    def write(self, url: str, options: storage.Options) -> None:
+    @property
+    def unlayered(self) -> list[Unlayered]:
+        """The files that are not stored as their own scans, in the order of the shards."""
+        return [row for result in self.shards.values() for row in result.unlayered]
+
+    def write(self, url: str, options: StorageOptions) -> None:
+        """Write a journal file."""
         with storage.atomic_write(url, options=options) as file:
             # Not msgspec's encoder: file names may have bytes that are not UTF-8.
             file.write(json.dumps(msgspec.to_builtins(self)).encode())
 
-    @classmethod
-    def read(cls, url: str, options: storage.Options) -> list[_Saved]:
-        """Return the content of a file, or nothing if it does not exist."""
-        data = _read_if_exists(url, options)
-        try:
-            return [] if data is None else [msgspec.convert(json.loads(data), cls, str_keys=True)]
-        except (ValueError, RecursionError) as error:
-            message = f"not a journal: {error}; remove it to start over"
-            raise EncodeError(message, url=url) from error
+
+def read_journal(dst: str, *, options: StorageOptions = None) -> Saved:
+    """Return what a dataset's journal says; without one, nothing and the default options.
+
+    Args:
+        dst: The dataset's folder.
+        options: fsspec storage options of the folder.
+
+    Raises:
+        EncodeError: The journal is damaged.
+        StorageError: It cannot be read.
+    """
+    return _read(storage.join(dst, JOURNAL), options) or Saved("", {})
 
 
-def _read_if_exists(url: str, options: storage.Options) -> bytes | None:
+def _read(url: str, options: StorageOptions) -> Saved | None:
+    """Return the content of a journal file, ``None`` if it does not exist."""
     try:
-        return storage.read_bytes(url, options=options)
+        data = storage.read_bytes(url, options=options)
+        return msgspec.convert(json.loads(data), Saved, str_keys=True)
     except StorageError:
         if storage.exists(url, options=options):
             raise
         return None
+    except (ValueError, RecursionError) as error:
+        message = f"not a journal: {error}; remove it to start over"
+        raise EncodeError(message, url=url) from error
 
 
-class Record(NamedTuple):
-    """The data that a task needs to take part in a run.
+class Run(NamedTuple):
+    """What all tasks of a run share; picklable.
 
     Attributes:
-        url: The file to which the task saves its result.
+        dst: Folder of the shards.
+        options: How they are encoded.
+        names: The fields of all shards.
+        fingerprint: The fingerprint of the plan.
+        src_options: fsspec storage options of the source.
+        dst_options: fsspec storage options of the folder.
         permit: A file that holds the token for as long as the run is active.
         token: The token.
-        number: The number of its shard.
-        fingerprint: The fingerprint of the plan.
     """
 
-    url: str
+    dst: str
+    options: EncodeOptions
+    names: FieldNames
+    fingerprint: str
+    src_options: StorageOptions
+    dst_options: StorageOptions
     permit: str
     token: str
-    number: int
-    fingerprint: str
 
-    def check(self, options: storage.Options) -> None:
+    def check(self) -> None:
         """Raise :class:`EncodeError` if the run has ended, or another one has taken over."""
-        there = storage.exists(self.permit, options=options)
-        if not there or storage.read_bytes(self.permit, options=options) != self.token.encode():
+        there = storage.exists(self.permit, options=self.dst_options)
+        token = storage.read_bytes(self.permit, options=self.dst_options) if there else b""
+        if token != self.token.encode():
             raise EncodeError(
                 "the run that requested this shard has ended, or another encode is writing to "
                 "this folder",
-                url=self.url,
+                url=self.dst,
             )
 
-    def save(self, result: ShardResult, options: storage.Options) -> None:
-        """Save the result, from which an interrupted run can resume."""
-        _Saved(self.fingerprint, {self.number: result}).write(self.url, options)
+    def save(self, number: int, result: ShardResult) -> None:
+        """Save the result of a task, from which an interrupted run can resume."""
+        url = storage.join(self.dst, f"{PARTS}/{number:06d}.json")
+        Saved(self.fingerprint, {number: result}).write(url, self.dst_options)
 
 
 class Journal:
@@ -154,35 +167,48 @@ class Journal:
         dst: Folder of the shards.
         plan: The source and the options. A journal with a different fingerprint is rejected, and a
             shard whose bad files were handled by a different ``on_error`` is encoded again.
-        options: fsspec storage options of the folder.
+        src_options: fsspec storage options of the source.
+        dst_options: fsspec storage options of the folder.
         part: (I, N), or ``None`` for a run over all shards.
+
+    Attributes:
+        num_shards: Number of shards of all parts.
+        numbers: The numbers of the shards that this part writes.
+        results: The complete shards by number.
+        run: What the tasks need.
     """
 
     def __init__(
         self,
         dst: str,
         plan: Plan,
-        options: storage.Options,
+        src_options: StorageOptions = None,
+        dst_options: StorageOptions = None,
         part: Part | None = None,
     ) -> None:
-        if part is not None and not 0 <= part[0] < part[1]:
-            raise EncodeError(f"expected a part I/N with I from 0 to N-1, got {part[0]}/{part[1]}")
-        self.dst = dst
-        self.plan = plan
-        self.options = options
-        self.part = part
+        first, step = part or (0, 1)
+        if not 0 <= first < step:
+            raise EncodeError(f"expected a part I/N with I from 0 to N-1, got {first}/{step}")
+        self.num_shards = len(plan.shards)
+        self.numbers = range(first, self.num_shards, step)
         self.results: Results = {}
-        self._name = "" if part is None else f"-{part[0]}-of-{part[1]}"
-        self._whole = storage.join(dst, JOURNAL)
-        self._parts = storage.join(dst, PARTS)
-        # Named like a temporary file, so that it is cleaned up if this process is killed.
-        self._permit = storage.join(dst, f".pcrshard-run{self._name}.tmp")
-        self._token = secrets.token_hex(8)
-        self._resumes = False
+        self._is_part = part is not None
+        # In the names of temporary files, which are cleaned up if this process is killed.
+        self._name = f"{first}-of-{step}"
+        self.run = Run(
+            dst,
+            plan.options,
+            plan.names,
+            plan.fingerprint,
+            src_options,
+            dst_options,
+            storage.join(dst, f".pcrshard-run-{self._name}.tmp"),
+            secrets.token_hex(8),
+        )
 
     @contextlib.contextmanager
     def open(self, resume: bool) -> Iterator[None]:
-        """Adopt the complete shards of an earlier run, or check that there was none.
+        """Adopt the complete shards of an earlier run, and permit tasks to write the others.
 
         Until the end of the block no other run may write to the folder, except other parts. Object
         stores have no locks; there, the tasks of the earlier run fail when they start.
@@ -191,214 +217,132 @@ class Journal:
             EncodeError: Another run is writing to the folder, or has written there and ``resume``
                 is false or the runs do not match.
         """
-        storage.make_folder(self.dst, options=self.options)
-        with self._lock(LOCK, shared=self.part is not None), contextlib.ExitStack() as stack:
-            if self.part is not None:
-                stack.enter_context(self._lock(LOCK + self._name))
+        run = self.run
+        storage.make_folder(run.dst, options=run.dst_options)
+        own = f".pcrshard-lock-{self._name}.tmp"
+        with self._lock(LOCK, shared=self._is_part), self._lock(own):
             self._take_over(resume)
-            yield
-
-    @contextlib.contextmanager
-    def _lock(self, name: str, *, shared: bool = False, wait: bool = False) -> Iterator[None]:
-        if not storage.is_local(self.dst):
-            yield
-            return
-        path = os.path.join(self.dst, name)
-        with contextlib.ExitStack() as stack:
-            # Workers of a killed run hold its lock until they notice, a moment later.
-            end = time.monotonic() + _GRACE_SECONDS
-            held = None
-            while held is None:
-                if time.monotonic() > end:
-                    raise EncodeError(
-                        "another encode, of the same part or of the whole dataset, is writing to "
-                        f"{self.dst}: wait for it, or use another folder"
-                    )
-                try:
-                    held = stack.enter_context(hold_lock(path, shared=shared, wait=wait))
-                except OSError as error:
-                    message = f"cannot write: {type(error).__name__}: {error}"
-                    raise StorageError(message, url=path) from error
-                if held is None:
-                    time.sleep(0.05)
+            with storage.atomic_write(run.permit, options=run.dst_options, durable=False) as file:
+                file.write(run.token.encode())
             try:
                 yield
             finally:
-                if not shared:
-                    self._unlock_for_good(name)
+                self.revoke()
 
-    def _unlock_for_good(self, name: str) -> None:
-        """Remove a lock file; a waiter that locks the unlinked file detects this and reopens it."""
-        if storage.is_local(self.dst):
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(self.dst, name))
+    def revoke(self) -> None:
+        """Revoke the permit, so that tasks that have not started fail without writing."""
+        with contextlib.suppress(StorageError):
+            storage.remove(self.run.permit, options=self.run.dst_options)
+
+    @contextlib.contextmanager
+    def _lock(self, name: str, *, shared: bool = False, wait: bool = False) -> Iterator[None]:
+        """Hold a lock of the folder; the file of an exclusive one is removed afterwards."""
+        if not storage.is_local(self.run.dst):
+            yield
+            return
+        path = os.path.join(self.run.dst, name)
+        with contextlib.ExitStack() as stack:
+            with mapped_errors(path, "write", (OSError,)):
+                held = stack.enter_context(hold_lock(path, shared=shared, wait=wait))
+            if held is None:
+                raise EncodeError(
+                    "another encode, of the same part or of the whole dataset, is writing to "
+                    f"{self.run.dst}: wait for it, or use another folder"
+                )
+            if not shared:
+                stack.callback(Path(path).unlink, missing_ok=True)
+            yield
 
     def _take_over(self, resume: bool) -> None:
+        dst, options = self.run.dst, self.run.dst_options
         found = self._read()
-        shards = {n: result for saved in found for n, result in saved.shards.items()}
-        mine = {number: result for number, result in shards.items() if self.is_mine(number)}
-        index_url = storage.join(self.dst, DATASET_INDEX)
-        has_index = storage.exists(index_url, options=self.options)
+        mine = {n: each for saved in found for n, each in saved.shards.items() if n in self.numbers}
+        has_index = storage.exists(storage.join(dst, DATASET_INDEX), options=options)
         if not resume and (has_index or mine):
-            raise EncodeError(
-                "already holds a dataset: use --resume, or another folder", url=self.dst
-            )
+            raise EncodeError("already holds a dataset: use --resume, or another folder", url=dst)
         if has_index and not found:
             raise EncodeError(
-                f"holds a dataset that --resume cannot continue: it has no {JOURNAL}",
-                url=self.dst,
+                f"holds a dataset that --resume cannot continue: it has no {JOURNAL}", url=dst
             )
-        fingerprint = self.plan.fingerprint
+        fingerprint = self.run.fingerprint
         if any(saved.shards and saved.fingerprint != fingerprint for saved in found):
             raise EncodeError(
                 "the source or the options differ from those of the run in this folder, "
                 "which --resume would continue",
-                url=self.dst,
+                url=dst,
             )
-        self._resumes = resume and bool(found)
-        if self.part is None:
-            storage.remove_temporary_files(self.dst)
-        sizes = self._sizes()
-        self.results = {n: result for n, result in mine.items() if self._is_kept(result, sizes)}
-
-    def is_mine(self, number: int) -> bool:
-        """Return whether this part writes the shard with this number."""
-        return self.part is None or number % self.part[1] == self.part[0]
-
-    def begin(self, names: Iterable[str]) -> None:
-        """Record that these shards will be written, and permit tasks to write them.
-
-        Raises:
-            EncodeError: One of them exists and was not written by the run that this one resumes.
-        """
-        if not self._resumes and (found := sorted(self._sizes().keys() & {*names})):
+        if not self._is_part:
+            storage.remove_temporary_files(dst)
+        self.results = {n: result for n, result in mine.items() if self._is_kept(result)}
+        name = self.run.options.name
+        names = {shard_name(name, n) for n in self.numbers if n not in self.results}
+        if not (resume and found) and (others := sorted(names & self._sizes(dst).keys())):
             raise EncodeError(
-                f"already holds {found[0]}, which another run has written: use another folder",
-                url=self.dst,
+                f"already holds {others[0]}, which another run has written: use another folder",
+                url=dst,
             )
-        start = _Saved(self.plan.fingerprint, {}, self.plan.options)
-        start.write(storage.join(self._parts, "start.json"), self.options)
-        with storage.atomic_write(self._permit, options=self.options, durable=False) as file:
-            file.write(self._token.encode())
+        # A run that is killed while it writes its first shards can resume, too.
+        start = storage.join(dst, f"{PARTS}/start.json")
+        Saved(fingerprint, {}).write(start, options)
 
-    def record(self, number: int) -> Record:
-        """Return what the task of a shard needs."""
-        return Record(
-            storage.join(self._parts, f"{number:06d}.json"),
-            self._permit,
-            self._token,
-            number,
-            self.plan.fingerprint,
-        )
-
-    def end(self) -> None:
-        """Revoke the permit, so that tasks that have not started fail without writing."""
-        with contextlib.suppress(StorageError):
-            storage.remove(self._permit, options=self.options)
-
-    def _sizes(self, folder: str = "") -> dict[str, int | None]:
+    def _sizes(self, folder: str) -> dict[str, int | None]:
         """Return a folder's files with their sizes; object stores have no empty folders."""
-        folder = folder or self.dst
         try:
-            return dict(storage.list_files(folder, options=self.options))
+            return dict(storage.list_files(folder, options=self.run.dst_options))
         except StorageError:
-            if storage.is_folder(folder, options=self.options):
+            if storage.is_folder(folder, options=self.run.dst_options):
                 raise
             return {}
 
-    def _read(self) -> list[_Saved]:
+    def _read(self) -> list[Saved]:
         """Return every file of the journal, later ones last."""
-        names = [name for name in self._sizes(self._parts) if name.endswith(".json")]
-        found: list[_Saved] = []
+        parts = storage.join(self.run.dst, PARTS)
+        urls = [storage.join(parts, n) for n in self._sizes(parts) if n.endswith(".json")]
         # Another part may merge and remove the files meanwhile. It writes the merged file first, so
         # reading that one last misses nothing.
-        for url in [*(storage.join(self._parts, name) for name in names), self._whole]:
-            found += _Saved.read(url, self.options)
-        return found[::-1]
+        urls.append(storage.join(self.run.dst, JOURNAL))
+        found = [_read(url, self.run.dst_options) for url in urls]
+        return [saved for saved in reversed(found) if saved is not None]
 
-    def _is_kept(self, result: ShardResult, sizes: dict[str, int | None]) -> bool:
+    def _is_kept(self, result: ShardResult) -> bool:
         """Return whether a shard is complete and handled bad files as the options now ask."""
-        if {row.outcome for row in result.unlayered} - _ALLOWED[self.plan.options.on_error]:
+        if {row.outcome for row in result.unlayered} - _ALLOWED[self.run.options.on_error]:
             return False
-        if result.entry is None:
+        entry = result.entry
+        if entry is None:
             return True
-        if not _is_there(result, sizes):
-            return False
-        url = storage.join(self.dst, result.entry.name)
+        url = storage.join(self.run.dst, entry.name)
         try:
-            data = storage.read(url, 0, result.entry.shard_bytes, options=self.options)
-            return crc32c(data) == result.entry.shard_crc32c
+            data = storage.read_bytes(
+                url, options=self.run.dst_options, max_bytes=entry.shard_bytes
+            )
         except PCRError:
             return False
+        return crc32c(data) == entry.shard_crc32c
 
     @contextlib.contextmanager
     def finishing(self) -> Iterator[Results]:
-        """Yield the shards that all parts have written; one process at a time."""
+        """Yield the shards that all parts have written, in order; one process at a time."""
         with self._lock(f"{LOCK}-finish", wait=True):
-            yield self.written() | self.results
+            yield dict(sorted((self.written() | self.results).items()))
 
     def written(self) -> Results:
         """Return the journaled shards whose size is right; their writers checked the content."""
-        sizes = self._sizes()
-        return {
-            number: result
-            for saved in self._read()
-            for number, result in saved.shards.items()
-            if _is_there(result, sizes)
-        }
+        sizes = self._sizes(self.run.dst)
+        found = {n: result for saved in self._read() for n, result in saved.shards.items()}
+        return {n: result for n, result in found.items() if _is_there(result.entry, sizes)}
 
     def unite(self, results: Results) -> None:
         """Save the results of all parts in one file and remove the files of the tasks."""
-        ordered = dict(sorted(results.items()))
-        whole = _Saved(self.plan.fingerprint, ordered, self.plan.options)
-        whole.write(self._whole, self.options)
-        storage.remove_temporary_files(self.dst)
-        with contextlib.suppress(StorageError):
-            storage.remove(self._parts, options=self.options)
-        self._unlock_for_good(LOCK)
+        dst, options = self.run.dst, self.run.dst_options
+        whole = Saved(self.run.fingerprint, results, self.run.options)
+        whole.write(storage.join(dst, JOURNAL), options)
+        storage.remove_temporary_files(dst)
+        for name in (PARTS, LOCK) if self._is_part else (PARTS,):
+            with contextlib.suppress(StorageError):
+                storage.remove(storage.join(dst, name), options=options)
 
 
-def _is_there(result: ShardResult, sizes: dict[str, int | None]) -> bool:
-    """Return whether a shard exists with its expected size, if the store reports sizes."""
-    entry = result.entry
+def _is_there(entry: ShardEntry | None, sizes: dict[str, int | None]) -> bool:
+    """Return whether a shard has its size, if the store reports sizes."""
     return entry is None or sizes.get(entry.name, -1) in (entry.shard_bytes, None)
-
-
-def encode_options(dst: str, *, options: storage.Options = None) -> EncodeOptions:
-    """Return the options that a dataset was encoded with, the defaults if it has no journal.
-
-    Args:
-        dst: The dataset's folder.
-        options: fsspec storage options of the folder.
-    """
-    found = _Saved.read(storage.join(dst, JOURNAL), options)
-    return found[0].options if found else EncodeOptions()
-
-
-def read_report(
-    dst: str,
-    name: str,
-    *,
-    options: storage.Options | None = None,
-) -> list[Unlayered]:
-    """Return the files that an encode has skipped, stored unchanged or re-encoded, with reasons.
-
-    Args:
-        dst: The dataset's folder.
-        name: ``skipped.jsonl`` or ``kept.jsonl``.
-        options: fsspec storage options of the folder.
-    """
-    lines = (_read_if_exists(storage.join(dst, name), options) or b"").splitlines()
-    return [Unlayered.of(**json.loads(line)) for line in lines]
-
-
-def write_report(
-    dst: str,
-    name: str,
-    rows: Iterable[Unlayered],
-    *,
-    options: storage.Options | None = None,
-) -> None:
-    """Write a report for :func:`read_report`, one JSON object per line."""
-    with storage.atomic_write(storage.join(dst, name), options=options) as file:
-        file.writelines(json.dumps(row._asdict()).encode() + b"\n" for row in rows)

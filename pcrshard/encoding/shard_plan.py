@@ -102,15 +102,13 @@ class Plan(NamedTuple):
     Attributes:
         shards: The samples of each shard.
         names: The fields of all samples.
-        classes: Names of the labels 0, 1, ...
-        options: The options, with the scan script ``auto`` resolved.
+        options: The options, with the scan script ``auto`` and the class names resolved.
         fingerprint: Hash of the source's listing and the options, except ``on_error``, so that a
             run that failed on a bad file can resume with another choice.
     """
 
     shards: list[list[SampleRef]]
     names: FieldNames
-    classes: tuple[str, ...]
     options: EncodeOptions
     fingerprint: str
 
@@ -145,8 +143,7 @@ def plan(src: str, options: EncodeOptions, src_options: StorageOptions = None) -
     return Plan(
         plan_shards(source.samples, options, labels),
         names,
-        source.classes,
-        options,
+        dataclasses.replace(options, classes=source.classes),
         digest.hexdigest(),
     )
 

@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 
 from .. import storage
 from ..errors import FormatError, PCRError
-from ..format.shard_format import FieldNames
+from ..format.names import shard_name
 from ..jpeg.markers import SOI, map_jpeg
 from ..jpeg.other_formats import to_jpeg
+from ..redaction import redact, redact_url
 from .encode_jpeg import EncodedImage, encode_jpeg
 from .labels import check_label, count_classes
-from .resume_journal import Record, ShardResult, Unlayered
+from .resume_journal import Run, ShardResult, Unlayered
 from .samples import SampleRef, StorageOptions
 from .shard_plan import EncodeOptions
-from .shard_tables import EncodedSample
-from .shard_writer import encode_sample, write_shard
+from .shard_writer import EncodedSample, encode_sample, write_shard
 
 _SAMPLES_PER_READ = 64
 # JPEG quality for re-encoding a file that cannot be rearranged.
@@ -27,22 +27,14 @@ class ShardTask(NamedTuple):
     """One shard to write; picklable, so that any executor can run it.
 
     Attributes:
-        url: Where to write it.
+        run: What it shares with the other tasks; they end or resume as a whole.
+        number: Number of the shard.
         samples: Its samples.
-        names: The fields of all shards.
-        options: How it is encoded.
-        src_options: fsspec storage options of the source.
-        dst_options: fsspec storage options of the shard.
-        record: The run that submitted this task; it ends or resumes as a whole.
     """
 
-    url: str
+    run: Run
+    number: int
     samples: list[SampleRef]
-    names: FieldNames
-    options: EncodeOptions
-    src_options: StorageOptions
-    dst_options: StorageOptions
-    record: Record
 
 
 def encode_shard(task: ShardTask) -> ShardResult:
@@ -56,27 +48,26 @@ def encode_shard(task: ShardTask) -> ShardResult:
         EncodeError: A label has no name although class names are given; or the run has ended.
         StorageError: Bytes could not be read or written.
     """
-    task.record.check(task.dst_options)
+    run = task.run
+    run.check()
     encoded: list[EncodedSample] = []
     rows: list[Unlayered] = []
-    for sample, values in _read(task.samples, task.src_options):
-        found, notes = _encode(sample, values, task.options)
+    for sample, values in _read(task.samples, run.src_options):
+        found, notes = _encode(sample, values, run.options)
         encoded += found
         rows += notes
     entry = None
     if encoded:
-        kept = dict.fromkeys(name for sample in encoded for name in sample.fields)
-        others = tuple(dict.fromkeys([*task.names.others, *kept]))
         entry = write_shard(
-            task.url,
+            storage.join(run.dst, shard_name(run.options.name, task.number)),
             encoded,
-            task.options.fmt,
-            names=task.names._replace(others=others),
-            options=task.dst_options,
+            run.options.fmt,
+            names=run.names,
+            options=run.dst_options,
         )
     num_classes = count_classes(sample.fields for sample in encoded)
     result = ShardResult(entry, tuple(rows), num_classes)
-    task.record.save(result, task.dst_options)
+    run.save(task.number, result)
     return result
 
 
@@ -103,15 +94,18 @@ def _encode(
     """Encode a sample; return it (nothing if skipped), and its files not stored as scans."""
     fields: dict[str, Any] = {"__key__": sample.key}
     source = sample.refs[0].url if sample.refs else ""
-    notes: list[Unlayered] = []
+    rows: list[Unlayered] = []
 
-    def encode_image(name: str, file: bytes) -> EncodedImage | bytes:
+    def note(outcome: str, reason: str) -> None:
+        # The row is written to a file, which must not hold secrets of URLs.
+        rows.append(Unlayered(sample.key, redact_url(source), redact(reason, source), outcome))
+
+    def encode_image(name: str, file: bytes) -> EncodedImage | None:
         try:
             return encode_jpeg(_to_jpeg(file, options), options.fmt.scan_script)
         except FormatError as error:
             outcome, stored = _store_unlayered(file, error, options)
-            reason = f"{error} (key={sample.key}.{name})"
-            notes.append(Unlayered.of(sample.key, source, reason, outcome))
+            note(outcome, f"{error} (key={sample.key}.{name})")
             return stored
 
     try:
@@ -126,10 +120,9 @@ def _encode(
         check_label(encoded.key, encoded.fields, options.classes)
     except PCRError as error:
         # A failing store must not look like a set of bad images.
-        is_bad_file = isinstance(error, FormatError) or isinstance(
+        if not isinstance(error, FormatError) and not isinstance(
             error.__cause__, FileNotFoundError
-        )
-        if not is_bad_file:
+        ):
             raise
         if options.on_error == "raise":
             raise type(error)(
@@ -138,16 +131,18 @@ def _encode(
                 "PNG, WebP, BMP (lossy)",
                 url=source,
             ) from error
-        return [], [Unlayered.of(sample.key, source, str(error))]
-    return [encoded], notes
+        rows.clear()
+        note("skipped", str(error))
+        return [], rows
+    return [encoded], rows
 
 
 def _store_unlayered(
     file: bytes, error: FormatError, options: EncodeOptions
-) -> tuple[str, EncodedImage | bytes]:
-    """Return the outcome for a file that cannot be layered, and what to store; or raise."""
+) -> tuple[str, EncodedImage | None]:
+    """Return the outcome for a file that cannot be layered, and its image if any; or raise."""
     if options.on_error == "keep":
-        return "kept", file
+        return "kept", None
     if options.on_error == "reencode":
         jpeg = to_jpeg(file, options.reencode_quality or _QUALITY, options.resize_short)
         return "reencoded", encode_jpeg(jpeg, options.fmt.scan_script)

@@ -7,15 +7,22 @@ in parallel.
 
 from __future__ import annotations
 
+import collections
 import itertools
+import json
+import numbers
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
+
+import numpy as np
 
 from .. import storage
 from ..checksum import crc32c
 from ..errors import EncodeError, PCRError
+from ..format.columns import ABSENT
 from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
+from ..format.group_table import GroupTable, LateValues
 from ..format.names import (
     check_name,
     is_jpeg_field,
@@ -25,26 +32,40 @@ from ..format.names import (
     valid_field,
     valid_key,
 )
+from ..format.scan_script import ScanScript
+from ..format.schema import IMAGE_LIST, Schema
 from ..format.shard_format import FieldNames, ShardFormat
-from ..format.shard_index import BLOCK, MAX_LISTED
+from ..format.shard_head import BLOCK, Head
+from ..format.shard_index import MAX_LISTED, MAX_PIECE_BYTES, ShardIndex
 from ..format.tar_members import TRAILER, Member, index_name, lay_out, plan_members, tar_header
 from .encode_jpeg import EncodedImage, encode_jpeg
 from .labels import count_classes
-from .shard_tables import (
-    BYTES,
-    EncodedSample,
-    Samples,
-    Units,
-    field_bytes,
-    list_units,
-    make_index,
-    make_tables,
-)
+
+
+class EncodedSample(NamedTuple):
+    """A sample that is ready to be written.
+
+    Attributes:
+        key: Its key.
+        images: Its JPEG fields.
+        fields: Its other fields; one named like a JPEG field is a passthrough file.
+        lists: Its lists of JPEGs.
+    """
+
+    key: str
+    images: dict[str, EncodedImage]
+    fields: dict[str, bytes]
+    lists: dict[str, list[EncodedImage]]
+
+
+_BYTES = bytes | bytearray | memoryview
+Samples = Sequence[EncodedSample]
+Units = Sequence[EncodedImage]
 
 
 def encode_sample(
     sample: Mapping[str, Any],
-    encode_image: Callable[[str, bytes], EncodedImage | bytes] = lambda _, file: encode_jpeg(file),
+    encode_image: Callable[[str, bytes], EncodedImage | None] = lambda _, file: encode_jpeg(file),
 ) -> EncodedSample:
     """Encode a sample in WebDataset's format.
 
@@ -54,7 +75,7 @@ def encode_sample(
             of up to 64 JPEGs in one field becomes a stream of lists. Names that start with ``__``
             are dropped.
         encode_image: Called with the name and the bytes of each image; returns the encoded image,
-            or bytes to store unchanged.
+            or ``None`` to store the bytes unchanged.
 
     Raises:
         EncodeError: A key or field name is invalid.
@@ -68,55 +89,69 @@ def encode_sample(
         try:
             if not valid_field(name):
                 raise EncodeError(f"expected a lowercase field name without spaces, got {name!r}")
-            if not is_jpeg_field(name):
-                encoded.fields[name] = field_bytes(name, value)
-            elif isinstance(value, list | tuple):
-                _encode_list(encoded, name, value, encode_image)
+            if is_jpeg_field(name):
+                _encode_images(encoded, name, value, encode_image)
             else:
-                image = _encode_image(key, name, value, encode_image)
-                if isinstance(image, EncodedImage):
-                    encoded.images[name] = image
-                else:
-                    encoded.fields[name] = image
+                encoded.fields[name] = _field_bytes(name, value)
         except EncodeError as error:
             raise EncodeError(str(error), key=key) from error
     return encoded
 
 
-def _encode_image(
-    key: str,
-    name: str,
-    value: object,
-    encode_image: Callable[[str, bytes], EncodedImage | bytes],
-) -> EncodedImage | bytes:
-    if not isinstance(value, BYTES):
-        raise EncodeError(f"expected a JPEG's bytes in field {name!r}, got {type(value).__name__}")
-    try:
-        return encode_image(name, bytes(value))
-    except EncodeError:
-        raise
-    except PCRError as error:
-        raise type(error)(str(error), key=f"{key}.{name}") from error
-
-
-def _encode_list(
+def _encode_images(
     encoded: EncodedSample,
     name: str,
-    value: Sequence[object],
-    encode_image: Callable[[str, bytes], EncodedImage | bytes],
+    value: Any,
+    encode_image: Callable[[str, bytes], EncodedImage | None],
 ) -> None:
-    """Add a list of images, or their files under numbered names if any is a passthrough file."""
-    if len(value) > MAX_LISTED:
-        raise EncodeError(f"expected at most {MAX_LISTED} images in {name!r}, got {len(value)}")
-    files = {numbered(name, i): image for i, image in enumerate(value)}
-    images = [
-        _encode_image(encoded.key, field, file, encode_image) for field, file in files.items()
-    ]
-    layered = [image for image in images if isinstance(image, EncodedImage)]
-    if len(layered) == len(images):
+    """Add the image or the list of images of a field.
+
+    A file to store unchanged becomes a field. In a list, all files then become numbered fields.
+    """
+    is_list = isinstance(value, list | tuple)
+    files = {numbered(name, i): file for i, file in enumerate(value)} if is_list else {name: value}
+    if len(files) > MAX_LISTED:
+        raise EncodeError(f"expected at most {MAX_LISTED} images in {name!r}, got {len(files)}")
+    images = []
+    for field, file in files.items():
+        if not isinstance(file, _BYTES):
+            got = type(file).__name__
+            raise EncodeError(f"expected a JPEG's bytes in field {field!r}, got {got}")
+        try:
+            images.append(encode_image(field, bytes(file)))
+        except PCRError as error:
+            raise type(error)(str(error), key=f"{encoded.key}.{field}") from error
+    layered = [image for image in images if image is not None]
+    if len(layered) < len(images):
+        encoded.fields.update((field, _field_bytes(field, file)) for field, file in files.items())
+    elif is_list:
         encoded.lists[name] = layered
     else:
-        encoded.fields.update((field, field_bytes(field, file)) for field, file in files.items())
+        encoded.images[name] = layered[0]
+
+
+def _field_bytes(name: str, value: object) -> bytes:
+    """Return the bytes of a field that is not a JPEG.
+
+    Raises:
+        EncodeError: The value has another type or is too large.
+    """
+    if isinstance(value, _BYTES):
+        if len(value) > MAX_PIECE_BYTES:
+            raise EncodeError(
+                f"expected at most {MAX_PIECE_BYTES} bytes in field {name!r}, got {len(value)}"
+            )
+        return bytes(value)
+    try:
+        if isinstance(value, str):
+            return value.encode()
+        if isinstance(value, numbers.Integral):
+            return str(int(value)).encode()
+        if isinstance(value, list | dict | float) and name.endswith(("json", "jsn")):
+            return json.dumps(value).encode()
+    except (TypeError, ValueError) as error:
+        raise EncodeError(f"cannot store field {name!r}: {error}") from error
+    raise EncodeError(f"expected bytes, str or int in field {name!r}, got {type(value).__name__}")
 
 
 def _checked_key(key: object) -> str:
@@ -137,7 +172,7 @@ def write_shard(
     samples: Samples,
     fmt: ShardFormat,
     *,
-    names: FieldNames | None = None,
+    names: FieldNames = FieldNames((), ()),
     options: storage.Options = None,
 ) -> ShardEntry:
     """Write one shard, atomically.
@@ -146,8 +181,8 @@ def write_shard(
         url: Where to write it; the name must end with ``.tar``.
         samples: At least one sample.
         fmt: Script and layout.
-        names: Fields to list, so that all shards of a dataset list the same ones. Default: the
-            fields of the samples.
+        names: Fields to list before any others of the samples, so that all shards of a dataset
+            list the same ones.
         options: fsspec storage options.
 
     Returns:
@@ -158,13 +193,13 @@ def write_shard(
     """
     name = storage.file_name(url)
     stem = name.removesuffix(".tar")
-    if names is None:
-        fields = [(sample.images, sample.fields, sample.lists) for sample in samples]
-        names = FieldNames(*map(_distinct, zip(*fields, strict=True)))
-    schema = fmt.schema(names)
-    units = list_units(samples, schema)
-    index = make_index(samples, units, schema)
-    index, tables, index_bytes = lay_out(index, make_tables(samples, units, index), stem)
+    streams = _distinct(names.streams, *(sample.images for sample in samples))
+    others = _distinct(names.others, *(sample.fields for sample in samples))
+    lists = _distinct(names.lists, *(sample.lists for sample in samples))
+    schema = fmt.schema(FieldNames(streams, others, lists))
+    units = _list_units(samples, schema)
+    index = _make_index(samples, units, schema)
+    index, tables, index_bytes = lay_out(index, _make_tables(samples, units, index), stem)
     size = 0
     crc = 0
     with storage.atomic_write(url, options=options) as file:
@@ -187,9 +222,97 @@ def write_shard(
     )
 
 
-def _distinct(fields: Iterable[Iterable[str]]) -> tuple[str, ...]:
+def _distinct(*names: Iterable[str]) -> tuple[str, ...]:
     """Return each name once, in order of first appearance."""
-    return tuple(dict.fromkeys(itertools.chain.from_iterable(fields)))
+    return tuple(dict.fromkeys(itertools.chain(*names)))
+
+
+def _list_units(samples: Samples, schema: Schema) -> Units:
+    """Return the images of a shard in order, an empty one for each stream that a sample lacks."""
+    num_pieces = len(schema.groups) + 1
+    missing = EncodedImage((b"",) * num_pieces, (0,) * num_pieces, 0, 0, 0)
+    units: list[EncodedImage] = []
+    for sample in samples:
+        for field, codec in schema.streams:
+            if codec == IMAGE_LIST:
+                units += sample.lists.get(field, ())
+            else:
+                units.append(sample.images.get(field, missing))
+    return units
+
+
+def _make_index(samples: Samples, units: Units, schema: Schema) -> ShardIndex:
+    """Return the index of samples, with a placeholder head.
+
+    Raises:
+        EncodeError: Two samples have the same key.
+    """
+    keys = tuple(sample.key for sample in samples)
+    key, count = collections.Counter(keys).most_common(1)[0]
+    if count > 1:
+        raise EncodeError(f"expected distinct keys in a shard, got {key!r} more than once")
+    lengths = [[len(sample.lists.get(field, ())) for field in schema.lists] for sample in samples]
+    nothing = (0,) * (len(schema.groups) + 1)
+    return ShardIndex(
+        Head(len(samples), 0, 0, 0, nothing, nothing, 0),
+        schema,
+        counts=np.array(lengths, "<u1").reshape(len(samples), len(schema.lists)),
+        dims=np.array([(unit.height, unit.width) for unit in units], "<u2").reshape(-1, 2),
+        orientation=np.array([unit.orientation for unit in units], "<u1"),
+        keys=keys,
+        fields={
+            name: tuple(sample.fields.get(name) for sample in samples) for name in schema.fields
+        },
+    )
+
+
+def _make_tables(samples: Samples, units: Units, index: ShardIndex) -> list[GroupTable]:
+    """Return the tables of all groups and the tail, without offsets."""
+    num_pieces = index.num_groups + 1
+    base = index.schema.base
+
+    def by_group(values: list[Sequence[int]], dtype: str) -> np.ndarray:
+        return np.array(values, dtype).reshape(-1, num_pieces).T
+
+    sizes = by_group([[len(piece) for piece in unit.pieces] for unit in units], "<u4")
+    crcs = by_group([_running_crcs(unit) for unit in units], "<u4")
+    header_sizes = by_group([unit.header_sizes for unit in units], "<u2")
+    # Base images stay whole in the file, because other readers show them directly.
+    header_sizes[:base] = 0
+    tables = []
+    for rows, _, _ in index.table_places(0, num_pieces):
+        last = rows[-1]
+        own = slice(rows.start, rows.stop)
+        headers = [
+            unit.pieces[row][:size]
+            for row in rows
+            for unit, size in zip(units, header_sizes[row].tolist(), strict=True)
+        ]
+        table = GroupTable(
+            rows,
+            sizes[own],
+            crcs[own],
+            header_sizes[own],
+            b"".join(headers),
+            np.zeros(len(units) if last < base else 0, "<u8"),
+            {name: _late_values(samples, name, last) for name in index.late_fields(last)},
+        )
+        tables.append(table)
+    return tables
+
+
+def _running_crcs(unit: EncodedImage) -> list[int]:
+    """Return the CRC-32C of each prefix of the scan groups, then that of the tail alone."""
+    *groups, tail = unit.pieces
+    crcs = itertools.accumulate(groups, lambda crc, piece: crc32c(piece, crc), initial=0)
+    return [*crcs, crc32c(tail)][1:]
+
+
+def _late_values(samples: Samples, name: str, row: int) -> LateValues:
+    values = [sample.fields.get(name) for sample in samples]
+    sizes = [ABSENT if value is None else len(value) for value in values]
+    crcs = [crc32c(value or b"") for value in values]
+    return LateValues(row, np.array(sizes, "<u4"), np.array(crcs, "<u4"))
 
 
 def _member_bytes(
@@ -246,7 +369,7 @@ class ShardWriter:
         self.name = name
         self.samples_per_shard = samples_per_shard
         self.fmt = fmt
-        self.classes = tuple(classes)
+        self.classes = classes
         self._options = storage_options
         self._pending: list[EncodedSample] = []
         self._entries: list[ShardEntry] = []
@@ -279,11 +402,14 @@ class ShardWriter:
             self._flush()
         if not self._entries:
             raise EncodeError("no sample was written", url=self.dst)
-        script, num_groups = self.fmt.scan_script.name, self.fmt.scan_script.num_groups
-        entries = tuple(self._entries)
-        index = DatasetIndex(script, num_groups, entries, self.classes, self._num_classes)
-        write_dataset_index(self.dst, index, options=self._options)
-        return index
+        return write_dataset_index(
+            self.dst,
+            self.fmt.scan_script,
+            self._entries,
+            self.classes,
+            self._num_classes,
+            options=self._options,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -295,10 +421,17 @@ class ShardWriter:
 
 def write_dataset_index(
     dst: str,
-    index: DatasetIndex,
+    script: ScanScript,
+    entries: Sequence[ShardEntry],
+    classes: Sequence[str],
+    num_classes: int,
     *,
     options: storage.Options = None,
-) -> None:
-    """Write ``pcr.json`` into a folder, atomically."""
+) -> DatasetIndex:
+    """Write ``pcr.json`` into a folder, atomically; return what it holds."""
+    index = DatasetIndex(
+        script.name, script.num_groups, tuple(entries), tuple(classes), num_classes
+    )
     with storage.atomic_write(storage.join(dst, DATASET_INDEX), options=options) as file:
         file.write(index.encode())
+    return index

@@ -20,7 +20,7 @@ from concurrent.futures import (
 )
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for_any
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from .. import storage
 from ..errors import EncodeError
@@ -63,14 +63,14 @@ def run_tasks(
     )
     workers = min(workers or cores, len(tasks))
     if executor is not None:
-        yield from _run_on(executor, function, tasks, _IN_FLIGHT, on_stop)
+        yield from _run_on(executor, function, tasks, on_stop)
     elif workers <= 1:
         for number, task in tasks.items():
             yield number, function(task)
     else:
         try:
-            with _worker_processes(workers) as pool:
-                yield from _run_on(pool, function, tasks, 4 * cores, None)
+            with _worker_processes(workers) as (pool, stop):
+                yield from _run_on(pool, function, tasks, stop)
         except BrokenExecutor as error:
             raise EncodeError(
                 f"a worker process died, maybe out of memory ({error}); run again with --resume"
@@ -81,53 +81,44 @@ def _run_on(
     executor: Executor,
     function: Callable[[T], R],
     tasks: dict[int, T],
-    limit: int,
-    on_stop: Callable[[], object] | None,
+    on_stop: Callable[[], object],
 ) -> Generator[tuple[int, R], None, None]:
-    """Run tasks on an executor, at most ``limit`` in flight, until all are done or it breaks."""
+    """Run tasks on an executor until all are done or it breaks."""
     waiting = iter(tuple(tasks.items()))
     running: dict[Future[R], int] = {}
     try:
         while True:
-            for number, task in itertools.islice(waiting, limit - len(running)):
-                running[executor.submit(function, task)] = number
+            for number, task in itertools.islice(waiting, _IN_FLIGHT - len(running)):
+                # A Ctrl-C before a new worker has set its handlers must not print a traceback.
+                with _ctrl_c_waits():
+                    running[executor.submit(function, task)] = number
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 result = future.result()
                 yield running.pop(future), result
     finally:
-        if running and on_stop is not None:
+        if running:
             on_stop()
             wait(running)
 
 
-class _Pool(ProcessPoolExecutor):
-    def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
-        # A Ctrl-C before a new worker has set its handlers must not print a traceback.
-        with _ctrl_c_waits():
-            return super().submit(fn, *args, **kwargs)
-
-
 @contextlib.contextmanager
-def _worker_processes(workers: int) -> Iterator[Executor]:
-    """Start a process pool; an error in the block drops its tasks and unfinished files."""
+def _worker_processes(workers: int) -> Iterator[tuple[Executor, Callable[[], None]]]:
+    """Start a process pool; yield it, and a function that ends its processes at once."""
     # A forked worker starts at once, while a spawned one imports everything again. But forking is
     # unsafe with threads or torch.
     is_safe = threading.active_count() == 1 and "torch" not in sys.modules
     context = multiprocessing.get_context("fork" if is_safe else "spawn")
     told, tell = context.Pipe(duplex=False)
     with told, tell:
-        pool = _Pool(workers, context, _prepare_worker, (told,))
+        pool = ProcessPoolExecutor(workers, context, _prepare_worker, (told,))
         try:
-            yield pool
-        except BaseException:
             # Workers only poll the pipe and never read it, so all of them see this.
-            tell.send_bytes(b"stop")
-            raise
+            yield pool, lambda: tell.send_bytes(b"stop")
         finally:
             with _ctrl_c_waits():
-                pool.shutdown(cancel_futures=True)
+                pool.shutdown()
 
 
 @contextlib.contextmanager

@@ -7,20 +7,9 @@ each call makes one pass over it with the GIL released.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
+from . import Backend
 from ._core import ffi, lib
-
-Backend = Literal["auto", "portable"]
-
-TYPES = {
-    "float32": 0,
-    "bfloat16": 1,
-}
-_BACKENDS = {
-    "auto": 0,
-    "portable": 1,
-}
 
 
 def quantize(
@@ -52,9 +41,18 @@ def quantize(
     source = ffi.cast("const void *", values)
     target = ffi.cast("int8_t *", codes)
     run, stride = rows or (stop, 0)
-    number = _BACKENDS[backend]
     return int(
-        lib.pcr_quantize(source, run, stride, start, stop, TYPES[dtype], step, target, number)
+        lib.pcr_quantize(
+            source,
+            run,
+            stride,
+            start,
+            stop,
+            dtype == "bfloat16",
+            step,
+            target,
+            backend == "portable",
+        )  # fmt: skip
     )
 
 
@@ -71,7 +69,7 @@ def deviation(values: int, count: int, dtype: str, rows: tuple[int, int], guard:
     Returns: The standard deviation; NaN if no value is finite.
     """
     source = ffi.cast("const void *", values)
-    return float(lib.pcr_deviation(source, count, *rows, TYPES[dtype], guard))
+    return float(lib.pcr_deviation(source, count, *rows, dtype == "bfloat16", guard))
 
 
 def dequantize(codes: int, count: int, step: float, values: int, backend: Backend = "auto") -> None:
@@ -89,7 +87,7 @@ def dequantize(codes: int, count: int, step: float, values: int, backend: Backen
         count,
         step,
         ffi.cast("float *", values),
-        _BACKENDS[backend],
+        backend == "portable",
     )
 
 

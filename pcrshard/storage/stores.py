@@ -13,17 +13,18 @@ import concurrent.futures
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
 import fsspec
+import fsspec.asyn
 from fsspec.implementations.local import LocalFileSystem
 
 from ..errors import PCRError, StorageError, redacted_cause
-from ..redaction import PIPE, redact_url
-from .retry import Retry, asked_pause, is_hopeless
+from ..redaction import PIPE
+from .retry import Cancel, Cancelled, Retry, asked_pause, is_hopeless
 from .urls import is_local, plain_path
 
 # fsspec storage options.
@@ -32,6 +33,7 @@ T = TypeVar("T")
 Request = concurrent.futures.Future[Any]
 _HTTP = re.compile("https?://")
 DEFAULT_RETRY = Retry()
+_POLL_SECONDS = 0.2
 # Stores list a folder in one call without progress; a million files take a minute.
 LISTING_SECONDS = 3600.0
 # In a forked process, fsspec drops its file systems and then waits a second per session of the
@@ -92,7 +94,7 @@ def mapped_errors(
     try:
         yield
     except PCRError as error:
-        if redact_url(url) in str(error):
+        if error.url is not None:
             raise
         raise type(error)(str(error), url=url) from redacted_cause(error.__cause__, url)
     except errors as error:
@@ -132,6 +134,22 @@ def result(request: Request, seconds: float) -> Any:
     try:
         if not concurrent.futures.wait([request], seconds).done:
             raise TimeoutError(f"no answer within {seconds:g} s")
+        return request.result()
+    finally:
+        request.cancel()  # also after Ctrl-C
+
+
+def run(coroutine: Coroutine[Any, Any, T], cancel: Cancel = None) -> T:
+    """Run a coroutine on fsspec's event loop.
+
+    Raises:
+        Cancelled: ``cancel`` was set by another thread.
+    """
+    request = asyncio.run_coroutine_threadsafe(coroutine, fsspec.asyn.get_loop())
+    try:
+        while not concurrent.futures.wait([request], _POLL_SECONDS).done:
+            if cancel is not None and cancel.is_set():
+                raise Cancelled("the read was cancelled")
         return request.result()
     finally:
         request.cancel()  # also after Ctrl-C

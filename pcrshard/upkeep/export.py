@@ -14,7 +14,7 @@ from .. import storage
 from ..errors import EncodeError, FormatError, PCRError
 from ..format.names import is_jpeg_field, is_other_image, valid_key
 from ..format.scan import FULL, Scan
-from ..format.shard_index import BLOCK
+from ..format.shard_head import BLOCK
 from ..format.tar_members import TRAILER, tar_header
 from ..jpeg.pixels import make_baseline
 from ..reading.prefix import OnError, Prefix, Sample, number_lists
@@ -63,10 +63,8 @@ def export_shard(
         Number of samples.
 
     Raises:
-        As :meth:`Shard.samples`; EncodeError for an unknown form, or if a file exists.
+        As :meth:`Shard.samples`; EncodeError if a file exists.
     """
-    if form not in FORMATS:
-        raise EncodeError(f"expected a form among {FORMATS}, got {form!r}")
     try:
         prefix = shard.load(scan)
     except PCRError as error:

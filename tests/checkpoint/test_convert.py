@@ -42,20 +42,20 @@ def test_lossy_versions_keep_what_they_restored_to(tmp_path):
 
 
 def test_what_cannot_be_converted_is_refused(tmp_path):
-    """Missing references, damaged files, empty folders, and existing targets raise clear errors."""
+    """A conversion that fails with a clear error can be repeated; one that succeeded cannot."""
 
-    def refused(error, words, target):
+    def refused(error, words):
         with pytest.raises(error, match=words):
-            convert(str(tmp_path / "old"), str(tmp_path / target))
+            convert(str(tmp_path / "old"), str(tmp_path / "new"))
 
     (tmp_path / "old").mkdir()
-    refused(VersionUnavailable, "no versions of format 1", "a")
+    refused(VersionUnavailable, "no versions of format 1")
     shutil.copytree(GOLDEN / "forward", tmp_path / "old", dirs_exist_ok=True)
-    first = min((tmp_path / "old").glob("*.pcd"))
-    damage(first)
-    refused(PCRError, "checksum", "b")
-    first.unlink()
-    refused(BrokenChain, "is missing", "c")
-    shutil.copy(GOLDEN / "forward" / first.name, first)
-    convert(str(tmp_path / "old"), str(tmp_path / "d"))
-    refused(ValueError, "there is one already", "d")
+    files = sorted((tmp_path / "old").glob("*.pcd"))
+    damage(files[-1])
+    refused(PCRError, "checksum")
+    files[0].unlink()
+    refused(BrokenChain, "is missing")
+    shutil.copytree(GOLDEN / "forward", tmp_path / "old", dirs_exist_ok=True)
+    convert(str(tmp_path / "old"), str(tmp_path / "new"))
+    refused(ValueError, "there is one already")

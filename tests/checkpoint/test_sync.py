@@ -7,6 +7,7 @@ import io
 import os
 import pathlib
 import runpy
+import shutil
 import sys
 
 import msgpack
@@ -167,7 +168,8 @@ def test_a_patch_of_other_weights_is_refused(stream, tmp_path):
     other = WeightPublisher(str(tmp_path / "other"))
     for step in (3, 4):
         other.publish(weights(step))
-    mirror.url = str(tmp_path / "other")
+    shutil.rmtree(tmp_path / "stream")
+    (tmp_path / "other").rename(tmp_path / "stream")
     with pytest.raises(BrokenChain, match="step 2 is a patch of"):
         mirror.update()
     check(mirror, weights(0))

@@ -40,6 +40,8 @@ def test_crops_are_those_of_earlier_versions() -> None:
         *cropped, whole = draw_boxes(key, size, [RANDOM, CENTER, NARROW, WHOLE]).tolist()
         assert [*cropped, whole[4]] == expected
         assert whole[:4] == [0, 0, 0, 0]
+    # Of an image of shorter side 256, the middle crop is the 224 of CenterCrop.
+    assert draw_boxes(0, (256, 320), [CENTER])[0, :4].tolist() == [16, 48, 224, 224]
 
 
 @given(st.integers(0, 1 << 70), st.integers(1, 3000), st.integers(1, 3000))
@@ -63,11 +65,6 @@ def test_an_extreme_shape_gives_its_middle(height: int, width: int) -> None:
     assert 0.7 < w / h < 1.4
     assert abs(2 * y + h - height) <= 1
     assert abs(2 * x + w - width) <= 1
-
-
-def test_the_middle_crop_is_the_evaluation_recipe() -> None:
-    """On an image of shorter side 256 it is the 224 of CenterCrop."""
-    assert draw_boxes(0, (256, 320), [CENTER])[0, :4].tolist() == [16, 48, 224, 224]
 
 
 def test_random_crops_have_the_asked_distribution() -> None:

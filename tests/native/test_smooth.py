@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import platform
 from pathlib import Path
 
 import numpy as np
 import pytest
-from oracle import STANDARD, scan_ends
+from oracle import scan_ends, standard_scans
 from PIL import Image, features
 
 from pcrshard import native
+from pcrshard.errors import FormatError
 from pcrshard.native.pieces import piece_table
 from pcrshard.native.pool import Pool
 from pcrshard.testing import make_jpeg
@@ -43,7 +45,7 @@ def pillow(jpeg: bytes, mode: str = "RGB", scale: int = 1) -> np.ndarray:
 
 def prefixes(jpeg: bytes) -> list[bytes]:
     """The stream in the standard script, cut after every scan."""
-    whole = native.rescan(jpeg, STANDARD[native.read_header([jpeg]).num_components])
+    whole = native.rescan(jpeg, standard_scans(jpeg))
     return [whole[:end] for end in scan_ends(whole)]
 
 
@@ -97,13 +99,10 @@ def test_odd_files_match_libjpeg(odd_files: list[Path]) -> None:
     compared = 0
     for path in odd_files:
         jpeg = path.read_bytes()
-        try:
-            if native.read_header([jpeg]).progressive:
-                got = smooth(jpeg)
-                assert np.array_equal(got, pillow(jpeg)), path.name
+        if b"\xff\xc2" in jpeg:  # progressive, perhaps
+            with contextlib.suppress(FormatError):
+                assert np.array_equal(smooth(jpeg), pillow(jpeg)), path.name
                 compared += 1
-        except native.NativeError:
-            continue
     assert compared > 20
 
 
