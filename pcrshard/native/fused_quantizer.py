@@ -52,7 +52,7 @@ def quantize(
             step,
             target,
             backend == "portable",
-        )  # fmt: skip
+        )
     )
 
 

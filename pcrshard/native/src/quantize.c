@@ -1,6 +1,7 @@
 /* The error-bounded quantizer: the choice of the kernels. */
 #include "quantize.h"
 
+#include <stdbool.h>
 #include <stdlib.h>
 
 #include "avx2.h"
@@ -85,7 +86,8 @@ static double median_magnitude(const float *values, size_t count) {
         for (size_t i = 0; i < count; i += EVERY) {
             float magnitude = fabsf(values[i]);
             memcpy(&bits, &magnitude, sizeof bits);
-            if (bits && (shift == 24 || bits >> (shift + 8) == known)) counts[bits >> shift & 255]++;
+            bool is_candidate = shift == 24 || bits >> (shift + 8) == known;
+            if (bits && is_candidate) counts[bits >> shift & 255]++;
         }
         while (rank >= counts[digit]) rank -= counts[digit++];
         known = known << 8 | (uint32_t)digit;
