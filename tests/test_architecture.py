@@ -55,11 +55,13 @@ IMPORTERS = {
     "datasets": {"integrations.huggingface"},
     "distributed": {"encoding.clusters"},
     "fsspec": {"storage.stores", "testing"},
+    "lazy_loader": {"__init__"},
     "matplotlib": {"fidelity.plots"},
     "msgspec": {
         "format.dataset_index",
         "format.schema",
         "encoding.resume_journal",
+        "fidelity.tuner",
         "checkpoint.frame",
         "training.loader",
     },

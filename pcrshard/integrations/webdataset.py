@@ -39,9 +39,10 @@ from ..format.dataset_index import DatasetIndex, ShardEntry
 from ..format.names import is_jpeg_field
 from ..format.scan import FULL, check_scan, is_fraction
 from ..format.scan_script import MAX_GROUPS
-from ..jpeg.image_decoder import Decoding, ImageDecoder, Layout
+from ..jpeg.image_decoder import Decoding, ImageDecoder
 from ..jpeg.views import Crop, Side
 from ..memory import borrow_array
+from ..native import Layout
 from ..native.pool import Pool, draw_keys
 from ..reading.dataset_folder import open_dataset
 from ..reading.options import ReadOptions
