@@ -253,7 +253,6 @@ def fidelity(
     contact_sheet: Picture | None = None,
     model: Annotated[str | None, Keywords(metavar="MODULE:FUNCTION")] = None,
     model_size: Count = 224,
-    smoothing: bool = False,
     storage_option: StorageOptions = None,
 ) -> Report:
     """Measure the quality and cost of each scan, and recommend one.
@@ -277,11 +276,10 @@ def fidelity(
         model: Function of a Python module that returns your network; adds its top-1 accuracy at
             each scan, using the labels in field cls.
         model_size: Side of the network's input images, in pixels.
-        smoothing: Decode with interblock smoothing, like ImageDecoder(smoothing=True).
         storage_option: fsspec option of the dataset; repeatable.
     """
-    for path in filter(None, (plot, contact_sheet)):
-        plots.check_target(path)
+    if plot or contact_sheet:
+        plots.pyplot_module()  # a missing package is named before any work
     network = None
     if model:
         # Imported lazily: torch takes two seconds, which other commands should not pay.
@@ -295,30 +293,23 @@ def fidelity(
             seed=seed,
             on_image=progress,
             model=network,
-            smoothing=smoothing,
             storage_options=storage_option,
         )
     if plot:
         title = f"{rows[0].num_images} images of {redact_url(src)}"
         plots.plot_fidelity(rows, plot, title=title)
     if contact_sheet:
-        draw_contact_sheet(
-            src, contact_sheet, seed=seed, smoothing=smoothing, storage_options=storage_option
-        )
-    scans = [row._asdict() for row in rows]
-    if bandwidth is not None:
-        for scan, row in zip(scans, rows, strict=True):
-            scan["images_per_second"], _ = advice.throughput(row, bandwidth, cores)
+        draw_contact_sheet(src, contact_sheet, seed=seed, storage_options=storage_option)
     found = advice.recommend(rows, min_msssim)
     first = rows[0]
-    small = f"; {first.num_small} of them small, at fewer scales" if first.num_small else ""
     reference = "full fidelity"
     if first.reference != FULL:
         reference = f"scan {first.reference}, the highest in this staged copy"
     lines = [
-        f"{first.num_images} images, against {reference}{small}",
+        f"{first.num_images} images, against {reference}",
         advice.fidelity_table(rows, bandwidth, cores),
         f"recommended: scan {found.scan}: {found.reason}",
     ]
+    scans = advice.with_throughput(rows, bandwidth, cores)
     figures = {"recommended": found.scan, "reason": found.reason, "scans": scans}
     return Report(figures, "\n".join(lines))

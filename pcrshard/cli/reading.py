@@ -8,11 +8,11 @@ import time
 from typing import Annotated, Literal
 
 from .. import storage
-from ..errors import EncodeError, PCRError, StorageError
+from ..errors import EncodeError, PCRError
 from ..fidelity.costs import counted, human_bytes, record_table
 from ..format.dataset_index import DATASET_INDEX, resolve_scan
 from ..format.scan import FULL, Scan
-from ..reading.cache_folder import MARKER, is_marked
+from ..reading.cache_folder import check_marked
 from ..reading.dataset_folder import find_datasets, open_dataset
 from ..reading.prefix_cache import PrefixCache
 from ..reading.shard import Shard
@@ -192,12 +192,7 @@ def cache(action: Literal["ls", "clear"], folder: str) -> Report:
         action: ls lists the cached shards; clear deletes the shards that no job has open.
         folder: Folder that ``PCRDataset`` was given to cache prefixes in.
     """
-    if not is_marked(folder):
-        found = "another folder or file" if storage.exists(folder) else "a missing folder"
-        raise StorageError(
-            f"expected a folder that a job has used as cache_dir, with a {MARKER}, got {found}",
-            url=folder,
-        )
+    check_marked(folder)
     prefixes = PrefixCache(folder)
     if action == "clear":
         return Report({"freed_bytes": prefixes.clear()})

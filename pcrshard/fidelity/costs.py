@@ -136,8 +136,14 @@ def _cell(name: str, value: Any) -> str:
         case int() | float() if "bytes" in name:
             return human_bytes(value)
         case float():
-            return f"{value:.3g} s" if name.endswith("seconds") else f"{value:.4g}"
+            return _number(name, value)
     return str(value)
+
+
+def _number(name: str, value: float) -> str:
+    if name.endswith("seconds"):
+        return f"{value:.3g} s" if value >= 0.1 else f"{1000 * value:.3g} ms"
+    return f"{value:.4g}" if value < 10_000 else f"{value:.0f}"
 
 
 class PlanCost(NamedTuple):

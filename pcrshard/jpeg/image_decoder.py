@@ -20,7 +20,6 @@ from .other_formats import Pixels, crop_and_resize
 from .pixels import SMOOTHING, Jpeg, arrange, as_pieces, decode_image
 from .views import RATIO, SCALE, Crop, Geometry, Picture, Side, View, at_image
 
-Layout = native.Layout
 # Source of random crops and flips: a generator, an integer key, or Python's ``random``.
 Rng = random.Random | int | None
 
@@ -51,7 +50,7 @@ class ImageDecoder:
     size: Side = None
     crop: Crop = None
     flip: float = 0.0
-    layout: Layout = "chw"
+    layout: native.Layout = "chw"
     color: Literal["rgb", "gray"] = "rgb"
     upright: bool = True
     scale: Interval = SCALE
@@ -118,7 +117,7 @@ class ImageDecoder:
         arrays: Sequence[Pixels],
         keys: Sequence[int],
         *,
-        orientations: NDArray[np.uint8] | None = None,
+        orientations: int | NDArray[np.uint8] = native.AUTO,
         keep: Any = None,
     ) -> Batch:
         """Start decoding images to one size in the threads of a pool.
@@ -128,20 +127,18 @@ class ImageDecoder:
             table: (N, P) addresses and sizes of the P pieces of each image.
             arrays: Arrays for the pixels, with the shapes of :meth:`batch_shapes`.
             keys: Random key of each image, from :func:`pcrshard.native.pool.draw_key`.
-            orientations: (N,) EXIF orientation of each image; 0, the default, uses the one in its
-                bytes.
+            orientations: (N,) EXIF orientation of each image; by default the one in its bytes.
             keep: Objects to keep alive while the pool decodes.
         """
         pictures = list(arrays)
         if self.views:
             pictures = [array[:, place] for array in arrays for place in range(array.shape[1])]
-        upright = native.AUTO if orientations is None else orientations
         return pool.decode(
             table,
             pictures,
             layout=self.layout,
             color=self.color,
-            orientations=upright if self.upright else native.STORED,
+            orientations=orientations if self.upright else native.STORED,
             draws=self._draws,
             keys=keys,
             smoothing=self.smoothing,
@@ -218,7 +215,7 @@ class ImageDecoder:
             self._pictures, where.crop[0].tolist(), where.flipped[0], strict=True
         ):
             image = crop_and_resize(whole, crop, view.shape)
-            pictures.append(arrange(image[:, ::-1] if flipped else image, self.layout, None))
+            pictures.append(arrange(image[:, ::-1] if flipped else image, self.layout))
         return pictures, self.geometry(boxes, sizes)
 
 

@@ -22,7 +22,6 @@ MAX_BLOCK_VISITS = 1 << 26
 VISITS_PER_BYTE = 8 * 64
 FREE_VISITS = 1 << 16
 _BLOCK_PIXELS = 64
-_COEFFICIENT_BYTES = 2 * _BLOCK_PIXELS
 
 
 def check_pixels(
@@ -63,7 +62,7 @@ def check_cost(found: JpegMap, num_bytes: int) -> None:
     """
     _, height, width, _ = found.frame
     num_blocks = found.frame.num_blocks
-    check_pixels(height, width, num_bytes, num_blocks * _COEFFICIENT_BYTES)
+    check_pixels(height, width, num_bytes, num_blocks * _BLOCK_PIXELS * 2)
 
     blocks = BLOCKS_PER_BYTE * num_bytes + FREE_BLOCKS
     if height * width > blocks * _BLOCK_PIXELS:

@@ -31,7 +31,7 @@ _EOI = 0xD9
 _SOS = 0xDA
 _DNL = 0xDC
 _DRI = 0xDD
-_FRAMES = set(range(0xC0, 0xD0)) - {_DHT, 0xC8, _DAC}
+_FRAMES = range(0xC0, 0xD0)  # besides those of tables for entropy coding
 # TEM, RSTn and EOI are markers without a segment.
 _ALONE = {0x01, *range(0xD0, 0xD8), _EOI}
 # Sequential and progressive frames, Huffman or arithmetic coded.
@@ -69,11 +69,6 @@ class Frame(NamedTuple):
     height: int
     width: int
     components: tuple[Component, ...]
-
-    @property
-    def progressive(self) -> bool:
-        """Whether the frame is progressive, Huffman or arithmetic coded."""
-        return self.sof in (0xC2, 0xCA)
 
     @property
     def arithmetic(self) -> bool:
@@ -115,16 +110,13 @@ class Segment(NamedTuple):
     payload: bytes = b""
 
     @property
-    def is_jfif(self) -> bool:
-        """Whether it is a JFIF header."""
-        found = self.code == APP0 and self.payload.startswith(b"JFIF\0")
-        return found and len(self.payload) >= 14
-
-    @property
-    def is_adobe(self) -> bool:
-        """Whether it is an Adobe segment, which tells the color space."""
-        found = self.code == APP14 and self.payload.startswith(b"Adobe")
-        return found and len(self.payload) >= 12
+    def tells_color(self) -> str:
+        """``JFIF`` or ``Adobe`` for a segment that tells the color space, else empty."""
+        if self.code == APP0 and self.payload.startswith(b"JFIF\0") and len(self.payload) >= 14:
+            return "JFIF"
+        if self.code == APP14 and self.payload.startswith(b"Adobe") and len(self.payload) >= 12:
+            return "Adobe"
+        return ""
 
     def refuse(self, message: str) -> NoReturn:
         """Raise :class:`CorruptJpeg` at the segment."""
@@ -194,7 +186,18 @@ def map_jpeg(jpeg: bytes) -> JpegMap:
             _add_segment(found, segment)
         segment = read_segment(jpeg, stop)
     found.eoi = segment.start
-    _check_size(found)
+    frame = found.frame
+    if not frame.sof or not found.scans:
+        raise CorruptJpeg(f"expected a {'scan' if frame.sof else 'frame header'} before EOI")
+    if not frame.height:
+        raise CorruptJpeg("height is 0 and no DNL gives it")
+    check_area(frame.height, frame.width)
+    data_bytes = sum(stop - start for ranges in found.scan_ranges for start, stop in ranges)
+    # A Huffman code has at least one bit, and every block has a DC code: fewer bits cannot encode
+    # the claimed image.
+    if not frame.arithmetic and data_bytes * 8 < frame.num_blocks:
+        size = f"{frame.width}x{frame.height}"
+        raise CorruptJpeg(f"{data_bytes} bytes of scans cannot hold the {size} image claimed")
     found.color = _color_space(found)
     return found
 
@@ -210,44 +213,30 @@ def _add_segment(found: JpegMap, segment: Segment) -> None:
         found.header.append(segment)
     elif code == _DNL:
         # T.81 B.2.5: a height that the frame header omits; libjpeg ignores it otherwise.
-        if found.frame.sof and found.frame.height == 0 and len(segment.payload) == 2:
+        if found.frame.height == 0 and len(segment.payload) == 2:
             found.frame = found.frame._replace(height=int.from_bytes(segment.payload))
     elif code in APPLICATION or code == COM:
-        if (segment.is_jfif or segment.is_adobe) and found.scans:
+        name = segment.tells_color
+        if name and found.scans:
             # Here they do not affect the color space, but before the first scan they would.
-            name = "JFIF" if segment.is_jfif else "Adobe"
             raise UnsupportedJpeg(f"{name} segment after the first scan", offset=segment.start)
-        has_thumbnail = segment.payload[12:14] != b"\0\0"
-        needed = segment.is_adobe or (segment.is_jfif and not has_thumbnail)
+        # A thumbnail is metadata, and the JFIF segment with it.
+        needed = name == "Adobe" or (name == "JFIF" and segment.payload[12:14] == b"\0\0")
         (found.header if needed else found.metadata).append(segment)
     elif code not in _ALONE:
         segment.refuse(f"unknown marker FF{code:02X}")
 
 
-def _check_size(found: JpegMap) -> None:
-    frame = found.frame
-    if not frame.sof or not found.scans:
-        raise CorruptJpeg(f"expected a {'scan' if frame.sof else 'frame header'} before EOI")
-    if not frame.height:
-        raise CorruptJpeg("height is 0 and no DNL gives it")
-    check_area(frame.height, frame.width)
-    data_bytes = sum(stop - start for ranges in found.scan_ranges for start, stop in ranges)
-    # A Huffman code has at least one bit, and every block has a DC code: fewer bits cannot encode
-    # the claimed image.
-    if not frame.arithmetic and data_bytes * 8 < frame.num_blocks:
-        size = f"{frame.width}x{frame.height}"
-        raise CorruptJpeg(f"{data_bytes} bytes of scans cannot hold the {size} image claimed")
-
-
 def _color_space(found: JpegMap) -> str:
     """Return the color space by libjpeg's rules (jdapimin.c, default_decompress_parms)."""
     components = found.frame.components
-    transforms = [segment.payload[11] for segment in found.header if segment.is_adobe]
+    segments = found.header + found.metadata
+    transforms = [segment.payload[11] for segment in segments if segment.tells_color == "Adobe"]
     if len(components) == 1:
         return "gray"
     if len(components) == 4:
         return "ycck" if any(transforms[-1:]) else "cmyk"
-    if any(segment.is_jfif for segment in found.header + found.metadata):
+    if any(segment.tells_color == "JFIF" for segment in segments):
         return "ycc"
     if transforms:
         return "ycc" if transforms[-1] else "rgb"
@@ -264,21 +253,20 @@ def check_area(height: int, width: int) -> None:
         raise UnsupportedJpeg(f"{width}x{height} is more than {MAX_PIXELS} pixels")
 
 
-def is_other_format(start: bytes | bytearray | memoryview) -> bool:
+def is_other_format(start: Buffer) -> bool:
     """Tell whether a file's first bytes belong to an image format other than JPEG."""
     return bytes(start[:16]).startswith(tuple(_OTHER_FORMATS))
 
 
 def _check_soi(jpeg: bytes) -> None:
     """Raise :class:`CorruptJpeg`, naming the likely format, if the file is not a JPEG."""
-    if jpeg.startswith(SOI):
-        return
     if not jpeg:
         raise CorruptJpeg("expected a JPEG, got an empty file")
     for magic, name in _OTHER_FORMATS.items():
         if jpeg.startswith(magic):
             raise CorruptJpeg(f"expected a JPEG, got a {name} file")
-    raise CorruptJpeg(f"expected SOI (ff d8), got {jpeg[:2].hex(' ')}")
+    if not jpeg.startswith(SOI):
+        raise CorruptJpeg(f"expected SOI (ff d8), got {jpeg[:2].hex(' ')}")
 
 
 def read_segment(jpeg: Buffer, pos: int) -> Segment:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .. import native
-from ..errors import CorruptJpeg, UnsupportedJpeg
+from ..errors import FormatError, UnsupportedJpeg
 from ..memory import Buffer
 from ..native import Box, Color, Size
 from . import libjpeg_turbo
@@ -29,7 +29,6 @@ SMOOTHING = False
 # A JPEG, or its pieces in order.
 Jpeg = bytes | Sequence[Buffer]
 
-_BYTES = bytes | bytearray | memoryview
 # T.81 B.2.3: maximum number of blocks in an MCU of several components.
 _MAX_MCU_BLOCKS = 10
 
@@ -58,17 +57,10 @@ def make_progressive(jpeg: bytes, found: JpegMap, scans: Sequence[ScanHeader]) -
         jpeg = libjpeg_turbo.make_progressive(jpeg)
     try:
         return native.rescan(jpeg, scans)
-    except native.NativeError as error:
-        _refuse_damage(error)
-        raise UnsupportedJpeg(f"native core: {error}") from error
+    except FormatError:
+        raise
     except ValueError as error:
         raise UnsupportedJpeg(f"the scan script does not fit this image: {error}") from error
-
-
-def _refuse_damage(error: native.NativeError) -> None:
-    """Raise CorruptJpeg unless the core only lacks support for the JPEG."""
-    if not error.unsupported:
-        raise CorruptJpeg(f"native core: {error}") from error
 
 
 def make_baseline(jpeg: bytes) -> bytes:
@@ -142,7 +134,8 @@ def decode_image(
     pieces = as_pieces(jpeg)
     if isinstance(size, int | np.integer):
         size = (int(size), int(size))
-    if not is_other_format(pieces[0]):
+    is_jpeg = not is_other_format(pieces[0])
+    if is_jpeg:
         try:
             return native.decode(
                 pieces,
@@ -154,11 +147,9 @@ def decode_image(
                 smoothing=smoothing,
                 out=out,
             )
-        except native.NativeError as error:
-            _refuse_damage(error)
-    whole = b"".join(pieces)
-    if not is_other_format(whole):
-        whole = whole.removesuffix(EOI) + EOI
+        except UnsupportedJpeg:
+            pass  # Pillow may support it
+    whole = b"".join((*pieces, EOI if is_jpeg else b""))
     pixels = crop_and_resize(decode(whole, color, upright=upright), crop, size)
     return arrange(pixels, layout, out)
 
@@ -169,10 +160,10 @@ def as_pieces(jpeg: Any) -> list[Any]:
     Raises:
         TypeError: The argument is not bytes.
     """
-    if isinstance(jpeg, _BYTES):
+    if isinstance(jpeg, Buffer):
         return [jpeg]
     pieces = list(jpeg) if isinstance(jpeg, Iterable) and not isinstance(jpeg, str) else []
-    if not pieces or not all(isinstance(piece, _BYTES) for piece in pieces):
+    if not pieces or not all(isinstance(piece, Buffer) for piece in pieces):
         advice = ""
         if isinstance(jpeg, str | os.PathLike):
             advice = f"; read the file first: pathlib.Path({os.fspath(jpeg)!r}).read_bytes()"
@@ -185,7 +176,7 @@ def as_pieces(jpeg: Any) -> list[Any]:
 def arrange(
     pixels: Pixels,
     layout: native.Layout,
-    out: Pixels | None,
+    out: Pixels | None = None,
 ) -> Pixels:
     """Return (H, W, C) pixels in a layout, in ``out`` if given."""
     if layout == "chw":

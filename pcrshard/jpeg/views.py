@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -117,17 +117,3 @@ class Picture(NamedTuple):
 
     pixels: Any
     geometry: Any
-
-
-def unfold(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace each :class:`Picture` of a sample by two fields: its pixels and its geometry."""
-    fields: dict[str, Any] = {}
-    for name, value in sample.items():
-        if isinstance(value, Picture):
-            fields[name], fields[geometry_field(name)] = value
-        elif isinstance(value, list) and all(isinstance(each, Picture) for each in value):
-            fields[name] = [each.pixels for each in value]
-            fields[geometry_field(name)] = [each.geometry for each in value]
-        else:
-            fields[name] = value
-    return fields

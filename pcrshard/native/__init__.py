@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import MissingDependency
+from ..errors import CorruptJpeg, MissingDependency, UnsupportedJpeg
 
 try:
     from pcrshard.native._core import ffi, lib
@@ -32,19 +32,11 @@ Size = tuple[int, int]
 
 _LAYOUTS = ("hwc", "chw")
 _CHANNELS = {"rgb": 3, "gray": 1}  # indexed by the core's codes
-_UNSUPPORTED = 2
-_OTHER_ERRORS = {4: MemoryError, 5: ValueError}
+# By the core's codes; others mean a damaged stream, or one too expensive for its size.
+_ERRORS: dict[int, type[Exception]] = {2: UnsupportedJpeg, 4: MemoryError, 5: ValueError}
 # Orientation of a request: from the stream's EXIF, or the stored pixels.
 AUTO = 0
 STORED = 1
-
-
-class NativeError(ValueError):
-    """The stream cannot be decoded; ``unsupported`` marks a legal JPEG for libjpeg-turbo."""
-
-    def __init__(self, message: str = "", *, unsupported: bool = False) -> None:
-        super().__init__(message)
-        self.unsupported = unsupported
 
 
 # The decoders of each thread, by backend, created at first use.
@@ -55,8 +47,6 @@ def _decoder(choice: Backend) -> Any:
     """Return this thread's decoder, with its scratch memory."""
     decoder = vars(_threads).get(choice)
     if decoder is None:
-        if choice not in get_args(Backend):
-            raise ValueError(f"expected backend 'auto' or 'portable', got {choice!r}")
         handle = lib.pcr_decoder_new(choice == "portable")
         if handle == ffi.NULL:
             raise MemoryError
@@ -71,23 +61,19 @@ class _Stream:
         self.decoder = _decoder(backend)
         # Keeps the memory behind the array's addresses alive.
         self.buffers = [ffi.from_buffer("uint8_t[]", piece) for piece in pieces]
-        sizes = map(len, self.buffers)
-        self.pieces = ffi.new("pcr_piece[]", list(zip(self.buffers, sizes, strict=True)))
+        self.pieces = ffi.new("pcr_piece[]", [(each, len(each)) for each in self.buffers])
 
     def call(self, function: Any, *arguments: Any) -> None:
         """Call a function of the core on the stream; raise its errors."""
         code = function(self.decoder, self.pieces, len(self.buffers), *arguments)
         if code:
             message = ffi.string(lib.pcr_message(self.decoder)).decode(errors="replace")
-            if code in _OTHER_ERRORS:
-                raise _OTHER_ERRORS[code](message)
-            raise NativeError(message, unsupported=code == _UNSUPPORTED)
+            raise _ERRORS.get(code, CorruptJpeg)(f"native core: {message}")
 
 
 def backend(choice: Backend = "auto") -> str:
     """Return the code selected for this machine: ``native (avx2)`` or ``native (portable)``."""
-    name: str = ffi.string(lib.pcr_decoder_backend(_decoder(choice))).decode()
-    return name
+    return str(ffi.string(lib.pcr_decoder_backend(_decoder(choice))).decode())
 
 
 def scan_end(jpeg: bytes, start: int) -> int:
@@ -199,8 +185,8 @@ def decode(
         backend: ``portable`` forces the plain C code.
 
     Raises:
-        NativeError: The stream is damaged, too expensive for its size, or (``unsupported``) legal
-            but unsupported by this core, such as arithmetic coding or 12 bits.
+        CorruptJpeg: The stream is damaged, or too expensive for its size.
+        UnsupportedJpeg: It is legal but unsupported by this core, such as arithmetic coding.
         ValueError: A crop, orientation, size or ``out`` is invalid.
     """
     request = make_request(
@@ -238,7 +224,7 @@ def rescan(
         backend: ``portable`` forces the plain C code.
 
     Raises:
-        NativeError: The stream cannot be decoded.
+        CorruptJpeg, UnsupportedJpeg: The stream cannot be decoded.
         ValueError: The script does not fit the image or breaks the rules of T.81 G.1.1.1.
     """
     scans = ffi.new("pcr_scan_spec[]", [(len(scan[0]), *scan) for scan in script])

@@ -92,9 +92,9 @@ _threads = threading.local()
 
 def own_pool() -> Pool:
     """Return this thread's pool without threads, which decodes in the calling thread."""
-    pool: Pool | None = getattr(_threads, "pool", None)
-    if pool is None:
-        pool = _threads.pool = Pool(0)
+    if not hasattr(_threads, "pool"):
+        _threads.pool = Pool(0)
+    pool: Pool = _threads.pool
     return pool
 
 
@@ -169,27 +169,26 @@ class Pool:
         self._check_process()
         count, num_pieces = table.shape
         pieces = np.ascontiguousarray(table)
-        shared = orientations if isinstance(orientations, int) else STORED
-        views = _views(outs, count, layout, color, shared, smoothing)
+        each = np.empty(count, np.uint8)
+        each[:] = orientations
         codes = np.empty(count, np.int32)
         sizes = np.zeros((count, 2), np.int32)
         held: dict[str, Any] = {
             "pieces": ffi.cast("const pcr_piece *", pieces.ctypes.data),
-            "views": views,
+            "views": _views(outs, count, layout, color, smoothing),
             "codes": ffi.from_buffer("int32_t[]", codes),
             "sizes": ffi.from_buffer("int32_t[]", sizes),
+            "orientations": ffi.from_buffer("uint8_t[]", each),
         }
         if count > 1:
             longest_first = np.argsort(pieces["size"].sum(axis=1))[::-1].astype(np.int32)
             held["order"] = ffi.from_buffer("int32_t[]", longest_first)
-        if not isinstance(orientations, int):
-            _check_count(count, "orientations", orientations)
-            each = np.ascontiguousarray(orientations, np.uint8)
-            held["orientations"] = ffi.from_buffer("uint8_t[]", each)
         boxes = None
         if draws:
-            _check_count(count, "keys", keys)
-            _check_count(len(outs), "draws", draws)
+            if (len(keys), len(draws)) != (count, len(outs)):
+                raise ValueError(
+                    f"expected {count} keys and {len(outs)} draws, got {len(keys)}, {len(draws)}"
+                )
             boxes = np.zeros((count, len(draws), 5), np.int32)
             held["boxes"] = ffi.from_buffer("int32_t[]", boxes)
             held["draws"] = _draws(draws)
@@ -207,18 +206,6 @@ class Pool:
         lib.pcr_pool_add(self._handle, batch)
         return Batch(self, batch, codes, sizes, boxes)
 
-    def wait(self, batch: Any) -> None:
-        """Wait until a batch is decoded, handling signals in between.
-
-        Raises:
-            RuntimeError: The pool was closed, or belongs to another process.
-        """
-        is_done = False
-        while not is_done:
-            self._check_process()
-            is_done = lib.pcr_pool_wait(self._handle, batch, _WAIT_MILLISECONDS)
-        self._under_way.pop(batch, None)
-
     def _check_process(self) -> None:
         if self.threads and os.getpid() != self._pid:
             raise RuntimeError(
@@ -229,17 +216,11 @@ class Pool:
             raise RuntimeError("expected a pool of threads that is not closed")
 
 
-def _check_count(count: int, name: str, values: Any) -> None:
-    if len(values) != count:
-        raise ValueError(f"expected {count} {name}, got {len(values)}")
-
-
 def _views(
     outs: Sequence[Image],
     count: int,
     layout: Layout,
     color: Color,
-    orientation: int,
     smoothing: bool,
 ) -> Any:
     """Return the pictures to decode of each image, and their destinations."""
@@ -251,7 +232,7 @@ def _views(
             raise ValueError(f"expected {count} pictures of shape {shape}, got {out.shape}")
         if count:
             target(out[0], shape)
-        request = make_request(layout, color, size, orientation=orientation, smoothing=smoothing)
+        request = make_request(layout, color, size, smoothing=smoothing)
         view.request = request[0]
         view.out = ffi.cast("uint8_t *", out.ctypes.data)
         view.out_size = math.prod(shape)
@@ -277,8 +258,19 @@ class Batch:
     boxes: Boxes | None
 
     def wait(self) -> list[bool]:
-        """Wait, and tell which images were decoded; :func:`pcrshard.native.decode` explains."""
-        self._pool.wait(self._batch)
+        """Wait, and tell which images were decoded; :func:`pcrshard.native.decode` explains.
+
+        Handles signals while it waits.
+
+        Raises:
+            RuntimeError: The pool was closed, or belongs to another process.
+        """
+        pool = self._pool
+        is_done = False
+        while not is_done:
+            pool._check_process()
+            is_done = lib.pcr_pool_wait(pool._handle, self._batch, _WAIT_MILLISECONDS)
+        pool._under_way.pop(self._batch, None)
         decoded: list[bool] = (self._codes == 0).tolist()
         return decoded
 

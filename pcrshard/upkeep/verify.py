@@ -179,7 +179,7 @@ def _check_layout(
     index: ShardIndex,
     scan: Scan,
     view: memoryview,
-) -> Iterator[str]:
+) -> list[str]:
     """Compare headers, padding and trailer with the index and tables (SPEC.md section 5).
 
     Only the first difference is reported, because a renamed shard differs in each member.
@@ -193,8 +193,8 @@ def _check_layout(
     for start, expected, what in _free_regions(index, tables, stem):
         # A staged copy may end after any group.
         if start < len(view) and view[start : start + len(expected)] != expected:
-            yield f"expected {what} (shard={url}, offset={start})"
-            return
+            return [f"expected {what} (shard={url}, offset={start})"]
+    return []
 
 
 def _free_regions(
@@ -236,35 +236,24 @@ def _check_samples(
         rows = {key: row for row, key in enumerate(prefix.index.keys)}
         for sample in prefix.samples(on_error=note):
             key = sample["__key__"]
-            sizes = {
-                field: [dims[unit].tolist() for unit in units]
-                for field, units in prefix.units(rows[key])
-            }
-            found = _check_sample(sample, task, sizes)
+            found: list[str] = []
+            try:
+                for field in prefix.streams:
+                    units = prefix.units_of(rows[key], field)
+                    value = sample.get(field, [])
+                    images = value if isinstance(value, list) else [value]
+                    for image, unit in zip(images, units, strict=False):
+                        frame = map_jpeg(image).frame
+                        size = [frame.height, frame.width]
+                        if size != dims[unit].tolist():
+                            found.append(f"{field} is {size}, the index says {dims[unit]}")
+                if task.sources is not None:
+                    source = task.sources.get(key)
+                    found += _compare(number_lists(sample), source, task.storage_options)
+            except PCRError as error:
+                found.append(str(error))
             problems += [f"{problem} (shard={task.url}, key={key})" for problem in found]
     return problems
-
-
-def _check_sample(
-    sample: Sample,
-    task: VerifyTask,
-    dims: dict[str, list[list[int]]],
-) -> Iterator[str]:
-    """Compare a sample with its index and its source: ``dims`` is [height, width] of each image."""
-    try:
-        for field, sizes in dims.items():
-            value = sample.get(field, [])
-            images = value if isinstance(value, list) else [value]
-            for image, (height, width) in zip(images, sizes, strict=False):
-                frame = map_jpeg(image).frame
-                if (frame.height, frame.width) != (height, width):
-                    size = f"{frame.width}x{frame.height}"
-                    yield f"{field} is {size}, the index says {width}x{height}"
-        if task.sources is not None:
-            source = task.sources.get(sample["__key__"])
-            yield from _compare(number_lists(sample), source, task.storage_options)
-    except PCRError as error:
-        yield str(error)
 
 
 def _compare(

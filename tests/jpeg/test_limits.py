@@ -65,7 +65,7 @@ def test_scans_without_end_are_refused():
 def test_a_component_that_is_not_sent_is_not_made_up():
     """A large luma of which nothing came, beside a small chroma, is refused by the core too."""
     jpeg = hostile.chroma_only(1000)
-    with pytest.raises(native.NativeError, match="at least 1 bit per block"):
+    with pytest.raises(CorruptJpeg, match="at least 1 bit per block"):
         native.decode([jpeg])
     with pytest.raises(FormatError):
         decode_image(jpeg)

@@ -7,8 +7,6 @@ import pytest
 import webdataset as wds
 
 import pcrshard
-from pcrshard.training.ranks import Rank
-from pcrshard.training.shard_lists import SplitByNode
 
 URLS = [f"{i}.tar" for i in range(20)]
 
@@ -46,18 +44,6 @@ def test_a_spawned_worker_keeps_its_parents_rank(monkeypatch):
     assert list(pcrshard.split_by_node(URLS)) == URLS
 
 
-def test_webdataset_takes_the_splitter(shard_urls):
-    """The splitter works as ``nodesplitter=`` in a real pipeline."""
-    keys = []
-    for rank in range(2):
-        dataset = wds.WebDataset(
-            shard_urls, shardshuffle=False, nodesplitter=SplitByNode(Rank(rank, 2))
-        ).pcr_scan(1)
-        keys.append([sample["__key__"] for sample in dataset])
-    assert not set(keys[0]) & set(keys[1])
-    assert len(keys[0]) + len(keys[1]) == sum(pcrshard.Shard(url).num_samples for url in shard_urls)
-
-
 def test_a_frozen_order_is_pointed_out(shard_urls):
     """Who relies on WebDataset's shardshuffle learns that its epochs are all alike.
 
@@ -73,13 +59,12 @@ def test_a_frozen_order_is_pointed_out(shard_urls):
         wds.WebDataset(pcrshard.shards(shard_urls), shardshuffle=False).pcr_scan(1)
 
 
-def test_an_order_is_a_sequence_of_the_next_epoch(shard_urls):
+def test_an_order_lists_the_next_epoch(shard_urls):
     """Looking at an order does not advance it; reading does, also in a plain DataPipeline."""
     order = pcrshard.shards("{0..9}.tar", seed=3)
     first = order.of_epoch(0)
-    assert list(order) == list(order) == first == order[:]
+    assert list(order) == list(order) == first
     assert len(order) == 10
-    assert order[0] == first[0]
     assert [item["url"] for item in order()] == first
     assert list(order) == order.of_epoch(1)
     assert repr(order) == "<10 shards, seed 3, next epoch 1>"
