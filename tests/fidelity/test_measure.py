@@ -27,7 +27,7 @@ def test_measure_gives_a_row_for_each_scan(large_dataset):
         rounds=1,
         on_image=lambda *counts: progress.append(counts),
     )
-    index, urls = pcrshard.open_dataset(large_dataset)
+    index, _ = pcrshard.open_dataset(large_dataset)
     assert [row.scan for row in rows] == list(scans)
     assert {row.num_images for row in rows} == {8}
     assert progress == [(i, 9) for i in range(1, 10)]
@@ -41,17 +41,6 @@ def test_measure_gives_a_row_for_each_scan(large_dataset):
         assert lower.psnr <= higher.psnr + 0.5
     assert rows[-1].msssim == 1
     assert rows[-1].psnr == math.inf
-    own = []
-    for url in urls:
-        with pcrshard.Shard(url).load(5) as prefix:
-            own += prefix.contents.groups.table.sizes.sum(axis=0).tolist()
-    assert (
-        min(own)
-        <= rows[2].image_bytes.q1
-        <= rows[2].image_bytes.median
-        <= rows[2].image_bytes.q3
-        <= max(own)
-    )
 
 
 def test_rows_and_images_are_those_asked_for(large_dataset):
@@ -91,34 +80,19 @@ def test_a_staged_copy_is_measured_against_its_highest_scan(large_dataset, tmp_p
     assert recommend(rows).scan in (1, 2, 3, 4, 5)
 
 
-class AtFullOnly:
-    """Right where the picture is that of the highest scan: the last of each batch."""
+class AtFullOnly(Network):
+    """A network that is right about the last pictures of each batch: scan 10 and the reference."""
 
-    def __init__(self, folder):
-        self.labels = labels_of(folder)
-
-    def __call__(self, batch):
-        assert (batch.shape[1:], batch.dtype) == ((3, 32, 32), torch.float32)
-        assert 0 <= batch.min() <= batch.max() <= 1
-        same = [torch.equal(picture, batch[-1]) for picture in batch]
-        label = self.labels.pop(0)
-        return torch.tensor([[0.0, 0.0, 1.0] if not s else row(label) for s in same])
-
-
-def row(label):
-    return [float(label == i) for i in range(3)]
-
-
-def labels_of(folder):
-    """The labels in the order of the dataset."""
-    _, urls = pcrshard.open_dataset(folder)
-    return [int(sample["cls"]) for url in urls for sample in pcrshard.Shard(url)]
+    def classify(self, jpegs):
+        label = self.function.pop(0)
+        return [-1] * (len(jpegs) - 2) + [label, label]
 
 
 def test_the_network_decides_what_is_recommended(dataset):
     """A scan at which it is wrong is not enough, however alike the pictures are."""
-    model = Network(AtFullOnly(str(dataset)), 32)
-    rows = measure(str(dataset), [1, 5, 10], rounds=1, model=model)
+    _, urls = pcrshard.open_dataset(dataset)
+    labels = [int(sample["cls"]) for url in urls for sample in pcrshard.Shard(url)]
+    rows = measure(str(dataset), [1, 5, 10], rounds=1, model=AtFullOnly(labels))
     assert [row.top1 for row in rows] == [0, 0, 1]
     assert {row.reference_top1 for row in rows} == {1}
     advice = recommend(rows, min_msssim=0)

@@ -16,7 +16,6 @@ from pcrshard.cli.main import main
 from pcrshard.errors import CorruptIndex, EncodeError, PCRError
 from pcrshard.format.shard_head import read_head, round512
 from pcrshard.format.shard_index import decode_index, encode_body
-from pcrshard.jpeg import pixels
 from pcrshard.jpeg.markers import map_jpeg
 from pcrshard.testing import make_jpeg
 from pcrshard.upkeep.export import export_shard
@@ -219,15 +218,6 @@ def test_a_damaged_shard_leaves_no_half_tar(dataset, tmp_path):
     with pytest.raises(PCRError, match="key="):
         export_shard(Shard(str(path)), str(tmp_path / "out"), form="wds")
     assert files_of(tmp_path / "out") == {}
-
-
-def test_fields_that_only_look_like_images(tmp_path):
-    """Raw bytes that start as a JPEG does are no image: baseline export leaves them as they are."""
-    write_dataset(tmp_path / "pcr", {"a": {"bin": b"\xff\xd8 raw"}})
-    export(tmp_path / "pcr", tmp_path / "out", form="wds", baseline=True)
-    (sample,) = wds.WebDataset(str(tmp_path / "out" / "data-000000.tar"), shardshuffle=False)
-    assert sample["bin"] == b"\xff\xd8 raw"
-    assert np.array_equal(pixels.decode(sample["jpg"]), pixels.decode(make_jpeg()))
 
 
 def test_a_shard_is_not_replaced_by_its_own_export(dataset, tmp_path):

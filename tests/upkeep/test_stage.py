@@ -1,14 +1,11 @@
 """Staging: a local copy that is right, grows by the difference, and survives any crash."""
 
-import contextlib
 import logging
 import multiprocessing
-import os
 import pathlib
 import random
 import shutil
 import signal
-import subprocess
 import tarfile
 import threading
 import time
@@ -241,36 +238,6 @@ def test_a_copy_that_grew_in_part_is_sound(dataset, index, tmp_path):
     copy, urls = open_dataset(str(tmp_path))
     for url, entry in zip(urls, copy.shards, strict=True):
         assert list(Shard(url, entry=entry).samples(2))
-
-
-@contextlib.contextmanager
-def small_disk(folder, size):
-    if os.geteuid():
-        pytest.skip("NOT ROOT: cannot mount a small disk")
-    folder.mkdir()
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder], check=False
-    ).returncode:
-        pytest.skip("NO SMALL DISK")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
-
-
-def test_full_disk_is_an_error_and_the_earlier_stage_stays(dataset, index, tmp_path):
-    """When the disk runs out, the error names the file, and readers of the earlier stage go on."""
-    disk = tmp_path / "disk"
-    size = sum(-(-entry.prefix_stop(2) // 4096) * 4096 for entry in index.shards) + 4096 + 8192
-    with small_disk(disk, size):
-        stage(str(dataset), str(disk), 2)
-        with pytest.raises(StorageError, match=r"cannot write.*No space left.*data-00000"):
-            stage(str(dataset), str(disk), "full")
-        copy, urls = open_dataset(str(disk))
-        assert copy.scan == 2
-        for url, entry in zip(urls, copy.shards, strict=True):
-            assert list(Shard(url, entry=entry).samples(2))
-            assert verify_shard(VerifyTask(url, entry)).problems == ()
 
 
 def test_destination_that_cannot_be_written_is_an_error(dataset, index, tmp_path):

@@ -169,6 +169,18 @@ def break_image(source):
     (source / "a" / "0.jpg").write_bytes(b"\xff\xd8 no longer a JPEG")
 
 
+def test_a_kept_file_is_compared_byte_for_byte(tmp_path):
+    """A file that is no image is equal to its source, and a changed byte of it is found."""
+    (tmp_path / "src").mkdir()
+    for name, data in (("a.jpg", make_jpeg()), ("b.jpg", b"\xff\xd8 no JPEG")):
+        (tmp_path / "src" / name).write_bytes(data)
+    encode(str(tmp_path / "src"), str(tmp_path / "dst"), EncodeOptions(on_error="keep"), workers=1)
+    assert compare(tmp_path / "dst", tmp_path / "src") == []
+    (tmp_path / "src" / "b.jpg").write_bytes(b"\xff\xd8 no JPEg")
+    (problem,) = compare(tmp_path / "dst", tmp_path / "src")
+    assert "key=b" in problem
+
+
 @pytest.mark.parametrize(
     ("change", "key", "word"),
     [
