@@ -6,16 +6,16 @@ import contextlib
 import math
 import warnings
 from collections.abc import Iterator
-from typing import Self
+from typing import Self, get_args
 
 import torch
 from torch import Tensor, nn
 
 from ..errorbound import Absolute, RelativeStd
-from .codecs import Codec, CodecName, Content, pack_exactly
+from .codecs import ZSTD_CODECS, CodecName, Content, pack_exactly
 from .compiled import CompiledHooks
 from .hooks import Hooks
-from .layout import Layout
+from .layout import Layout, flatten, rows_of
 from .noise import GradientNoise, Profile, layers, mean_momentum, profile_convolutions
 from .options import ActivationOptions
 from .prediction import Encoder
@@ -109,15 +109,17 @@ class Compressor:
     def __init__(
         self, model: nn.Module, bound: Bound, codec: CodecName, options: ActivationOptions
     ) -> None:
+        if codec not in get_args(CodecName):
+            raise ValueError(f"expected a codec of {get_args(CodecName)}, got {codec!r}")
         if codec == "predicted" and options.rounding != "nearest":
             raise ValueError("expected rounding nearest with the codec predicted, got stochastic")
         self.bound = bound
         self.profiles: dict[str, Profile] = {}
         self._model = model
-        self._codec = Codec(codec)
+        self._codec = codec
         self._options = options
         self._generators: dict[torch.device, torch.Generator] = {}
-        self._encoder = Encoder(self._codec)
+        self._encoder = Encoder(codec)
         self._compiled = None
         if codec != "none":
             fixed = RelativeStd(_FALLBACK) if isinstance(bound, GradientNoise) else bound
@@ -185,7 +187,7 @@ class Compressor:
                 stacklevel=4,
             )
         is_other = isinstance(self.bound, GradientNoise) or self._options.rounding != "nearest"
-        if compiled.rows and (self._codec.is_zstd or is_other):
+        if compiled.rows and (self._codec in ZSTD_CODECS or is_other):
             self._warn(
                 "torch.compile: compiled code packs codes as int8, rounded to the nearest one, "
                 "with a fraction of the standard deviation as the bound; another codec, rounding, "
@@ -199,23 +201,24 @@ class Compressor:
             self._warned.add(message)
             warnings.warn(message, stacklevel=stacklevel)
 
-    def _encode(self, flat: Tensor, layout: Layout, ordinal: int, row: Row) -> Content | None:
-        """Encode a flat tensor; return ``None`` to keep the tensor itself."""
+    def _encode(self, tensor: Tensor, layout: Layout, ordinal: int, row: Row) -> Content | None:
+        """Encode a tensor; return ``None`` to keep the tensor itself."""
         is_left_out = self._only is not None and ordinal not in self._only
-        if self._codec.name == "none" or (row.kind == "lossy" and is_left_out):
+        if self._codec == "none" or (row.kind == "lossy" and is_left_out):
             return None
         if row.kind == "lossless":
-            return pack_exactly(flat, self._codec)
+            return pack_exactly(flatten(tensor, layout), self._codec)
+        rows = rows_of(tensor, layout)
         guard = self.bound.outlier_guard if isinstance(self.bound, RelativeStd) else math.inf
-        row.deviation = float(standard_deviation(flat, guard))
-        if row.deviation == 0 and bool((flat == flat[0]).all()):
+        row.deviation = standard_deviation(rows, guard)
+        if row.deviation == 0 and bool((rows == rows[0, 0]).all()):
             row.kind = "lossless"
-            return pack_exactly(flat, self._codec)
+            return pack_exactly(rows.reshape(-1), self._codec)
         row.error_bound = self._error_bound(ordinal, row)
-        lattice = lattice_for(row.error_bound, flat.dtype, self._options.rounding)
+        lattice = lattice_for(row.error_bound, rows.dtype, self._options.rounding)
         if lattice is None:
             return None
-        return self._encoder.encode(flat, lattice, layout, self._generator(flat.device))
+        return self._encoder.encode(rows, lattice, layout, self._generator(rows.device))
 
     def _error_bound(self, ordinal: int, row: Row) -> float:
         if isinstance(self.bound, Absolute):

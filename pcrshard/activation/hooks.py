@@ -5,7 +5,6 @@ Parameters, buffers, copies of weights, and results that backward divides by are
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import threading
 import time
@@ -19,14 +18,15 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 
+from ..memory import when_gone
 from .codecs import Content
 from .compiled import SENSITIVE, VIEWS, CompiledHooks, canonical, graph_of, tracing
-from .layout import Layout, flatten, layout_of, restore
+from .layout import Layout, layout_of, restore, spans
 from .noise import CONVOLUTIONS
 from .options import ActivationOptions
 from .report import Row
 
-# Encodes the flat tensor at a position; returns None to keep the tensor unchanged.
+# Encodes the tensor at a position; returns None to keep the tensor unchanged.
 Encode = Callable[[Tensor, Layout, int, Row], Content | None]
 
 
@@ -46,7 +46,7 @@ class Ledger:
     def add(self, content: Content) -> None:
         """Count a compressed tensor until it is garbage-collected."""
         self._change(content.num_bytes)
-        weakref.finalize(content, self._change, -content.num_bytes).atexit = False
+        when_gone(content, self._change, -content.num_bytes)
 
     def _change(self, num_bytes: int) -> None:
         with self._lock:
@@ -54,8 +54,7 @@ class Ledger:
             self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
 
-@dataclasses.dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
-class _Blob:
+class _Blob(NamedTuple):
     """A compressed tensor that the graph holds in place of the original."""
 
     content: Content
@@ -87,19 +86,25 @@ class _Kept(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """A tensor that was saved before: its storage, its blob if compressed, and its row's index."""
+    """A tensor that was saved before.
+
+    Attributes:
+        storage: Its storage.
+        ordinal: The index of its row.
+        content: Its content if it is compressed.
+    """
 
     storage: StorageWeakRef
-    blob: weakref.ref[_Blob] | None
     ordinal: int
+    content: weakref.ref[Content] | None
 
 
 class Hooks:
     """The hooks that pack and unpack the saved tensors of one model.
 
     The same memory is stored once. It is identified by the storage object, held by a weak reference
-    so that freed and reallocated memory counts as a different storage, and by the offset, shape,
-    strides, type, and version, so that views, transposes, and in-place changes are distinguished.
+    so that freed and reallocated memory counts as a different storage, and by the elements' places
+    in it, their type, and the version. Views of the same elements share what is stored.
 
     Attributes:
         rows: One row for each tensor that eager code saved in the last forward pass.
@@ -126,8 +131,8 @@ class Hooks:
         self._parameters: set[int] = set()
         self._seen: dict[object, _Seen] = {}
         # A decoded tensor may be needed again immediately (by a convolution, then by the ReLU
-        # before it), so the last one is cached, with its version, while its blob is alive.
-        self._decoded: weakref.WeakKeyDictionary[_Blob, tuple[Tensor, int]] = (
+        # before it), so the last one is cached, with its version, while its content is alive.
+        self._decoded: weakref.WeakKeyDictionary[Content, tuple[Tensor, int]] = (
             weakref.WeakKeyDictionary()
         )
 
@@ -152,14 +157,15 @@ class Hooks:
             return kept  # a parameter, or a subclass with unknown semantics
         if _storage_id(tensor) in self._parameters or _is_weight(tensor):
             return kept
+        layout = layout_of(tensor)
+        kind = _kind_of(tensor, self._options)
         key = (
             _storage_id(tensor),
             tensor.data_ptr(),
-            tuple(tensor.shape),
-            tensor.stride(),
+            tuple(spans(tensor, layout)),
             tensor.dtype,
             tensor._version,
-            tensor.requires_grad,
+            kind,
         )
         seen = self._seen.get(key)
         # torch does not annotate StorageWeakRef.
@@ -171,15 +177,16 @@ class Hooks:
             self.rows.append(_row(tensor, name))
         if convolution is not None and convolution not in self.rows[ordinal].read_by:
             self.rows[ordinal].read_by += (convolution,)
-        if seen is not None and seen.blob is None:
-            return kept
-        blob = seen.blob() if seen is not None and seen.blob is not None else None
-        if blob is None:  # new, or its graph was freed but the tensor was not
-            blob = self._make(tensor, ordinal)
-            # torch does not annotate StorageWeakRef.
-            storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-            self._seen[key] = _Seen(storage, None if blob is None else weakref.ref(blob), ordinal)
-        return kept if blob is None else blob
+        if kind == "exact" or (seen is not None and seen.content is None):
+            content = None
+        else:
+            content = seen.content() if seen is not None and seen.content is not None else None
+            # It is new, or its graph was freed but the tensor was not.
+            content = content or self._make(tensor, layout, kind, ordinal)
+        # torch does not annotate StorageWeakRef.
+        storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        self._seen[key] = _Seen(storage, ordinal, None if content is None else weakref.ref(content))
+        return kept if content is None else _Blob(content, layout, self.rows[ordinal])
 
     def _module_of(self, tensor: Tensor) -> tuple[str, str | None]:
         """Return the innermost running module, and the convolution whose input a tensor is.
@@ -203,24 +210,20 @@ class Hooks:
         return "", None
 
     @torch.no_grad()
-    def _make(self, tensor: Tensor, ordinal: int) -> _Blob | None:
-        kind = _kind_of(tensor, self._options)
-        if kind == "exact":
-            return None
-        layout = layout_of(tensor)
+    def _make(self, tensor: Tensor, layout: Layout, kind: str, ordinal: int) -> Content | None:
         row = self.rows[ordinal]
         row.kind = kind
         begun = time.perf_counter()
-        content = self._encode(flatten(tensor.detach(), layout), layout, ordinal, row)
+        content = self._encode(tensor.detach(), layout, ordinal, row)
         row.seconds += time.perf_counter() - begun
         if content is None:
             row.kind = "exact"
             row.error_bound = 0.0
             return None
         row.stored_bytes = content.num_bytes
-        # Other tensors predicted from the content may keep it alive longer than the blob.
+        # Other tensors predicted from the content may keep it alive longer than the graph.
         self.ledger.add(content)
-        return _Blob(content, layout, row)
+        return content
 
     def unpack(self, kept: Any) -> Tensor:
         """Return the tensor with its original shape, order in memory, type, and device."""
@@ -229,21 +232,21 @@ class Hooks:
             return kept if self._compiled is None else self._compiled.unpack(kept, saved)
         if isinstance(kept, _Kept):
             return kept.tensor()
-        tensor, version = self._decoded.get(kept, (None, 0))
-        if tensor is None or tensor._version != version:
+        flat, version = self._decoded.get(kept.content, (None, 0))
+        if flat is None or flat._version != version:
             begun = time.perf_counter()
             with torch.no_grad():
-                tensor = restore(kept.content.decode(), kept.layout)
+                flat = kept.content.decode()
             kept.row.seconds += time.perf_counter() - begun
             self._decoded.clear()
-            self._decoded[kept] = (tensor, tensor._version)
-        return tensor
+            self._decoded[kept.content] = (flat, flat._version)
+        return restore(flat, kept.layout)
 
 
 def _kind_of(tensor: Tensor, options: ActivationOptions) -> str:
     """Return how a tensor may be stored: ``lossy``, ``lossless``, or ``exact``."""
     is_expanded = 0 in tensor.stride()
-    if tensor.nbytes < options.min_bytes or tensor.dtype.is_complex or is_expanded:
+    if tensor.nbytes < max(options.min_bytes, 1) or tensor.dtype.is_complex or is_expanded:
         return "exact"
     if not tensor.dtype.is_floating_point or not (tensor.requires_grad or options.inputs):
         return "lossless"  # integers, masks; inputs and statistics, which are seldom smaller

@@ -1,10 +1,7 @@
 """Pixels: lossless transcoding, decoding, conversion."""
 
-import io
-
 import numpy as np
 import pytest
-from PIL import Image
 
 from pcrshard.errors import CorruptJpeg
 from pcrshard.format.scan_script import STANDARD, scans_for
@@ -12,7 +9,6 @@ from pcrshard.jpeg.markers import EOI, map_jpeg
 from pcrshard.jpeg.other_formats import decode
 from pcrshard.jpeg.pixels import (
     _sequential_scans,
-    decode_image,
     make_baseline,
     make_progressive,
 )
@@ -74,18 +70,6 @@ def test_many_blocks_become_scans_of_one_component():
         wide = [component._replace(h=factor, v=factor) for component in frame.components]
         scans = _sequential_scans(frame._replace(components=tuple(wide)))
         assert [scan.components for scan in scans] == groups
-
-
-@pytest.mark.parametrize("color", ["rgb", "gray"])
-def test_cmyk_becomes_what_pillow_makes_of_it(color):
-    """The core decodes, and the colors are Pillow's to the last bit."""
-    jpeg = make_jpeg(5, 60, 50, "CMYK", quality=95)
-    with Image.open(io.BytesIO(jpeg)) as picture:
-        expected = np.asarray(picture.convert("RGB" if color == "rgb" else "L"))
-    pixels = decode_image(jpeg, color=color)
-    assert np.array_equal(pixels.squeeze(), expected)
-    assert np.array_equal(decode_image(jpeg, color=color, smoothing=True), pixels)
-    assert decode_image(jpeg, color=color, size=20).shape[:2] == (20, 20)
 
 
 def test_damage_is_an_error_even_where_decoding_could_go_on():

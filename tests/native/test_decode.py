@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 from oracle import Oracle
 from PIL import Image
 
@@ -69,17 +68,6 @@ def test_odd_files_match_libjpeg_or_are_refused(odd_files: list[Path], oracle: O
     assert compared > 100
 
 
-def test_gray_is_the_luma(photos: list[tuple[str, bytes]], oracle: Oracle) -> None:
-    """color="gray" gives libjpeg's grayscale, in both layouts."""
-    for name, source in photos[::4]:
-        expected = oracle(source, 1)
-        assert expected is not None
-        assert np.array_equal(native.decode([source], color="gray"), expected), name
-        assert np.array_equal(
-            native.decode([source], color="gray", layout="chw"), expected.transpose(2, 0, 1)
-        ), name
-
-
 def test_pieces_may_be_cut_anywhere(progressive: Progressive) -> None:
     """Scattered pieces, even of one byte, decode as the joined stream does."""
     _, _, prefixes = min(progressive, key=lambda item: len(item[2][-1]))
@@ -89,25 +77,6 @@ def test_pieces_may_be_cut_anywhere(progressive: Progressive) -> None:
         pieces = [memoryview(stream)[i : i + step] for i in range(0, len(stream), step)]
         assert np.array_equal(native.decode(pieces), expected), step
     assert np.array_equal(native.decode([np.frombuffer(stream, np.uint8), b""]), expected)
-
-
-def test_out_is_filled_and_checked(photos: list[tuple[str, bytes]]) -> None:
-    """A row of a batch is decoded into; a buffer of another shape or type is refused."""
-    _, source = photos[0]
-    expected = native.decode([source], size=(64, 48), layout="chw")
-    batch = np.zeros((2, 3, 64, 48), np.uint8)
-    assert np.shares_memory(
-        native.decode([source], size=(64, 48), layout="chw", out=batch[1]), batch
-    )
-    assert np.array_equal(batch[1], expected)
-    assert not batch[0].any()
-    for wrong in (
-        np.zeros((64, 48, 3), np.uint8),
-        np.zeros((3, 64, 48), np.int8),
-        batch[1][:, :, ::-1],
-    ):
-        with pytest.raises(ValueError, match="expected out"):
-            native.decode([source], size=(64, 48), layout="chw", out=wrong)
 
 
 def test_without_the_core_the_import_says_what_to_install() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,19 +51,6 @@ def test_crops_stay_inside(seed: int, height: int, width: int) -> None:
         assert 0 <= y < y + h <= height
         assert 0 <= x < x + w <= width
     assert boxes[2, 2] == boxes[2, 3]
-
-
-@pytest.mark.parametrize(("height", "width"), [(10, 1000), (1000, 10)])
-def test_an_extreme_shape_gives_its_middle(height: int, width: int) -> None:
-    """Where no part of the asked shape and area fits, the largest middle part of a legal shape is
-    taken.
-    """
-    whole = RANDOM._replace(scale=(1.0, 1.0))
-    y, x, h, w, _ = draw_boxes(0, (height, width), [whole])[0].tolist()
-    assert min(h, w) == 10
-    assert 0.7 < w / h < 1.4
-    assert abs(2 * y + h - height) <= 1
-    assert abs(2 * x + w - width) <= 1
 
 
 def test_random_crops_have_the_asked_distribution() -> None:

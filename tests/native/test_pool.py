@@ -20,7 +20,9 @@ from pcrshard.testing import make_jpeg
 JPEGS = [
     make_jpeg(i, 40 + 7 * i, 61 - 5 * i, "L" if i == 3 else "RGB", quality=85) for i in range(6)
 ]
-TABLE = piece_table([[jpeg] for jpeg in JPEGS])
+# Scattered over memory, in pieces some of which are empty.
+PIECES = [[jpeg[:n], b"", jpeg[n : 2 * n], jpeg[2 * n :]] for n, jpeg in enumerate(JPEGS, 200)]
+TABLE = piece_table(PIECES)
 KEYS = draw_keys((3, 1), range(6))
 
 
@@ -41,15 +43,16 @@ def draw(crop: str | None = "random", flip: float = 0.0) -> Draw:
 @pytest.mark.parametrize("layout", ["hwc", "chw"])
 @pytest.mark.parametrize("width", [18, 37])
 @pytest.mark.parametrize("flip", [0, 1])
+@pytest.mark.parametrize("backend", ["auto", "portable"])
 def test_threads_give_the_pixels_of_each_image(
-    threads: int, layout: native.Layout, width: int, flip: int
+    threads: int, layout: native.Layout, width: int, flip: int, backend: native.Backend
 ) -> None:
     """Pixels do not depend on how many threads there are, a flipped image is a mirror image, and a
     batch says which crops it drew.
     """
     out = np.empty((6, 16, width, 3) if layout == "hwc" else (6, 3, 16, width), np.uint8)
     draws = [draw(flip=flip)]
-    with Pool(threads) as pool:
+    with Pool(threads, backend) as pool:
         batch = pool.decode(TABLE, [out], layout=layout, draws=draws, keys=KEYS)
         assert all(batch.wait())
     for place, jpeg in enumerate(JPEGS):
@@ -60,29 +63,6 @@ def test_threads_give_the_pixels_of_each_image(
         alone = native.decode([jpeg], crop=box, size=(16, width), layout=layout)
         axis = 1 if layout == "hwc" else 2
         assert np.array_equal(out[place], np.flip(alone, axis) if flip else alone)
-
-
-@pytest.mark.parametrize("backend", ["auto", "portable"])
-@pytest.mark.parametrize("pieces", [2, 9])
-def test_images_may_lie_in_pieces(backend: native.Backend, pieces: int) -> None:
-    """Where an image is scattered over memory, in pieces some of which are empty, it has the pixels
-    of the whole.
-    """
-    held = []
-    for number, jpeg in enumerate(JPEGS):
-        cuts = sorted(np.random.default_rng(number).integers(0, len(jpeg), pieces - 1).tolist())
-        stops = [*cuts, len(jpeg)]
-        own = [jpeg[a:b] for a, b in zip([0, *stops], stops, strict=False)]
-        held.append([own[0], b"", *own[1:]])
-    table = piece_table(held)
-    assert (table["size"] == 0).any()
-    assert table["size"].sum(axis=1).tolist() == list(map(len, JPEGS))
-    outs = np.empty((2, 6, 16, 18, 3), np.uint8)
-    with Pool(0, backend) as pool:
-        how = {"draws": [draw()], "keys": KEYS}
-        assert all(pool.decode(table, [outs[0]], keep=held, **how).wait())
-        assert all(pool.decode(TABLE, [outs[1]], **how).wait())
-    assert np.array_equal(*outs)
 
 
 @pytest.mark.parametrize("threads", [0, 2])
@@ -108,6 +88,7 @@ def test_what_cannot_be_decoded_does_not_stop_the_others(threads: int) -> None:
         (np.empty((5, 8, 8, 3), np.uint8), {}),
         (np.empty((6, 8, 8, 4), np.uint8), {}),
         (np.empty((6, 8, 16, 3), np.uint8)[:, :, ::2], {}),
+        (np.empty((6, 8, 8, 3), np.int8), {}),
         (np.empty((6, 8, 8, 3), np.uint8), {"draws": [draw()], "keys": KEYS[:5]}),
         (np.empty((6, 8, 8, 3), np.uint8), {"draws": [draw()] * 2, "keys": KEYS}),
         (np.empty((6, 8, 8, 3), np.uint8), {"orientations": np.ones(5, np.uint8)}),

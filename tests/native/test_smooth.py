@@ -14,8 +14,6 @@ from PIL import Image, features
 
 from pcrshard import native
 from pcrshard.errors import FormatError
-from pcrshard.native.pieces import piece_table
-from pcrshard.native.pool import Pool
 from pcrshard.testing import make_jpeg
 
 EOI = b"\xff\xd9"
@@ -122,15 +120,3 @@ def test_large_quantizers_match_libjpeg(dc: int, ac: int) -> None:
         segment = b"\xff\xdb" + (2 + len(tables)).to_bytes(2, "big") + tables
         changed = stream[:at] + segment + stream[stop:]
         assert np.array_equal(smooth(changed), pillow(changed)), scan
-
-
-def test_a_batch_is_smoothed(progressive: Progressive) -> None:
-    """Images that are decoded together are smoothed as each is alone."""
-    streams = [streams[0] for _, _, streams in progressive[:5]]
-    table = piece_table([[stream] for stream in streams])
-    out = np.empty((5, 64, 48, 3), np.uint8)
-    with Pool(0) as pool:
-        assert all(pool.decode(table, [out], smoothing=True).wait())
-    for row, stream in zip(out, streams, strict=True):
-        assert np.array_equal(row, native.decode([stream], size=(64, 48), smoothing=True))
-        assert not np.array_equal(row, native.decode([stream], size=(64, 48)))
