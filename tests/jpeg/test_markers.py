@@ -237,17 +237,6 @@ def test_fill_bytes_between_segments_are_allowed(djpeg):
     assert djpeg(join_scans(*split_scans(jpeg))) == djpeg(PROGRESSIVE)
 
 
-def test_several_tables_in_one_segment_stay_together(djpeg, jpegtran):
-    """Tables that one DHT segment holds for many scans come with the first of them."""
-    jpeg = jpegtran(PROGRESSIVE, "-copy", "none", "-progressive")
-    found = map_jpeg(jpeg)
-    tables = [jpeg[a:b] for ranges in found.scan_ranges for a, b in ranges[:-1]]
-    assert len(tables) > 5
-    header, scans, _ = split_scans(jpeg)
-    assert all(b"\xff\xc4" in scan for scan in scans[:5])
-    djpeg(join_scans(header, scans[:1]))
-
-
 def test_a_height_that_only_dnl_tells_is_filled_in(djpeg):
     """A scanner's JPEG with height 0 and DNL (T.81 B.2.5) decodes like one with the height in its
     header.
