@@ -69,7 +69,7 @@ REFUSED = {
     "SOI, EOI": (SOI + EOI, CorruptJpeg, "frame header"),
     "no EOI": (PROGRESSIVE[:-2], CorruptJpeg, "no EOI"),
     "cut in a segment": (PROGRESSIVE[: DQT_AT + 9], CorruptJpeg, "claims"),
-    "cut in a length": (PROGRESSIVE[: DQT_AT + 3], CorruptJpeg, "cut inside"),
+    "cut in a length": (PROGRESSIVE[: DQT_AT + 3], CorruptJpeg, "claims"),
     "no scan": (PROGRESSIVE[:SOS_AT] + EOI, CorruptJpeg, "scan before EOI"),
     "length 1": (patched(PROGRESSIVE, DQT_AT + 2, b"\0\1"), CorruptJpeg, "claims"),
     "second SOI": (SOI + PROGRESSIVE, CorruptJpeg, "FFD8"),
@@ -81,7 +81,7 @@ REFUSED = {
     "scan before SOF": (
         PROGRESSIVE[:SOF_AT] + PROGRESSIVE[SOS_AT:],
         CorruptJpeg,
-        "before the first scan",
+        "no frame header",
     ),
     "unknown marker": (
         PROGRESSIVE[:DQT_AT] + b"\xff\x02\0\2" + PROGRESSIVE[DQT_AT:],
@@ -103,7 +103,11 @@ REFUSED = {
     "148 components": (patched(PROGRESSIVE, SOF_AT + 9, b"\x94"), CorruptJpeg, "components"),
     "sampling 0": (patched(PROGRESSIVE, SOF_AT + 11, b"\x00"), CorruptJpeg, "sampling"),
     "same ids": (patched(PROGRESSIVE, SOF_AT + 13, b"\x01"), CorruptJpeg, "distinct"),
-    "unknown component": (patched(PROGRESSIVE, SOS_AT + 5, b"\x09"), CorruptJpeg, "does not have"),
+    "unknown component": (
+        patched(PROGRESSIVE, SOS_AT + 5, b"\x09"),
+        CorruptJpeg,
+        "no frame header",
+    ),
     "3.6 gigapixels": (
         patched(PROGRESSIVE, SOF_AT + 5, struct.pack(">HH", 60000, 60000)),
         UnsupportedJpeg,
