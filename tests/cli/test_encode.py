@@ -109,18 +109,6 @@ def test_an_interrupted_encode_is_resumed(tmp_path):
     assert open_dataset(tmp_path / "dst")[0].num_samples == 64
 
 
-def test_advice_for_ranks(synthetic_folder, tmp_path, capsys):
-    """If ranks cannot split the shards evenly, the output suggests an option that fixes it."""
-    command = ["encode", str(synthetic_folder), "--workers", "1"]
-    assert main([*command, str(tmp_path / "a"), "--num-shards", "3"]) == 0
-    assert "25% on 2, 25% on 4, 62% on 8; --for-ranks R" in capsys.readouterr().out
-    options = ["--for-ranks", "4", "--for-workers", "2"]
-    assert main([*command, str(tmp_path / "b"), *options]) == 0
-    text = capsys.readouterr().out
-    assert "24 samples in 8 shards" in text
-    assert "idle" not in text
-
-
 def test_parts_say_when_others_are_missing(synthetic_folder, tmp_path, capsys):
     """Of two parts the first ends without a dataset, and says so; the second writes the index."""
     command = ["encode", str(synthetic_folder), str(tmp_path), "--num-shards", "2", "--part"]
