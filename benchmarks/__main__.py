@@ -24,7 +24,7 @@ def main():
     parser.add_argument("--json", help="where to write the figures")
     parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    sys.path.append(os.path.join(ROOT, "tests"))  # servers
+    sys.path += [os.path.join(ROOT, "tests"), os.path.join(ROOT, "scripts")]  # servers, training
     module = importlib.import_module(f".{args.subject}", __package__)
     if args.worker:
         name, *values = args.worker

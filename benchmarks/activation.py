@@ -14,8 +14,8 @@ import time
 import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+from training.models import conv, resnet18, resnet50
 
-from evidence.activations.models import resnet18, resnet50
 from evidence.transformers.models import ViT
 from pcrshard import compress_activations
 from pcrshard.activation import peak_memory
@@ -24,13 +24,20 @@ from .harness import ratios
 
 ROUNDS = 5
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def small_stem(size, width=64):
+    """First layers for small images; ``None`` for those that a ResNet has."""
+    return conv(3, width) if size < 100 else None
+
+
 NETWORKS = {
-    "ResNet-50": lambda size: resnet50(small=size < 100),
-    "ResNet-18": lambda size: resnet18(small=size < 100),
+    "ResNet-50": lambda size: resnet50(10, stem=small_stem(size)),
+    "ResNet-18": lambda size: resnet18(10, stem=small_stem(size)),
     "ViT": lambda size: ViT(10, size=size, patch=16 if size > 100 else 4),
-    "narrow": lambda size: resnet18(16, small=size < 100),
+    "narrow": lambda size: resnet18(10, 16, small_stem(size, 16)),
 }
-EAGER = ("plain", "int8", "bits", "zstd", "offload", "checkpoint")
+EAGER = ("plain", "int8", "bits", "zstd", "offload", "checkpoint", "zstd+checkpoint")
 # In each of two compilers; fp8 is Inductor's own activation quantization.
 COMPILED = ("aot_eager plain", "aot_eager int8", "inductor plain", "inductor int8",
             "inductor bits", "inductor fp8")  # fmt: skip
@@ -49,13 +56,14 @@ class Step:
         self.images = torch.randn(batch, 3, size, size, device=DEVICE)
         self.labels = torch.arange(batch, device=DEVICE) % 10
         self.context = contextlib.nullcontext()
-        if method in OVERHEAD:
-            self.context = compress_activations(self.model, codec=method)
-        elif method == "offload":
-            self.context = torch.autograd.graph.save_on_cpu(pin_memory=DEVICE == "cuda")
-        elif method == "checkpoint":
+        if method.endswith("checkpoint"):
             for block in self.model.blocks:
                 block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+        codec = method.removesuffix("+checkpoint")
+        if codec in OVERHEAD:
+            self.context = compress_activations(self.model, codec=codec)
+        elif method == "offload":
+            self.context = torch.autograd.graph.save_on_cpu(pin_memory=DEVICE == "cuda")
         elif method == "fp8":
             options = {"activation_quantization_aten_pass": FP8}
             torch._inductor.config.post_grad_fusion_options = options

@@ -15,7 +15,8 @@ from PIL import Image
 
 from pcrshard import ImageDecoder, View, join_scans, native
 from pcrshard.encoding.encode_jpeg import encode_jpeg
-from pcrshard.jpeg.pixels import decode
+from pcrshard.jpeg.markers import map_jpeg
+from pcrshard.jpeg.other_formats import decode
 from pcrshard.native.pool import Draw, draw_boxes, draw_keys
 
 from .harness import ratios, read
@@ -35,7 +36,7 @@ def _load(bench, folder):
     jpegs = {scan: [] for scan in (*SCANS, "source")}
     for path in bench.files(os.path.join(folder, "photos", "imagenet"), 2):
         source = read(path)
-        if native.read_header([source]).num_components == 3:
+        if len(map_jpeg(source).frame.components) == 3:
             pieces = encode_jpeg(source).pieces
             jpegs["source"].append(source)
             for scan in SCANS:
@@ -78,7 +79,7 @@ def _boxes(jpegs):
     """The random crop of each image: (y, x, height, width)."""
     draw = Draw("random", (0.08, 1.0), (3 / 4, 4 / 3), 0.0)
     keys = draw_keys((1,), range(len(jpegs)))
-    sizes = [native.read_header([jpeg])[:2] for jpeg in jpegs]
+    sizes = [map_jpeg(jpeg).frame[1:3] for jpeg in jpegs]
     drawn = zip(keys, sizes, strict=True)
     return [tuple(draw_boxes(key, size, [draw])[0, :4].tolist()) for key, size in drawn]
 

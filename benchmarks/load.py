@@ -13,10 +13,10 @@ import webdataset as wds
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from pcrshard import ImageDecoder, PCRDataset, PCRLoader, ShardWriter, open_dataset
+from pcrshard import ImageDecoder, PCRDataset, PCRLoader, open_dataset
 from pcrshard.native.pool import Draw, Pool, draw_boxes, draw_keys
 
-from .harness import Quartiles, cpu, ratios, read
+from .harness import Quartiles, cpu, ratios, write_shards
 
 ROUNDS = 5
 SCAN, SIZE, BATCH, SHARDS = 5, 224, 64, 8
@@ -92,23 +92,12 @@ def _beside(dataset, step, **options):
     return waited / (asked - begun), 1 - beside / alone
 
 
-def _write(files, shards, tars):
-    count = -(-len(files) // SHARDS)
-    stock = wds.ShardWriter(os.path.join(tars, "%06d.tar"), maxcount=count, verbose=0)
-    with ShardWriter(shards, samples_per_shard=count) as ours, stock:
-        for number, file in enumerate(files):
-            sample = {"__key__": f"{number:06d}", "jpg": read(file), "cls": number}
-            ours.write(sample)
-            stock.write(sample)
-
-
 def run(bench):
     torch.set_num_threads(1)
     with bench.photos() as folder:
         files = bench.files(os.path.join(folder, "photos", "imagenet")) * (64 if bench.quick else 4)
         shards, tars = (os.path.join(folder, name) for name in ("shards", "tars"))
-        os.makedirs(tars)
-        _write(files, shards, tars)
+        write_shards(files, shards, SHARDS, tars)
         urls = bench.files(tars)
         dataset = PCRDataset(shards, scan=SCAN, decoder=IMAGE, fields=("jpg", "cls"))
         sums = {

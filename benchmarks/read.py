@@ -12,7 +12,7 @@ import time
 
 import pcrshard
 
-from .harness import Quartiles, ratios, read
+from .harness import Quartiles, ratios, read, write_shards
 
 ROUNDS = 9
 SCANS = (1, 2, 5, 10)
@@ -23,15 +23,9 @@ STEADY_PASSES = 20
 def build(bench, folder):
     """The imagenet part as 8 shards and as one, and a tiny shard."""
     files = bench.files(os.path.join(folder, "photos", "imagenet"))
-    for name, paths, shards in (
-        ("8 shards", files, 8),
-        ("1 shard", files, 1),
-        ("tiny", files[:1], 1),
-    ):
-        per_shard = -(-len(paths) // shards)
-        with pcrshard.ShardWriter(os.path.join(folder, name), samples_per_shard=per_shard) as out:
-            for number, path in enumerate(paths):
-                out.write({"__key__": f"{number:06d}", "jpg": read(path)})
+    for name, count in (("8 shards", 8), ("1 shard", 1)):
+        write_shards(files, os.path.join(folder, name), count)
+    write_shards(files[:1], os.path.join(folder, "tiny"), 1)
 
 
 def _plan(folder, scan):

@@ -17,6 +17,7 @@ import torch
 import zstandard
 from torch import nn
 
+from evidence.links import network
 from pcrshard import storage
 from pcrshard.checkpoint import DeltaStore, Precision, pull
 from pcrshard.errorbound import RelativeStd
@@ -94,7 +95,7 @@ def _measure(bench, pair, rate):
     found = {name: [] for name in ("safetensors", "zstd", "delta, lossless", "delta")}
     with (
         tempfile.TemporaryDirectory(prefix="pcrshard-bench-") as folder,
-        servers.limited_link(int(rate * 1e6)) as link,
+        network(0, rate * 1e6, rate * 1e6) as (link, _),
     ):
         web = os.path.join(folder, "web")
         os.makedirs(web)

@@ -2,13 +2,12 @@
 
 import contextlib
 import dataclasses
-import itertools
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
-from training.models import Residual, conv
+from training.models import conv
 
 import pcrshard
 
@@ -43,16 +42,6 @@ def files_of(folder):
 def floats(images, middle=127.5, scale=64.0):
     """(N, 3, H, W) floats of (N, H, W, 3) uint8."""
     return images.permute(0, 3, 1, 2).float().sub_(middle).div_(scale).contiguous()
-
-
-def resnet(classes, widths, depth):
-    """Stages of basic blocks behind a convolution of stride 2, and a linear layer."""
-    layers = [conv(3, widths[0], 3, 2)]
-    for stage, (inputs, outputs) in enumerate(itertools.pairwise((widths[0], *widths))):
-        layers.append(Residual(inputs, outputs, 2 if stage else 1))
-        layers += [Residual(outputs, outputs, 1) for _ in range(depth - 1)]
-    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes)]
-    return nn.Sequential(*layers, *head)
 
 
 def vgg(stages, head):

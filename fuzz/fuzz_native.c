@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "pcr.h"
+#include "pcr_internal.h"
 
 enum { OPTIONS = 8, MAX_SIDE = 96 };
 #define MAX_PIXELS ((int64_t)1 << 20)
@@ -35,7 +35,7 @@ static size_t split(const uint8_t *data, size_t size, unsigned step, pcr_piece p
     return count;
 }
 
-static pcr_request choose_request(const uint8_t *options, const pcr_header *header) {
+static pcr_request choose_request(const uint8_t *options, const pcr_decoder *header) {
     pcr_request request = {.max_pixels = MAX_PIXELS, .layout = options[0] & 1,
                            .color = options[0] >> 1 & 1};
     request.smooth = options[1] >> 3 & 1;
@@ -90,7 +90,7 @@ static void stored_place(int orientation, int height, int width, int *y, int *x)
 }
 
 /* Turned and mirrored pixels against those of the same request for the stored picture. */
-static void check_turned(const pcr_piece *pieces, size_t count, const pcr_header *header,
+static void check_turned(const pcr_piece *pieces, size_t count, const pcr_decoder *header,
                          const uint8_t *pixels, const pcr_request *request, size_t size) {
     int turned = request->orientation ? request->orientation : header->orientation;
     int channels = request->color == PCR_OUT_GRAY ? 1 : 3;
@@ -129,7 +129,7 @@ static void check_turned(const pcr_piece *pieces, size_t count, const pcr_header
     free(stored);
 }
 
-static void check_rescan(const pcr_piece *pieces, size_t count, const pcr_header *header,
+static void check_rescan(const pcr_piece *pieces, size_t count, const pcr_decoder *header,
                          const uint8_t *pixels, const pcr_request *request, size_t size) {
     pcr_scan_spec script[12] =
         {{.num_components = header->num_components, .component = {0, 1, 2, 3}, .al = 1}};
@@ -267,14 +267,11 @@ static void check_views(const pcr_piece *pieces, size_t count, const uint8_t *pi
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (size < OPTIONS) return 0;
     pcr_piece pieces[4];
-    pcr_header header;
-    pcr_decoder *decoder = pcr_decoder_new(PCR_BACKEND_AUTO);
+    pcr_decoder *header = pcr_decoder_new(PCR_BACKEND_AUTO);
     size_t count = split(data + OPTIONS, size - OPTIONS, data[0] & 128 ? 97 : 0, pieces),
         size_a = 0, size_b = 0;
-    int refused = pcr_read_header(decoder, pieces, count, &header);
-    pcr_decoder_free(decoder);
-    if (!refused && (int64_t)header.height * header.width <= MAX_PIXELS) {
-        pcr_request request = choose_request(data, &header);
+    if (pcr_open(header, pieces, count, MAX_PIXELS) == PCR_OK) {
+        pcr_request request = choose_request(data, header);
         uint8_t *a = decode(PCR_BACKEND_AUTO, pieces, count, &request, &size_a);
         uint8_t *b = decode(PCR_BACKEND_PORTABLE, pieces, count, &request, &size_b);
         require((a == NULL) == (b == NULL), "one backend refuses what the other decodes");
@@ -282,16 +279,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             require(size_a == size_b && memcmp(a, b, size_a) == 0, "the backends differ");
             /* A forced scale without a size rounds crops outward, differently from each side. */
             if (request.out_h || request.scale <= 1)
-                check_turned(pieces, count, &header, a, &request, size_a);
+                check_turned(pieces, count, header, a, &request, size_a);
             check_batch(pieces, count, a, &request, size_a);
             check_views(pieces, count, a, &request, size_a);
             /* A rescan is complete, and nothing of it is smoothed. */
             if (!(data[1] & 4) && !request.smooth)
-                check_rescan(pieces, count, &header, a, &request, size_a);
+                check_rescan(pieces, count, header, a, &request, size_a);
         }
         free(a);
         free(b);
     }
+    pcr_decoder_free(header);
     for (size_t i = 0; i < count; i++) free((void *)pieces[i].data);
     return 0;
 }

@@ -18,7 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from .errors import MissingDependency
-from .jpeg.pixels import Pixels
+from .jpeg.other_formats import Pixels
 
 
 def make_pixels(

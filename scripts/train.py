@@ -73,7 +73,7 @@ def count_classes(cfg, dataset, val):
         )
     if not dataset.num_classes:
         raise SystemExit(f"train: {cfg.data.train} has no classes: encode it with --classes FILE")
-    return max(cfg.data.coarse) + 1 if cfg.data.coarse else dataset.num_classes
+    return dataset.num_classes
 
 
 def learning_rate(cfg, epoch, world):
@@ -163,8 +163,6 @@ class Run:
         images, labels = (part.to(self.device, non_blocking=True) for part in batch)
         mean, std = (255 * images.new_tensor(each, dtype=torch.float) for each in (MEAN, STD))
         images = (images - mean[:, None, None]) / std[:, None, None]
-        if self.cfg.data.coarse:
-            labels = labels.new_tensor(self.cfg.data.coarse)[labels]
         return images.contiguous(memory_format=torch.channels_last), labels
 
     def loss(self, model, batch):

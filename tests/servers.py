@@ -363,111 +363,6 @@ def nginx(
             yield server
 
 
-# ---------------------------------------------------------------- S3
-
-
-class S3(Server):
-    """A running S3 server with one bucket."""
-
-    def __init__(self, host: str, port: int, log: pathlib.Path) -> None:
-        super().__init__(host, port)
-        self._log = log
-        # fsspec keeps file systems and listings for the life of the process, and a port may come
-        # back.
-        self.bucket = f"bucket-{uuid.uuid4().hex[:12]}"
-        self.prefix = "data"
-
-    @property
-    def endpoint(self) -> str:
-        """The URL that S3 clients call ``endpoint_url``."""
-        return f"http://{self.host}:{self.port}"
-
-    def url(self, name: str = "") -> str:
-        """``s3://bucket/prefix/name``."""
-        return f"s3://{self.bucket}/{self.prefix}/{name}"
-
-    @property
-    def storage_options(self) -> dict[str, Any]:
-        """What fsspec and s3fs need."""
-        return self.storage_options_at(self.endpoint)
-
-    def storage_options_at(self, endpoint: str) -> dict[str, Any]:
-        """The same through a proxy; nothing is read from ``~/.aws``, from AWS_* or from
-        http_proxy.
-        """
-        nowhere = (None, None, os.devnull, None)
-        return {
-            "key": "test",
-            "secret": "test",
-            "client_kwargs": {"endpoint_url": endpoint, "region_name": "us-east-1"},
-            "config_kwargs": {"proxies": {}},
-            "session_vars": {
-                "config_file": nowhere,
-                "credentials_file": nowhere,
-                "profile": (None, None, None, None),
-            },
-        }
-
-    def _ended(self) -> list[Request]:
-        return [_from_log(line) for line in _read_log(self._log) if line]
-
-    def _in_progress(self) -> int:
-        """An empty line says that a request began."""
-        lines = _read_log(self._log)
-        return sum(1 if not line else -1 for line in lines)
-
-
-@contextlib.contextmanager
-def s3(folder: str | os.PathLike[str] | None = None) -> Iterator[S3]:
-    """Run moto's S3 server in a process of its own, with the files of a folder in a bucket.
-
-    Args:
-        folder: All files under it become ``url("their/path")``.
-    """
-    if not all(importlib.util.find_spec(name) for name in ("moto", "flask", "flask_cors")):
-        raise Unavailable(
-            "MOTO'S SERVER IS NOT INSTALLED: pip install -c constraints.txt 'moto[server]' s3fs"
-        )
-    with tempfile.TemporaryDirectory(prefix="pcrshard-s3-") as own, _listen() as listening:
-        host, port = listening.getsockname()
-        log = pathlib.Path(own, "access.log")
-        log.touch()
-        command = [
-            sys.executable,
-            "-P",
-            __file__,
-            "s3",
-            str(listening.fileno()),
-            host,
-            str(port),
-            str(log),
-        ]
-        environment = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("AWS_", "MOTO_"))
-        } | {"TMPDIR": own}
-        with _running(command, listening, pathlib.Path(own), environment) as check:
-            _poll(lambda: _answers(host, port, "/", check), SECONDS, lambda: "moto does not answer")
-            server = S3(host, port, log)
-            _put(server, "", b"")
-            for path in sorted(pathlib.Path(folder).rglob("*")) if folder else []:
-                if path.is_file():
-                    name = path.relative_to(pathlib.Path(folder or "")).as_posix()
-                    _put(server, f"/{server.prefix}/{name}", path.read_bytes())
-            server.reset()
-            yield server
-
-
-def _put(server: S3, name: str, data: bytes) -> None:
-    public = {"x-amz-acl": "public-read"}  # so that clients which sign nothing can read
-    status, text = _ask(
-        server.host, server.port, "PUT", urllib.parse.quote(f"/{server.bucket}{name}"), data, public
-    )
-    if status != 200:
-        raise RuntimeError(f"cannot upload {name}: {status} {text!r}")
-
-
 class _Wire(io.RawIOBase):
     """Writes to a socket, and counts what the socket took."""
 
@@ -485,59 +380,6 @@ class _Wire(io.RawIOBase):
             sent = self.connection.send(view[done:])
             done, self.count = done + sent, self.count + sent
         return done
-
-
-def _serve_s3(descriptor: int, host: str, port: int, log: str) -> None:
-    """The process of ``s3``."""
-    from moto.moto_server.werkzeug_app import MotoRequestHandler, create_backend_app
-    from werkzeug.serving import make_server
-
-    handler = _logging_handler(MotoRequestHandler, os.open(log, os.O_WRONLY | os.O_APPEND))
-    make_server(
-        host, port, create_backend_app("s3"), threaded=True, request_handler=handler, fd=descriptor
-    ).serve_forever()
-
-
-def _logging_handler(moto_handler: Any, log_file: int) -> Any:
-    """Moto's request handler, made to log what went over the wire: an empty line when a request
-    begins, a full one when it ends.
-    """
-
-    class Handler(moto_handler):  # type: ignore[misc]
-        status = head_bytes = 0
-
-        def setup(self) -> None:
-            super().setup()
-            self.wfile = _Wire(self.connection)
-
-        def send_response(self, code: Any, message: str | None = None) -> None:
-            self.status = int(code)
-            super().send_response(code, message)
-
-        def end_headers(self) -> None:
-            super().end_headers()
-            self.head_bytes = self.wfile.count
-
-        def run_wsgi(self) -> None:
-            os.write(log_file, b"{}\n")
-            path, _, query = self.path.partition("?")
-            line = {
-                "method": self.command,
-                "path": urllib.parse.unquote(path),
-                "query": query,
-                "range": self.headers.get("Range"),
-            }
-            try:
-                super().run_wsgi()
-            finally:
-                sent = self.wfile.count
-                ended = line | {"status": self.status, "body": sent - self.head_bytes, "sent": sent}
-                os.write(log_file, json.dumps(ended).encode() + b"\n")
-
-        def log(self, *_: object) -> None:
-            """Quiet."""
-
-    return Handler
 
 
 # ---------------------------------------------------------------- faults
@@ -782,7 +624,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if "Transfer-Encoding" in self.headers:
                 raise ValueError("the fault server takes no chunked uploads")
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            self._play(owner._policy(ask) or Fault(), ask, body)
+            self._play(owner.policy(ask) or Fault(), ask, body)
         finally:
             sent = self.wfile.count
             in_body = 0 if self.body_start < 0 else sent - self.body_start
@@ -911,7 +753,7 @@ class FaultServer(Server):
         super().__init__(*listening.getsockname())
         self.errors: list[Exception] = []
         self._origin = origin
-        self._policy = faults if callable(faults) else _listed(faults)
+        self.policy = faults if callable(faults) else _listed(faults)
         self._lock = threading.Lock()
         self._log: list[Request] = []
         self._number = self._busy = 0
@@ -919,11 +761,6 @@ class FaultServer(Server):
         self._sockets = self._Sockets(listening, self)
         self._thread = threading.Thread(target=self._sockets.serve_forever, args=(0.02,))
         self._thread.start()
-
-    @property
-    def endpoint(self) -> str:
-        """The URL without a path, as S3 clients want it."""
-        return f"http://{self.host}:{self.port}"
 
     def close(self) -> None:
         """End every connection and thread.
@@ -973,14 +810,88 @@ def faulty(folder: str | os.PathLike[str], faults: Faults = ()) -> Iterator[Faul
         yield server
 
 
+# ---------------------------------------------------------------- S3
+
+
+class S3(FaultServer):
+    """A running S3 server with one bucket."""
+
+    def __init__(self, upstream: str) -> None:
+        super().__init__(_proxy_origin(upstream), ())
+        # fsspec keeps file systems and listings for the life of the process, and a port may come
+        # back.
+        self.bucket = f"bucket-{uuid.uuid4().hex[:12]}"
+        self.prefix = "data"
+
+    def url(self, name: str = "") -> str:
+        """``s3://bucket/prefix/name``."""
+        return f"s3://{self.bucket}/{self.prefix}/{name}"
+
+    @property
+    def storage_options(self) -> dict[str, Any]:
+        """What fsspec and s3fs need; nothing is read from ``~/.aws``, from AWS_* or from
+        http_proxy.
+        """
+        nowhere = (None, None, os.devnull, None)
+        return {
+            "key": "test",
+            "secret": "test",
+            "client_kwargs": {"endpoint_url": super().url(), "region_name": "us-east-1"},
+            "config_kwargs": {"proxies": {}},
+            "session_vars": {
+                "config_file": nowhere,
+                "credentials_file": nowhere,
+                "profile": (None, None, None, None),
+            },
+        }
+
+    def put(self, name: str, data: bytes) -> None:
+        """Upload an object, or with an empty name make the bucket."""
+        public = {"x-amz-acl": "public-read"}  # so that clients which sign nothing can read
+        path = urllib.parse.quote(f"/{self.bucket}{name}")
+        status, text = _ask(self.host, self.port, "PUT", path, data, public)
+        if status != 200:
+            raise RuntimeError(f"cannot upload {name}: {status} {text!r}")
+
+
 @contextlib.contextmanager
-def faulty_proxy(upstream: str, faults: Faults = ()) -> Iterator[FaultServer]:
-    """Stand before another HTTP server (``S3.endpoint``, ``Nginx.url()``) and add faults; answers
-    pass through memory.
+def s3(folder: str | os.PathLike[str] | None = None) -> Iterator[S3]:
+    """Run moto's S3 server, with the files of a folder in a bucket, behind a fault server.
+
+    Args:
+        folder: All files under it become ``url("their/path")``.
     """
-    with contextlib.closing(FaultServer(_proxy_origin(upstream), faults)) as server:
-        yield server
+    if not all(importlib.util.find_spec(name) for name in ("moto", "flask", "flask_cors")):
+        raise Unavailable(
+            "MOTO'S SERVER IS NOT INSTALLED: pip install -c constraints.txt 'moto[server]' s3fs"
+        )
+    # In its own process, because moto changes botocore where it is imported.
+    command = [sys.executable, "-P", "-c", _MOTO]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            upstream = process.stdout.readline().decode().strip()
+            with contextlib.closing(S3(upstream)) as server:
+                server.put("", b"")
+                for path in sorted(pathlib.Path(folder).rglob("*")) if folder else []:
+                    if path.is_file():
+                        name = path.relative_to(pathlib.Path(folder or "")).as_posix()
+                        server.put(f"/{server.prefix}/{name}", path.read_bytes())
+                server.reset()
+                yield server
+        finally:
+            process.kill()
 
 
-if __name__ == "__main__" and sys.argv[1:2] == ["s3"]:
-    _serve_s3(int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5])
+# It ends when its standard input does, also if this process is killed.
+_MOTO = """
+import sys
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+server.start()
+print("http://%s:%d" % server.get_host_and_port(), flush=True)
+sys.stdin.read()
+"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import pathlib
 import shutil
 import subprocess
@@ -37,6 +38,13 @@ def hide_libturbojpeg(*command: str) -> list[str]:
     if shutil.which("unshare") is None or subprocess.run([*hidden, "true"], check=False).returncode:
         pytest.skip("expected to be allowed to mount files (unshare --mount), to hide libturbojpeg")
     return [*hidden, *command]
+
+
+def saved(picture, fmt, **options):
+    """The bytes of a Pillow image in a format."""
+    out = io.BytesIO()
+    picture.save(out, fmt, **options)
+    return out.getvalue()
 
 
 def read_all(folder):

@@ -7,7 +7,6 @@ traceback, the right classes and the right splits.
 import io
 import json
 import os
-import shutil
 import tarfile
 
 import pytest
@@ -95,18 +94,6 @@ def test_tars_with_integer_labels(run, tmp_path):
     assert (about["num_classes"], about["classes"]) == (6, names)
 
 
-def test_tars_with_labels_in_json(run, tmp_path):
-    """Labels in JSON stay what they are: fields of the sample, of which no class is made."""
-    rows = [{"label": n % 3, "caption": f"n° {n}"} for n in range(6)]
-    fields = [{"jpg": make_jpeg(n), "json": json.dumps(row).encode()} for n, row in enumerate(rows)]
-    write_tars(tmp_path / "tars", fields)
-    run("encode", "tars", "pcr")
-    index, _ = open_dataset(tmp_path / "pcr")
-    assert (index.classes, index.num_classes) == ((), 0)
-    samples = samples_of(tmp_path / "pcr", 2)
-    assert [json.loads(samples[f"{n:06d}"]["json"]) for n in range(6)] == rows
-
-
 def test_a_crawl(run, tmp_path):
     """A folder from the web: what is no JPEG is named and left out, the rest is kept to the
     pixel.
@@ -133,30 +120,3 @@ def test_a_crawl(run, tmp_path):
     source = pixels.decode((crawl / "b" / "x.y.z.jpg").read_bytes())
     assert (pixels.decode(samples["b/x_y_z"]["jpg"]) == source).all()
     assert "pixels equal" in run("verify", "pcr", "--against", "crawl")
-
-
-@pytest.mark.parametrize("source", ["photos/*/*.jpg", "list.csv"])
-def test_a_pattern_and_a_table(run, tmp_path, source):
-    """A quoted pattern and a spreadsheet's list are sources like the folder that they name."""
-    write_images(tmp_path / "photos", "cat/1.jpg", "dog/2.jpg", "dog/3.jpg")
-    (tmp_path / "list.csv").write_text(
-        "file_name,label\r\nphotos/cat/1.jpg,cat\r\nphotos/dog/2.jpg,dog\r\nphotos/dog/3.jpg,dog\r\n"
-    )
-    run("encode", source, "pcr")
-    index, _ = open_dataset(tmp_path / "pcr")
-    assert (index.classes, index.num_classes, index.num_samples) == (("cat", "dog"), 2, 3)
-    for key, sample in samples_of(tmp_path / "pcr").items():
-        assert index.classes[int(sample["cls"])] in key
-
-
-def test_the_way_back_after_damage(run, tmp_path):
-    """A cut copy is found by verify; export saves the shards that are whole."""
-    write_images(tmp_path / "photos", *(f"{'ab'[n % 2]}/{n}.jpg" for n in range(12)))
-    run("encode", "photos", "pcr", "--num-shards", "3")
-    shutil.copytree(tmp_path / "pcr", tmp_path / "copy")
-    with open(tmp_path / "copy" / "data-000001.tar", "r+b") as file:
-        file.truncate(2500)
-    assert "data-000001.tar" in run("verify", "copy", status=1)
-    said = run("export", "copy", "saved", "--on-error", "skip", status=1)
-    assert "8 samples at scan full in saved; 4 were left out" in said
-    assert len(list((tmp_path / "saved").rglob("*.jpg"))) == 8

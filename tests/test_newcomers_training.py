@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import tarfile
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ import pcrshard
 from pcrshard import BandwidthTuner, ImageDecoder, PCRDataset, PCRLoader, ScanLevel, ScanTuner
 from pcrshard.cli.main import main
 from pcrshard.fidelity import bytes_per_sample
-from pcrshard.testing import make_jpeg
 
 
 @pytest.fixture
@@ -90,17 +88,6 @@ def test_fidelity_of_a_staged_copy(copy, tmp_path, monkeypatch, capsys):
     assert "top-1 of your network" in text
 
 
-def test_a_network_without_labels_is_one_line(tmp_path, capsys):
-    """A list of photographs has no classes to be right about."""
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "a.jpg").write_bytes(make_jpeg())
-    pcrshard.encode(str(tmp_path / "photos"), str(tmp_path / "shards"), workers=1)
-    assert main(["fidelity", str(tmp_path / "shards"), "--model", "torch.nn:Flatten"]) == 1
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "field 'cls' to compare the model's answers with, got None" in error
-
-
 RANKS = """
 import json, os, sys
 sys.path.insert(0, {tests!r})
@@ -148,17 +135,3 @@ def test_two_ranks_on_a_staged_copy(copy, tmp_path):
     assert scans == others
     assert len(first) == len(second) == 24
     assert sorted(first + second) == [0] * 24 + [1] * 24
-
-
-def test_labels_that_are_integers(tmp_path):
-    """Tars with ``cls`` and no class names: the last layer has as many outputs as classes."""
-    with tarfile.open(tmp_path / "train.tar", "w") as tar:
-        for i in range(24):
-            for name, data in (("jpg", make_jpeg(i, 40, 40)), ("cls", str(i % 3).encode())):
-                path = tmp_path / f"{i:03d}.{name}"
-                path.write_bytes(data)
-                tar.add(path, path.name)
-    pcrshard.encode(str(tmp_path / "train.tar"), str(tmp_path / "shards"), workers=1)
-    dataset = PCRDataset(str(tmp_path / "shards"), decoder=32, fields=("jpg", "cls"))
-    assert dataset.num_classes == 3
-    assert sorted(train(dataset, PCRLoader(dataset, 4), linear(3))) == [0] * 8 + [1] * 8 + [2] * 8

@@ -1,55 +1,6 @@
 """The networks of the activation benchmarks, by hand: torchvision is not needed."""
 
 from torch import nn
-from torch.utils.checkpoint import checkpoint
-from training.models import Bottleneck, Residual, conv
-
-
-class ResNet(nn.Module):
-    """18 or 50 layers, for 32x32 images (``small``) or 224x224.
-
-    ``recompute`` puts each block into ``torch.utils.checkpoint``: ``"reentrant"`` or ``"frames"``,
-    PyTorch's two ways.
-    """
-
-    def __init__(self, block, depths, width=64, classes=10, *, small=True, recompute=None):
-        super().__init__()
-        self.recompute = recompute
-        self.stem = (
-            conv(3, width) if small else nn.Sequential(conv(3, width, 7, 2), nn.MaxPool2d(3, 2, 1))
-        )
-        blocks = []
-        inputs = width
-        for stage, depth in enumerate(depths):
-            for position in range(depth):
-                stride = 2 if stage and position == 0 else 1
-                blocks.append(block(inputs, width << stage, stride))
-                inputs = (width << stage) * (4 if block is Bottleneck else 1)
-        self.blocks = nn.ModuleList(blocks)
-        self.head = nn.Linear(inputs, classes)
-
-    def forward(self, images):
-        values = self.stem(images)
-        for block in self.blocks:
-            if self.recompute:
-                reentrant = self.recompute == "reentrant"
-                values = checkpoint(block, values, use_reentrant=reentrant)
-            else:
-                values = block(values)
-        return self.head(values.mean((2, 3)))
-
-
-def resnet18(width=64, classes=10, **options):
-    return ResNet(Residual, (2, 2, 2, 2), width, classes, **options)
-
-
-def resnet110(classes=10, **options):
-    """The deep network for 32x32 images (He et al. 2016, section 4.2)."""
-    return ResNet(Residual, (18, 18, 18), 16, classes, **options)
-
-
-def resnet50(width=64, classes=10, **options):
-    return ResNet(Bottleneck, (3, 4, 6, 3), width, classes, **options)
 
 
 def vgg16(classes=10):

@@ -11,19 +11,20 @@ import pathlib
 import torch
 from torch import nn
 from torch.nn import functional
+from training.models import resnet18, resnet50
 
 from pcrshard import compress_activations
 from pcrshard.activation import ActivationOptions
 
 from ..learning import drawn, files_of, fit, floats, pictures
-from .models import alexnet, resnet18, resnet50, vgg16
+from .models import alexnet, vgg16
 
 # Network: how it is made, the batch that is measured; size, batch and number of the steps before.
 NETWORKS = {
     "AlexNet": (alexnet, 8, 224, 8, 40),
     "VGG-16": (vgg16, 2, 64, 8, 30),
-    "ResNet-18": (lambda: resnet18(small=False), 8, 64, 16, 80),
-    "ResNet-50": (lambda: resnet50(small=False), 4, 64, 16, 80),
+    "ResNet-18": (lambda: resnet18(10), 8, 64, 16, 80),
+    "ResNet-50": (lambda: resnet50(10), 4, 64, 16, 80),
 }
 SIZE = 224
 # Name of a case, its share of the standard deviation, and the codec.

@@ -3,7 +3,6 @@ runs can be compared in pairs. Each is a line of runs.jsonl, and is made once.
 """
 
 import dataclasses
-import functools
 import math
 import pathlib
 import statistics
@@ -11,13 +10,13 @@ import time
 
 import torch
 from torch.nn import functional
-from training.models import Head
+from training.models import Head, Residual, ResNet, conv
 
 from pcrshard import compress_activations
 from pcrshard.activation import ActivationOptions, GradientNoise
 
 from .. import lites
-from ..learning import Data, files_of, fit, floats, pictures, resnet, vgg
+from ..learning import Data, files_of, fit, floats, pictures, vgg
 
 BATCH = 32
 # Epochs at the end whose accuracies are averaged: the rate is near 0 there, before that they swing.
@@ -46,7 +45,7 @@ ARMS = {
     "adaptive": {"bound": GradientNoise(0.01, every=50)},
     PRINTED: {"bound": PrintedNoise(0.01, every=50)},
 }
-# What is compared first, so that a stop leaves pairs of these.
+# What is compared with the most seeds.
 FIRST = ("plain", "0.1 std, images too", "0.05 std")
 OTHERS = ("0.2 std", "adaptive", "0.1 std", "0.1 std, stochastic")
 
@@ -62,15 +61,17 @@ class Spec:
     size: int
 
 
+def resnet10(classes):
+    """A stage for each of four widths, with one basic block."""
+    return ResNet(Residual, (1, 1, 1, 1), classes, 16, stem=conv(3, 16, 3, 2))
+
+
 def vgg8(classes):
     """Seven convolutions with batch normalization, max-pooling between them."""
     return vgg(((16, 1), (32, 2), (64, 2), (128, 2)), Head(128, classes))
 
 
-NETWORKS = {
-    "resnet10": functools.partial(resnet, widths=(16, 32, 64, 128), depth=1),
-    "vgg8": vgg8,
-}
+NETWORKS = {"resnet10": resnet10, "vgg8": vgg8}
 
 
 def load(lab, side):
@@ -175,40 +176,36 @@ def load_flowers(lab, side):
     return Data(*pictures(train, side), *pictures(files_of(root / "val"), side))
 
 
+# (network, epochs, size, seeds, arms); the arms of a seed are next to each other, so that a stop
+# leaves pairs. Three or four seeds left it open whether the gaps are chance: hence twelve.
+PLAN = (
+    ("resnet10", 12, 48, 12, (*FIRST, BETWEEN)),
+    ("vgg8", 12, 32, 3, FIRST),
+    ("resnet10", 12, 48, 3, OTHERS),
+    ("resnet10", 12, 48, 2, (PRINTED,)),
+    (LITE, 1, 224, 3, LITE_ARMS),
+)
+QUICK_PLAN = (("resnet10", 2, 32, 2, FIRST),)
+
+
 def specs(lab):
-    """All runs: arms next to each other, so that a stop leaves pairs."""
-    if lab.quick:
-        return [
-            Spec("resnet10", arm, seed, 2, 32) for seed in (0, 1) for arm in ("0.05 std", *FIRST)
-        ]
-    chosen = [Spec("resnet10", arm, seed, 12, 48) for seed in range(3) for arm in FIRST]
-    chosen += [Spec("vgg8", arm, seed, 12, 32) for seed in range(3) for arm in FIRST[:2]]
-    chosen += [Spec("resnet10", arm, 3, 12, 48) for arm in FIRST]
-    chosen += [Spec("resnet10", BETWEEN, seed, 12, 48) for seed in range(4)]
-    chosen += [Spec("resnet10", arm, seed, 12, 48) for arm in OTHERS for seed in range(3)]
-    chosen += [Spec("vgg8", arm, seed, 12, 32) for seed in range(3) for arm in FIRST[2:]]
-    chosen += [Spec("resnet10", PRINTED, seed, 12, 48) for seed in range(2)]
-    # Three or four seeds left it open whether the gaps are chance: twelve of each were decided on.
-    compared = (*FIRST, BETWEEN)
-    chosen += [Spec("resnet10", arm, seed, 12, 48) for seed in range(4, 12) for arm in compared]
-    if lites.available("lite0"):
-        chosen += [Spec(LITE, arm, seed, 1, 224) for seed in (0, 1, 2) for arm in LITE_ARMS]
-    return chosen
+    """All runs."""
+    return [
+        Spec(network, arm, seed, epochs, size)
+        for network, epochs, size, seeds, arms in (QUICK_PLAN if lab.quick else PLAN)
+        if network != LITE or lites.available("lite0")
+        for seed in range(seeds)
+        for arm in arms
+    ]
 
 
 def train_all(lab):
     """The runs that are missing, one after another."""
     torch.set_num_threads(1)
-    have = [row["spec"] for row in lab.rows()]
     data = {}
-    for spec in specs(lab):
-        if dataclasses.asdict(spec) in have:
-            continue
+    for key in lab.missing({"spec": dataclasses.asdict(spec)} for spec in specs(lab)):
+        spec = Spec(**key["spec"])
         if spec.size not in data:
             small = spec.network != LITE
             data[spec.size] = load(lab, spec.size * 9 // 8) if small else load_flowers(lab, 224)
-        row = perform(spec, data[spec.size])
-        have.append(row["spec"])
-        lab.append(row)
-        seconds = row["cpu_seconds"]
-        print(f"{spec}: {row['accuracy']:.4f} ({seconds:.0f} CPU s)", flush=True)
+        lab.append(perform(spec, data[spec.size]))

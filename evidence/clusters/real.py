@@ -14,12 +14,11 @@ import subprocess
 import time
 
 import servers
-import torch
 
 import pcrshard
 from pcrshard.simulation.cluster import draw_latency
 
-from .links import apart, enter, network
+from ..links import apart, begin, enter, network
 
 SIZE = 224
 BATCH = 16
@@ -60,8 +59,8 @@ def dataset(lab):
     if not os.path.exists(os.path.join(target, "pcr.json")):
         source = lab.photos()[lab.tasks[0].name if lab.quick else "imagenet"]
         links = os.path.join(lab.cache, "cluster-copies")
+        os.makedirs(links, exist_ok=True)
         for copy in range(copies):
-            os.makedirs(links, exist_ok=True)
             place = os.path.join(links, f"copy{copy}")
             if not os.path.lexists(place):
                 os.symlink(os.path.abspath(source), place)
@@ -91,28 +90,21 @@ def phases(setup):
 
 
 def _rank(url, setup, rank, barrier):
-    """Seconds of each epoch, and (waited, whole) of each step."""
+    """Seconds of each epoch, and seconds that each step waited."""
     loader = open_rank(url, setup, rank)
     seconds = []
-    steps = []
+    waits = []
     for epoch in range(setup.epochs):
         loader.set_epoch(epoch)
         barrier.wait()
         begun = end = time.monotonic()
         for _ in loader:
-            came = time.monotonic()
+            waits.append(time.monotonic() - end)
             time.sleep(BATCH / setup.rate)
             barrier.wait()
-            steps.append((came - end, time.monotonic() - end))
             end = time.monotonic()
         seconds.append(end - begun)
-    return seconds, steps
-
-
-def _run_rank(send, namespace, url, setup, rank, barrier):
-    enter(namespace)
-    torch.set_num_threads(1)
-    send.send(_rank(url, setup, rank, barrier))
+    return seconds, waits
 
 
 def goodput(url, file_bytes, num_bytes):
@@ -139,44 +131,25 @@ def real(lab, setup):
         plain = (server.url(largest.name), largest.shard_bytes, wanted)
         speed = apart(goodput, *plain, namespace=nodes[0])
         server.reset()
-        ranks = _all_ranks(url, setup, nodes)
+        barrier = multiprocessing.get_context("fork").Barrier(setup.processes)
+        started = [
+            begin(nodes[rank // setup.per_node], _rank, url, setup, rank, barrier)
+            for rank in range(setup.processes)
+        ]
+        ranks = [finish() for finish in started]
         requests = server.requests()
     seconds = [max(times) for times in zip(*(rank[0] for rank in ranks), strict=True)]
     images = sum(len(rank[1]) for rank in ranks) * BATCH
-    waited = sum(step[0] for rank in ranks for step in rank[1])
-    whole = [step[1] for step in ranks[0][1]]
+    waited = sum(sum(waits) for _, waits in ranks)
     shards = [request for request in requests if request.path.endswith(".tar")]
     return {
         "images_per_second": images / sum(seconds),
-        "seconds": seconds,
-        "images": images,
         "stall": waited / len(ranks) / sum(seconds),
-        "step_p50": statistics.median(whole),
-        "step_p99": sorted(whole)[int(0.99 * len(whole))],
-        "first_batch": max(rank[1][0][0] for rank in ranks),
+        "first_batch": max(waits[0] for _, waits in ranks),
         "goodput": speed,
         "requests": len(shards),
         "sent_bytes": sum(request.body_bytes for request in shards),
     }
-
-
-def _all_ranks(url, setup, nodes):
-    """What each rank's process tells."""
-    context = multiprocessing.get_context("fork")
-    barrier = context.Barrier(setup.processes)
-    started = []
-    for rank in range(setup.processes):
-        receive, send = context.Pipe(duplex=False)
-        node = nodes[rank // setup.per_node]
-        process = context.Process(target=_run_rank, args=(send, node, url, setup, rank, barrier))
-        process.start()
-        send.close()
-        started.append((process, receive))
-    found = []
-    for process, receive in started:
-        found.append(receive.recv())
-        process.join()
-    return found
 
 
 # Latency: the first bytes of a request wait in a proxy, on the node itself.

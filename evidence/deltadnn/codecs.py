@@ -57,14 +57,10 @@ def _is_lossy(tensor):
     return tensor.is_floating_point() and tensor.dim() >= 2 and tensor.numel() >= SMALLEST_LOSSY
 
 
-def sz3(weights, bound, reference=None):
+def sz3(weights, bound):
     """(ratio, state) of SZ3 at the same error of the same tensors; the others as byte planes.
 
-    Args:
-        weights: The network.
-        bound: The error; 1 % of a tensor's deviation is the same here and in :func:`ours`.
-        reference: Compress the difference to this network; ``None`` for the network itself, as the
-            paper has SZ.
+    1 % of a tensor's deviation is the same error here and in :func:`ours`.
     """
     size = 0
     state = {}
@@ -74,11 +70,9 @@ def sz3(weights, bound, reference=None):
             size += len(encode_planes(words_of(tensor)))
             state[name] = tensor
             continue
-        base = 0 if reference is None else reference[name].numpy()
-        values = np.ascontiguousarray(tensor.numpy() - base).ravel()
-        payload, restored = _sz3_of(values, lattice.error_bound)
+        payload, restored = _sz3_of(tensor.numpy().ravel(), lattice.error_bound)
         size += payload
-        state[name] = torch.from_numpy(restored.reshape(tensor.shape) + base)
+        state[name] = torch.from_numpy(restored.reshape(tensor.shape))
     return raw_bytes(weights) / size, {"model": state}
 
 
@@ -154,12 +148,6 @@ def _against_entropy(tensors):
         "pcodec": size / sum(len(encode_integers(tensor)) for tensor in tensors),
         "entropy": 8 * size / sum(entropy_bits(tensor) for tensor in tensors),
     }
-
-
-def literal_zeros(weights, reference, epsilon):
-    """The share of the literal formula's factors that are 0."""
-    factors = paper.quantization_factors(_floats(weights), _floats(reference), epsilon)
-    return float((factors == 0).mean())
 
 
 def similarity(weights, reference, points=400):

@@ -24,24 +24,19 @@ NUDGE = 1e-6
 
 
 class Judge:
-    """``evaluate`` for Algorithm 1: accuracy on the test set; which pictures were right is kept."""
+    """``evaluate`` for Algorithm 1: accuracy on the test set; which pictures were right is kept, of
+    the network as it is first.
+    """
 
     def __init__(self, recipe, data):
         self.data = data
         self.model = training.make_network(recipe, data.classes)
         self.seen = []
-        self._exact = (None, None)
 
     def __call__(self, state):
-        weights, right = self._exact
-        if weights is not state["model"]:
-            self.model.load_state_dict(state["model"])
-            right = training.recognized(self.model, self.data)
-        if not self.seen:
-            # The network as it is comes first, for each coder again.
-            self._exact = (state["model"], right)
-        self.seen.append(right)
-        return float(right.mean())
+        self.model.load_state_dict(state["model"])
+        self.seen.append(training.recognized(self.model, self.data))
+        return float(self.seen[-1].mean())
 
 
 def pairs_of(run):
@@ -58,17 +53,15 @@ def pairs_of(run):
 def measure(lab, _parts=()):
     """The runs that are missing, trained and measured; there are no parts."""
     torch.set_num_threads(1)
-    known = {(row["name"], row["seed"]) for row in lab.rows()}
     for recipe in training.QUICK_RECIPES if lab.quick else training.RECIPES:
-        for seed in recipe.seeds:
-            if (recipe.name, seed) not in known:
-                data = training.load(lab, recipe)
-                lab.append(_measure_run(training.trained(lab, recipe, seed, data), data) | stamp())
+        for key in lab.missing({"name": recipe.name, "seed": seed} for seed in recipe.seeds):
+            data = training.load(lab, recipe)
+            run = training.trained(lab, recipe, key["seed"], data)
+            lab.append(_measure_run(run, data) | stamp())
 
 
 def _measure_run(run, data):
     """Everything of one run."""
-    print(f"{run.recipe.name}, seed {run.seed}: measured", flush=True)
     pairs = pairs_of(run)
     last = pairs[0]
     found = {str(epoch): _pair(run, data, epoch) for epoch in pairs}
@@ -98,16 +91,14 @@ def _pair(run, data, epoch):
     """Algorithm 1 on one epoch's delta."""
     weights = run.weights(epoch)
     reference = run.weights(epoch - 1)
-    judge = Judge(run.recipe, data)
 
     def compress(bound):
         return codecs.ours(weights, reference, bound)
 
-    choice = choose({"model": weights}, compress, judge, CANDIDATES, _max_loss(data))
     return {
         "epoch": epoch,
         "similarity": codecs.similarity(weights, reference),
-        "ours": _choice(choice, judge),
+        "ours": _choose(run, data, weights, compress, CANDIDATES),
     }
 
 
@@ -116,8 +107,12 @@ def _max_loss(data):
     return max(MAX_LOSS, 1 / len(data.test))
 
 
-def _choice(choice, judge):
-    """A choice as plain values, with what the same rule finds on one half of the test set."""
+def _choose(run, data, weights, compress, candidates):
+    """Algorithm 1's choice as plain values, with what the same rule finds on one half of the test
+    set.
+    """
+    judge = Judge(run.recipe, data)
+    choice = choose({"model": weights}, compress, judge, candidates, _max_loss(data))
     exact, *restored = judge.seen
     rows = [
         {
@@ -166,7 +161,6 @@ def _rivals(run, data, epoch):
     """Tables 1 and 2: the other coders on the last epoch."""
     weights = run.weights(epoch)
     reference = run.weights(epoch - 1)
-    judge = Judge(run.recipe, data)
 
     def compress_sz(bound):
         return codecs.sz3(weights, bound)
@@ -175,20 +169,12 @@ def _rivals(run, data, epoch):
         return codecs.literal(weights, reference, candidate.fraction)
 
     bounds = tuple(RelativeStd(percent / 100) for percent in SZ_PERCENTS)
-    chosen_sz = choose({"model": weights}, compress_sz, judge, bounds, _max_loss(data))
-    sz = _choice(chosen_sz, judge)
-    exact = judge.seen[0]
-    judge.seen.clear()
-    epsilons = tuple(codecs.Epsilon(epsilon) for epsilon in EPSILONS)
     # The default of the paper, 0.1 %, is tried first.
-    chosen = choose({"model": weights}, compress_literal, judge, epsilons, _max_loss(data))
-    assert np.array_equal(judge.seen[0], exact)
+    epsilons = tuple(codecs.Epsilon(epsilon) for epsilon in EPSILONS)
     return {
         "lossless": codecs.lossless(weights),
-        "sz3": sz,
-        "sz3_of_delta": codecs.sz3(weights, FIXED, reference)[0],
-        "literal": _choice(chosen, judge),
-        "literal_zeros": codecs.literal_zeros(weights, reference, EPSILONS[-1]),
+        "sz3": _choose(run, data, weights, compress_sz, bounds),
+        "literal": _choose(run, data, weights, compress_literal, epsilons),
         "coders": codecs.coders(weights, reference, FIXED),
         "coders_5": codecs.coders(weights, reference, RelativeStd(0.05)),
     }

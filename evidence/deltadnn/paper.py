@@ -44,12 +44,6 @@ def encode_factors(factors, coder="rle+lzma"):
     return bytes([kind.itemsize]) + len(runs).to_bytes(8, "little") + packed
 
 
-def decode_factors(payload):
-    """The factors (N,) of ``encode_factors(factors, "rle+lzma")``."""
-    values, lengths = np.frombuffer(lzma.decompress(payload[9:]), np.uint8).reshape(2, -1)
-    return np.frombuffer(np.repeat(values, lengths).tobytes(), f"<i{payload[0]}")
-
-
 def run_lengths(data):
     """Runs of equal bytes as all their values, then all their lengths (1 to 255)."""
     values = np.frombuffer(data, np.uint8)

@@ -17,9 +17,10 @@ import time
 import numpy as np
 import torch
 from torch import nn
+from training.models import conv, resnet18
 
 from .. import lites
-from ..learning import Data, files_of, fit, floats, hits, pictures, resnet, vgg
+from ..learning import Data, files_of, fit, floats, hits, pictures, vgg
 
 BATCH = 32
 # Of each class; the others and the validation set are the test set. One of the 600 pictures of the
@@ -79,7 +80,7 @@ def small_vgg(classes, width=32):
 
 def small_resnet(classes, width=32):
     """ResNet-18 of half the width with a stem for small pictures: 2.8 million."""
-    return resnet(classes, (width, 2 * width, 4 * width, 8 * width), 2)
+    return resnet18(classes, width, stem=conv(3, width, 3, 2))
 
 
 NETWORKS = {
@@ -89,10 +90,6 @@ NETWORKS = {
     "small_vgg": functools.partial(small_vgg, width=6),
     "small_resnet": functools.partial(small_resnet, width=4),
 }
-
-
-def recipes(lab):
-    return QUICK_RECIPES if lab.quick else RECIPES
 
 
 def judged_epochs(recipe, seed):
@@ -216,31 +213,29 @@ def _checkpoint(folder, epoch):
 
 
 def trained(lab, recipe, seed, data):
-    """One run, trained from where it stopped."""
+    """One run, whose checkpoints stay, so that it is trained once."""
     name = recipe.name.lower().replace(", ", "-")
     folder = os.path.join(lab.cache, "networks", f"{name}-{seed}")
-    os.makedirs(folder, exist_ok=True)
-    path = os.path.join(folder, "epochs.jsonl")
-    rows = []
-    if os.path.exists(path):
-        with open(path) as file:
-            rows = [json.loads(line) for line in file]
+    path = os.path.join(folder, "epochs.json")
+    if not os.path.exists(path):
+        os.makedirs(folder, exist_ok=True)
+        rows = list(_train(recipe, seed, data, folder))
+        with open(path, "w") as file:
+            json.dump(rows, file)
+    with open(path) as file:
+        return Trained(recipe, seed, folder, json.load(file))
+
+
+def _train(recipe, seed, data, folder):
+    """A row for each epoch, whose state is saved."""
     model, optimizer = start(recipe, seed, data)
-    if rows:
-        state = torch.load(_checkpoint(folder, len(rows) - 1), weights_only=True)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-    for epoch in range(len(rows), recipe.epochs):
+    for epoch in range(recipe.epochs):
         begun = time.process_time()
         loss = train_epoch(recipe, seed, epoch, model, optimizer, data)
-        seconds = time.process_time() - begun
+        row = {"epoch": epoch, "loss": loss, "cpu_seconds": time.process_time() - begun}
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         torch.save(state, _checkpoint(folder, epoch))
-        row = {"epoch": epoch, "loss": loss, "cpu_seconds": seconds}
         if epoch in judged_epochs(recipe, seed):
             row["accuracy"] = accuracy(model, data)
-        rows.append(row)
-        with open(path, "a") as file:
-            file.write(json.dumps(row) + "\n")
         print(f"{recipe.name}, seed {seed}: {row}", flush=True)
-    return Trained(recipe, seed, folder, rows)
+        yield row

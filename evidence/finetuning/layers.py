@@ -132,14 +132,15 @@ class Run:
 
 def measure(lab):
     """The runs that are missing, on the largest task; those whose figures are read first."""
-    have = {(row["network"], row["kind"], row["seed"]) for row in lab.rows("layers")}
+    recipes = {recipe.name: recipe for recipe in RECIPES}
     seeds = range(lab.scale * (1 if lab.quick else SEEDS))
-    wanted = [(scan, seed) for scans in ((FULL, 5), (2,)) for seed in seeds for scan in scans]
-    for scan, seed in wanted:
-        for recipe in RECIPES:
-            if (recipe.name, scan, seed) in have:
-                continue
-            row = Run(lab, recipe, lab.task(0), scan, seed).perform()
-            lab.append(row, "layers")
-            done = f"{recipe.name}, {scan}, seed {seed}: {100 * row['accuracy'][FULL]:.1f}"
-            print(f"{done} ({row['cpu_seconds']:.0f} CPU s)", flush=True)
+    keys = [
+        {"network": name, "kind": scan, "seed": seed}
+        for scans in ((FULL, 5), (2,))
+        for seed in seeds
+        for scan in scans
+        for name in recipes
+    ]
+    for key in lab.missing(keys, "layers"):
+        run = Run(lab, recipes[key["network"]], lab.task(0), key["kind"], key["seed"])
+        lab.append(run.perform(), "layers")

@@ -9,8 +9,8 @@ import torch
 
 from pcrshard.format.scan import FULL
 
-from ..clusters.links import apart, network
 from ..learning import fit
+from ..links import apart, network
 from . import tails
 
 # Bytes a second: at full fidelity the processor waits for most of the time.

@@ -163,22 +163,14 @@ class Run:
 
 def _measure_tails(lab):
     """The runs that are missing, the smallest task first."""
-    have = {(row["task"], str(row["kind"]), row["seed"]) for row in lab.rows()}
     look = tails.trunk(lab)
     for task in sorted(lab.tasks, key=lambda task: lab.index(task.name, "train").num_samples):
         seeds = range(lab.scale * (1 if lab.quick else SEEDS))
-        missing = [
-            (kind, seed)
-            for kind in KINDS
-            for seed in seeds
-            if (task.name, str(kind), seed) not in have
-        ]
-        prepared = Task(lab, task) if missing else None
-        for kind, seed in missing:
-            row = Run(prepared, kind, seed, look).perform()
-            lab.append(row)
-            done = f"{task.name}, {kind}, seed {seed}: {100 * row['accuracy'][FULL]:.1f}"
-            print(f"{done} ({row['cpu_seconds']:.0f} CPU s)", flush=True)
+        keys = [{"task": task.name, "kind": k, "seed": seed} for k in KINDS for seed in seeds]
+        prepared = None
+        for key in lab.missing(keys):
+            prepared = prepared or Task(lab, task)
+            lab.append(Run(prepared, key["kind"], key["seed"], look).perform())
 
 
 def _measure_link(lab):

@@ -43,7 +43,6 @@ CASES = (
 MOST = 3
 QUICK_CASES = (("lite0", 64, False), ("lite0", 64, True))
 CPU_IMAGES = 48
-ROUNDS = 7
 
 
 def _mark(scores, label):
@@ -69,15 +68,10 @@ def _see(classify, photograph, crop, smoothing):
     }
 
 
-def _measure_block(classify, chosen, case, block):
-    name, crop, smoothing = case
+def _measure_block(classify, chosen, key):
     begun = time.process_time()
-    seen = [_see(classify, photograph, crop, smoothing) for photograph in chosen]
+    seen = [_see(classify, photograph, key["crop"], key["smoothing"]) for photograph in chosen]
     return {
-        "network": name,
-        "crop": crop,
-        "smoothing": smoothing,
-        "block": block,
         "number": str(classify.number),
         "cpu_seconds": time.process_time() - begun,
         "first": chosen[0].path.name,
@@ -89,58 +83,37 @@ def _classify(lab):
     """What is missing of the rows; all cases of one stage before the next, so that a stop leaves
     whole curves: first the photographs of shared/data.
     """
-    known = {(row["network"], row["crop"], row["smoothing"], row["block"]) for row in lab.rows()}
     chosen = photographs(lab)
     blocks = [chosen[start : start + BLOCK] for start in range(0, len(chosen), BLOCK)]
     cases = [case for case in (QUICK_CASES if lab.quick else CASES) if lites.available(case[0])]
     early = min(len(blocks), EARLY * lab.scale)
     stages = ((cases, range(early)), (cases[:MOST], range(early, len(blocks))))
-    wanted = [(case, block) for some, part in stages for case in some for block in part]
+    keys = [
+        {"network": name, "crop": crop, "smoothing": smoothing, "block": block}
+        for some, part in stages
+        for name, crop, smoothing in some
+        for block in part
+    ]
     networks = {}
-    for case, block in wanted:
-        if (*case, block) in known:
-            continue
-        if case[0] not in networks:
-            networks[case[0]] = lites.Classifier(lites.pretrained(case[0]), fused=not lab.quick)
-        row = _measure_block(networks[case[0]], blocks[block], case, block)
-        lab.append(row)
-        print(f"{case}, block {block}: {row['cpu_seconds']:.0f} CPU s", flush=True)
+    for key in lab.missing(keys):
+        name = key["network"]
+        if name not in networks:
+            networks[name] = lites.Classifier(lites.pretrained(name), fused=not lab.quick)
+        lab.append(key | _measure_block(networks[name], blocks[key["block"]], key))
 
 
 def _decode_cost(lab):
-    """CPU milliseconds to decode, crop and resize a photograph at each point: the least of some
-    rounds over all points, because others' work makes it longer and nothing makes it shorter.
-    """
+    """CPU milliseconds to decode, crop and resize a photograph at each point."""
     chosen = photographs(lab)[: 1 if lab.quick else CPU_IMAGES]
     files = [stored(photograph.path.read_bytes()) for photograph in chosen]
     found = {}
-    for _ in range(ROUNDS):
-        for smoothing in (False, True):
-            decoder = pcrshard.ImageDecoder(224, "center", smoothing=smoothing)
-            for point in points():
-                if smoothing and not unfinished(point):
-                    continue
-                begun = time.process_time()
-                for file in files:
-                    decoder(file[point.name], None)
+    for smoothing in (False, True):
+        decoder = pcrshard.ImageDecoder(224, "center", smoothing=smoothing)
+        for point in points():
+            if not smoothing or unfinished(point):
                 name = f"{point.name}{' smooth' if smoothing else ''}"
-                milliseconds = 1000 * (time.process_time() - begun) / len(files)
-                found[name] = min(milliseconds, found.get(name, milliseconds))
+                found[name] = resized.milliseconds(decoder, [file[point.name] for file in files])
     return {"images": len(files), "milliseconds": found}
-
-
-def _agreement(lab):
-    """Share of photographs whose best guess is the same in float32 as in the rows' numbers."""
-    if lab.quick or lites.fast_type() == torch.float32:
-        return None
-    chosen = photographs(lab)[:100]
-    decoder = pcrshard.ImageDecoder(224, "center")
-    images = np.stack([decoder(photograph.path.read_bytes(), None) for photograph in chosen])
-    exact, fast = (
-        lites.Classifier(lites.pretrained("lite0"), number)(images).argmax(1)
-        for number in (torch.float32, lites.fast_type())
-    )
-    return {"images": len(chosen), "share": float((exact == fast).float().mean())}
 
 
 def _guesses(lab):
@@ -176,9 +149,10 @@ def _bytes(lab):
     return {"images": len(photographs(lab)), "bytes": shard_bytes(lab, photographs(lab))}
 
 
+# How often float32 guesses the same was measured once, on a processor with bfloat16.
+KEPT = ("agreement",)
 PARTS = {
     "cpu": _decode_cost,
-    "agreement": _agreement,
     "guesses": _guesses,
     "bytes": _bytes,
     "resized": resized.measure,

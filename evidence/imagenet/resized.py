@@ -14,6 +14,19 @@ ROUNDS = 7
 BATCH = 65
 
 
+def milliseconds(decoder, files):
+    """CPU milliseconds to decode a file: the least of some rounds, because others' work makes it
+    longer and nothing makes it shorter.
+    """
+    seconds = []
+    for _ in range(ROUNDS):
+        begun = time.process_time()
+        for file in files:
+            decoder(file)
+        seconds.append(time.process_time() - begun)
+    return 1000 * min(seconds) / len(files)
+
+
 def measure(lab):
     """For each scan of each script: mean bytes, CPU milliseconds to decode and crop, and the
     number of photographs that each network classifies correctly, in their order as ``1`` and ``0``.
@@ -38,7 +51,7 @@ def measure(lab):
             ]
             files = [sample["jpg"] for sample in samples]
             row = {"bytes": index.prefix_bytes(scan) / index.num_samples}
-            row["milliseconds"] = _decode_cost(decoder, files)
+            row["milliseconds"] = milliseconds(decoder, files[:BATCH])
             wanted = np.array([labels[sample["__key__"]] for sample in samples])
             images = np.stack([decoder(file) for file in files])
             for name, classify in networks.items():
@@ -49,16 +62,3 @@ def measure(lab):
             found[f"{script} {scan}"] = row
             print(f"{script} {scan}: {row['bytes']:.0f} bytes", flush=True)
     return {"images": len(chosen), "points": found}
-
-
-def _decode_cost(decoder, files):
-    """CPU milliseconds a photograph: the least of some rounds, because others' work makes it
-    longer and nothing makes it shorter.
-    """
-    seconds = []
-    for _ in range(ROUNDS):
-        begun = time.process_time()
-        for file in files[:BATCH]:
-            decoder(file)
-        seconds.append(time.process_time() - begun)
-    return 1000 * min(seconds) / len(files[:BATCH])

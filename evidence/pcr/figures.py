@@ -15,18 +15,7 @@ from ..pages import Estimate, NotMeasured, estimate, paired
 from ..plots import label
 from .runs import known, replay_key, replayed
 
-SHORT = 8  # epochs, where only runs of one length are compared with each other
 TOLERANCE = 0.01  # of accuracy, below full fidelity's
-
-
-def short(lab, task):
-    """Epochs of the short runs."""
-    return task.epochs if lab.quick else SHORT
-
-
-def short_tasks(lab):
-    """The tasks that have short runs."""
-    return [task for task in lab.tasks if lab.quick or task.name != "flowers"]
 
 
 def limit_of(lab):
@@ -127,10 +116,10 @@ class Group:
         return None
 
 
-def select(lab, task, scan, epochs, *, script="standard", seeds=None, full=None, **others):
+def select(lab, task, scan, epochs, *, script="standard", seeds=None, full=None, bandwidth=None):
     """Runs of a kind that there are, or ``None``."""
-    wanted = {"coarse": [], "smoothing": False, "bandwidth": None} | others
-    wanted |= {"task": task, "scan": scan, "epochs": epochs, "script": script}
+    wanted = {"task": task, "scan": scan, "epochs": epochs, "script": script}
+    wanted["bandwidth"] = bandwidth
     found = {
         run["spec"]["seed"]: run
         for run in known(lab).values()
@@ -146,34 +135,20 @@ def loses_nothing(group, full):
     return paired(group.final, full.final, 1).mean >= -TOLERANCE
 
 
-def _scans(lab, task, epochs, **how):
-    """{scan: runs} of a task, if it has runs at full fidelity."""
-    full = select(lab, task.name, "full", epochs, **how)
-    if full is None:
-        return {}
-    groups = {str(s): select(lab, task.name, s, epochs, full=full, **how) for s in SCANS[:-1]}
-    return {scan: group for scan, group in groups.items() if group} | {"full": full}
-
-
 def static(lab):
-    """{task: {scan: runs}} of what there is."""
-    found = {task.name: _scans(lab, task, task.epochs) for task in lab.tasks}
-    found = {task: groups for task, groups in found.items() if groups}
+    """{task: {scan: runs}} of the tasks with runs at full fidelity."""
+    found = {}
+    for task in lab.tasks:
+        full = select(lab, task.name, "full", task.epochs)
+        if full is not None:
+            groups = {
+                str(scan): select(lab, task.name, scan, task.epochs, full=full)
+                for scan in SCANS[:-1]
+            }
+            found[task.name] = {scan: group for scan, group in groups.items() if group}
+            found[task.name]["full"] = full
     if not found:
         raise NotMeasured
-    return found
-
-
-def coarse(lab):
-    """{labels: {task: {scan: runs}}} of short runs."""
-    found = {}
-    for kind in ("fine", "coarse"):
-        for task in short_tasks(lab):
-            labels = list(task.coarse) if kind == "coarse" else []
-            groups = _scans(lab, task, short(lab, task), coarse=labels)
-            if len(groups) < len(SCANS):
-                raise NotMeasured
-            found.setdefault(kind, {})[task.name] = groups
     return found
 
 
@@ -339,48 +314,6 @@ def sweep(lab):
     }
 
 
-def _at_equal_time(on, off):
-    """Accuracy of each seed at the CPU time that the cheaper kind takes for all its epochs: pairs
-    (on, off).
-    """
-    budget = min(row.cpu_ms * row.images * len(row.numbers) for row in (on, off))
-    found = []
-    for row in (on, off):
-        epochs = budget / (row.cpu_ms * row.images)
-        values = [float(np.interp(epochs, row.numbers, curve)) for curve in row.accuracies]
-        found.append(dict(zip(row.runs, values, strict=True)))
-    return found
-
-
-def _own(group):
-    return {seed: run["accuracy_at_own_scan"] for seed, run in group.runs.items()}
-
-
-def smoothing(lab):
-    """Short runs with smoothing minus those without, in pairs."""
-    rows = []
-    for task, scan in itertools.product(short_tasks(lab), (1, 2, 5)):
-        seeds = (*lab.seeds, 3, 4) if scan == 1 else lab.seeds
-        off, on = (
-            select(lab, task.name, scan, short(lab, task), seeds=seeds, smoothing=smooth)
-            for smooth in (False, True)
-        )
-        if on is None or off is None:
-            raise NotMeasured
-        rows.append(
-            {
-                "task": task.name,
-                "scan": scan,
-                "pairs": ", ".join(f"{100 * (on.final[s] - off.final[s]):+.1f}" for s in on.runs),
-                "equal": paired(on.final, off.final),
-                "timed": paired(*_at_equal_time(on, off)),
-                "own": paired(_own(on), _own(off)),
-                "ratio": on.cpu_ms / off.cpu_ms,
-            }
-        )
-    return rows
-
-
 def _scripts_of(lab):
     """{task: (full, {script: {scan: runs}})} up to the first prefix that loses nothing."""
     found = {}
@@ -444,4 +377,4 @@ def drop(lab):
     }
 
 
-SECTIONS = (static, coarse, correlation, autotune, sweep, smoothing, scripts, drop)
+SECTIONS = (static, correlation, autotune, sweep, scripts, drop)

@@ -7,7 +7,6 @@ from . import costs, figures, rates
 from .runs import Spec, perform, replays, runs
 
 LIMIT = 1.0  # MB/s of the limited runs
-SHORT = 8  # epochs, where only runs of one length are compared with each other
 
 
 def _gradients(lab):
@@ -45,36 +44,6 @@ def _static(lab):
             for task in lab.tasks
             for scan in SCANS
             for seed in lab.seeds
-        ],
-    )
-
-
-def _coarse(lab):
-    """Short runs with fine and with coarse labels."""
-    runs(
-        lab,
-        [
-            Spec(task.name, scan, seed, figures.short(lab, task), coarse)
-            for task in lab.tasks
-            for coarse in ((), task.coarse)
-            for scan in SCANS
-            for seed in lab.seeds
-            if lab.quick or task.name != "flowers"
-        ],
-    )
-
-
-def _smoothing(lab):
-    """Pairs of short runs with and without; scan 1, where most is smoothed, with two seeds more."""
-    runs(
-        lab,
-        [
-            Spec(task.name, scan, seed, figures.short(lab, task), smoothing=smoothing)
-            for smoothing in (False, True)
-            for task in lab.tasks
-            for scan in (1, 2, 5)
-            for seed in (*lab.seeds, *((3, 4) if scan == 1 and not lab.quick else ()))
-            if lab.quick or task.name != "flowers"
         ],
     )
 
@@ -129,15 +98,12 @@ MEASURED = {
     "gradients": _gradients,
     "msssim": costs.msssim,
     "msssim-q95": costs.msssim_q95,
-    "rates": rates.rates,
     "wait": rates.wait,
 }
 TRAINED = {
     "time": _static,
     "epochs": _static,
     "sweep": _static,
-    "coarse": _coarse,
-    "smoothing": _smoothing,
     "scripts": _scripts,
     "autotune": _autotune,
 }

@@ -15,32 +15,39 @@ from pcrshard.fidelity.bandwidth import BandwidthTuner, bytes_per_sample
 from pcrshard.testing import ThrottledFS, TokenBucket
 
 from ..lab import SCANS
-from .runs import Spec, Watched, batch, config, paced
+from .runs import Spec, batch, config, paced
 
 BANDWIDTHS = (0.5, 1.0, 2.0, 4.0)
 STEPS = 25
+ROUNDS = 4
+CPU = torch.device("cpu")
 
 
-def _step_cost(lab, task, scan, model):
+def _step_cost(lab, task, scan):
     """CPU seconds of a training step, decoding included."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="pcrshard-rate-") as out:
-        more = (f"model={model}", "data.val=null", f"stop_after={STEPS}")
-        run = Watched(config(lab, Spec(task.name, scan), out, *more))
-        run.checkpoint = lambda: None
+        more = ("data.val=null", f"stop_after={STEPS}")
+        run = train.Run(config(lab, Spec(task.name, scan), out, *more), train.current(), CPU)
+        begun = []
+        watch = run.policy.watch
+
+        def timed(loader):
+            for batch in watch(loader):
+                begun.append(time.process_time())
+                yield batch
+
+        run.policy.watch = timed
         run.train_epoch(len(run.loader))
-        times = run.policy.arrivals
-        return statistics.median(b - a for a, b in itertools.pairwise(times))
+        return statistics.median(b - a for a, b in itertools.pairwise(begun))
 
 
-def _step_costs(lab, task, rounds, model="small_cnn"):
+def _step_costs(lab, task):
     """The least of some interleaved rounds: other jobs of the machine make a step slower, none
     makes it cheaper.
     """
-    found = [
-        [_step_cost(lab, task, scan, model) for scan in SCANS]
-        for _ in range(1 if lab.quick else rounds)
-    ]
+    rounds = 1 if lab.quick else ROUNDS
+    found = [[_step_cost(lab, task, scan) for scan in SCANS] for _ in range(rounds)]
     return dict(zip(SCANS, map(min, zip(*found, strict=True)), strict=True))
 
 
@@ -60,27 +67,13 @@ def bandwidth(lab):
     task = lab.task(2)
     index = lab.index(task.name, "train")
     found = {}
-    for scan, cost in _step_costs(lab, task, 4).items():
+    for scan, cost in _step_costs(lab, task).items():
         limits = (1.0,) if lab.quick else BANDWIDTHS
         points = [[limit, _epoch_rate(lab, task, scan, cost, limit)] for limit in limits]
         size = index.prefix_bytes(scan) / index.num_samples
         found[str(scan)] = {"bytes": size, "points": points, "unlimited": batch(lab) / cost}
         print(scan, found[str(scan)], flush=True)
     return {"task": task.name, "scans": found}
-
-
-def rates(lab):
-    """Measure images per second of two models at 1 MB/s."""
-    task, limit = lab.task(2), 1.0
-    models = {}
-    for model in ("small_cnn", "shufflenet_v2"):
-        costs = _step_costs(lab, task, 3, model)
-        rows = {
-            str(scan): _epoch_rate(lab, task, scan, cost, limit) for scan, cost in costs.items()
-        }
-        models[model] = {"limited": rows, "unlimited": batch(lab) / costs["full"]}
-        print(model, models[model], flush=True)
-    return {"task": task.name, "bandwidth": limit, "models": models}
 
 
 class _VaryingBucket(TokenBucket):

@@ -32,8 +32,6 @@ class Spec:
     scan: int | str
     seed: int = 0
     epochs: int = 8
-    coarse: tuple[int, ...] = ()
-    smoothing: bool = False
     bandwidth: float | None = None
     script: str = "standard"
 
@@ -51,12 +49,9 @@ def config(lab, spec, out, *more):
         # One tuning, after an epoch: with so few images, another one would cost as much as two
         # epochs.
         policy = ["policy=tuner", f"policy.images={images}", "policy.first=1", "policy.every=1000"]
-    coarse = f"[{','.join(map(str, spec.coarse))}]" if spec.coarse else "null"
     overrides = [
         f"data.train={lab.dataset(spec.task, 'train', spec.script)}",
         f"data.val={lab.dataset(spec.task, 'val')}",
-        f"data.coarse={coarse}",
-        f"data.smoothing={str(spec.smoothing).lower()}",
         # One lane and a narrow window: the first batch of an epoch waits for few of these small
         # shards.
         "data.lanes_per_rank=1",
@@ -88,68 +83,27 @@ def batch(lab):
     return 16 if lab.quick else 32
 
 
-class Watch:
-    """A policy as it is, whose steps are announced and whose batches are timed."""
-
-    def __init__(self, policy, before_epoch=None):
-        self.policy = policy
-        self.before_epoch = before_epoch
-        self.waited = 0.0  # seconds for batches
-        self.arrivals = []  # CPU seconds at which batches came
-        self.begun = time.process_time()  # of the epoch
-
-    def __getattr__(self, name):
-        return getattr(self.policy, name)
-
-    def step(self, *, model, epoch):
-        """Before each epoch."""
-        if self.before_epoch is not None:
-            self.before_epoch(epoch)
-        self.begun = time.process_time()
-        self.policy.step(model=model, epoch=epoch)
-
-    def watch(self, loader):
-        """The batches of the loader."""
-        source = iter(self.policy.watch(loader))
-        while True:
-            begun = time.monotonic()
-            found = next(source, None)
-            self.waited += time.monotonic() - begun
-            self.arrivals.append(time.process_time())
-            if found is None:
-                return
-            yield found
-
-
 class Watched(train.Run):
-    """A training run whose waiting and computing are told apart."""
+    """A training run that counts the CPU time of tuning and training, without evaluation.
+
+    ``before_epoch(run, epoch)`` is called before each epoch.
+    """
 
     def __init__(self, cfg, before_epoch=None):
         super().__init__(cfg, train.current(), torch.device("cpu"))
-        look = None if before_epoch is None else lambda epoch: before_epoch(self, epoch)
-        self.policy = Watch(self.policy, look)
+        self.before_epoch = before_epoch
         self.computed = 0.0
+        self.begun = time.process_time()
 
-    def train_epoch(self, per_epoch):
-        super().train_epoch(per_epoch)
-        self.computed += time.process_time() - self.policy.begun
+    def train_epoch(self, num_steps):
+        if self.before_epoch is not None:
+            self.before_epoch(self, self.epoch)
+        super().train_epoch(num_steps)
+        self.computed += time.process_time() - self.begun
 
-    def perform(self):
-        """Train, and return a row for each epoch."""
-        rows = []
-        self.train(
-            lambda row: rows.append(
-                row | {"waited": self.policy.waited, "cpu_seconds": self.computed}
-            )
-        )
-        return rows
-
-    def accuracy_at(self, scan):
-        """Accuracy on validation images of a scan."""
-        cfg = self.cfg.copy()
-        cfg.data.val_scan = scan
-        val = train.Run(cfg, train.current(), self.device).val
-        return train.evaluate(self.model, val, self.prepare)
+    def checkpoint(self):
+        super().checkpoint()
+        self.begun = time.process_time()
 
 
 def perform(lab, spec, watch=None):
@@ -158,8 +112,8 @@ def perform(lab, spec, watch=None):
     torch.manual_seed(spec.seed)
     with tempfile.TemporaryDirectory(prefix="pcrshard-run-") as out:
         run = Watched(config(lab, spec, out), watch)
-        rows = run.perform()
-        own = None if spec.scan in ("full", "tuner") else run.accuracy_at(spec.scan)
+        rows = []
+        run.train(lambda row: rows.append(row | {"cpu_seconds": run.computed}))
         steps = run.dataset.num_samples // run.cfg.batch_size
         reports = [
             [r.epoch, r.scan, [list(s) for s in r.similarities], r.images, r.seconds]
@@ -170,7 +124,6 @@ def perform(lab, spec, watch=None):
         "rows": rows,
         "images": len(rows) * steps * run.cfg.batch_size,
         "accuracy": rows[-1]["accuracy"],
-        "accuracy_at_own_scan": own,
         "reports": reports,
     }
 
@@ -182,14 +135,9 @@ def known(lab):
 
 def runs(lab, specs):
     """The runs of some settings, made where they are missing, one after another."""
+    for key in lab.missing({"spec": dataclasses.asdict(spec)} for spec in specs):
+        lab.append(perform(lab, Spec(**key["spec"])))
     have = known(lab)
-    for spec in specs:
-        if spec.key not in have:
-            begun = time.monotonic()
-            have[spec.key] = perform(lab, spec)
-            lab.append(have[spec.key])
-            accuracy = have[spec.key]["accuracy"]
-            print(f"{spec}: {accuracy:.3f} ({time.monotonic() - begun:.0f} s)", flush=True)
     return [have[spec.key] for spec in specs]
 
 
@@ -199,7 +147,6 @@ def _replay(lab, record, bandwidth):
 
     On a machine that other jobs share this is what the run would take with a core of its own.
     """
-    settings = record["spec"] | {"coarse": tuple(record["spec"]["coarse"]), "bandwidth": bandwidth}
     rows, level = record["rows"], pcrshard.ScanLevel(record["rows"][0]["scan"])
     ends = [0.0, *(row["cpu_seconds"] for row in rows)]
     spent = [after - before for before, after in itertools.pairwise(ends)]
@@ -207,7 +154,7 @@ def _replay(lab, record, bandwidth):
     usual = statistics.median(seconds for epoch, seconds in enumerate(spent) if epoch not in tuned)
     total, seconds = 0.0, []
     with tempfile.TemporaryDirectory(prefix="pcrshard-replay-") as out:
-        cfg = config(lab, Spec(**settings), out)
+        cfg = config(lab, Spec(**(record["spec"] | {"bandwidth": bandwidth})), out)
         loader = train.make_loader(cfg, cfg.data.train, level, None, training=True)
         for epoch, row in enumerate(rows):
             loader.set_epoch(epoch)
@@ -249,10 +196,7 @@ def replay_key(spec, bandwidth):
 
 def replays(lab, records, bandwidth):
     """Replay the runs that were not; lines of replays.jsonl."""
-    have = replayed(lab)
     for record in records:
         key = replay_key(record["spec"], bandwidth)
-        if key not in have:
-            have[key] = _replay(lab, record, bandwidth)
-            lab.append({"key": key, "seconds": have[key]}, "replays")
-            print(f"replayed {key}: {have[key][-1]:.1f} s", flush=True)
+        if key not in replayed(lab):
+            lab.append({"key": key, "seconds": _replay(lab, record, bandwidth)}, "replays")

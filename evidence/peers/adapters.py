@@ -13,11 +13,8 @@ import tarfile
 from images import (
     BATCH,
     DECODERS,
-    FIXED,
     SIDE,
-    SKIPPING,
     crop_picture,
-    label_of,
     torch_loader,
 )
 
@@ -57,7 +54,7 @@ def decoding(dataset, decode):
     class Images(dataset):
         def __getitem__(self, index):
             sample = super().__getitem__(index)
-            return decode(sample["jpg"]), label_of(sample["jpg"], sample["cls"])
+            return decode(sample["jpg"]), sample["cls"]
 
     return Images
 
@@ -82,22 +79,13 @@ class PCRShard(Peer):
         options = pcrshard.EncodeOptions(samples_per_shard=SHARD_IMAGES, **dict(self.resized))
         pcrshard.encode(listed, folder, options, workers=1)
 
-    def loader(self, folder, workers, cache=None):
+    def epoch(self, folder, workers):
         import pcrshard
 
-        dataset = pcrshard.PCRDataset(
-            folder,
-            scan=self.options["scan"],
-            decoder=pcrshard.ImageDecoder(SIDE, "center" if FIXED else "random"),
-            **dict(zip(("cache_dir", "cache_bytes"), cache or (), strict=False)),
-        )
+        decoder = pcrshard.ImageDecoder(SIDE, "random")
+        dataset = pcrshard.PCRDataset(folder, scan=self.options["scan"], decoder=decoder)
         how = {"threads": workers} if self.options.get("threads") else {"num_workers": workers}
-        return pcrshard.PCRLoader(dataset, BATCH, seed=1, **how)
-
-    def epoch(self, folder, workers, cache=None):
-        # Who keeps shards for the next epoch keeps the loader, which knows which epoch is next.
-        self.started = (cache and self.started) or self.loader(folder, workers, cache)
-        for batch in self.started:
+        for batch in pcrshard.PCRLoader(dataset, BATCH, seed=1, **how):
             yield batch["jpg"]
 
 
@@ -111,20 +99,16 @@ class PCRShard256(PCRShard):
 class PCRInWebDataset(PCRShard):
     """``.pcr_scan(5)`` in a pipeline that is WebDataset's otherwise."""
 
-    def epoch(self, folder, workers, cache=None):
+    def epoch(self, folder, workers):
         import webdataset as wds
 
         import pcrshard
 
         _, urls = pcrshard.open_dataset(folder)
-        decoder = pcrshard.ImageDecoder(SIDE, "center" if FIXED else "random", layout="hwc")
-        options = dict(zip(("cache_dir", "cache_bytes"), cache or (), strict=False))
-        handler = handler_of(wds)
-        seed = seed_of_epoch(cache)
-        dataset = wds.WebDataset(urls, shardshuffle=len(urls), seed=seed, handler=handler)
-        dataset = dataset.pcr_scan(self.options["scan"], **options)
-        dataset = dataset.shuffle(500).to_tuple("jpg", "cls")
-        dataset = dataset.map_tuple(lambda jpeg: decoder(jpeg, random), int, handler=handler)
+        decoder = pcrshard.ImageDecoder(SIDE, "random", layout="hwc")
+        dataset = wds.WebDataset(urls, shardshuffle=len(urls), seed=1)
+        dataset = dataset.pcr_scan(self.options["scan"]).shuffle(500).to_tuple("jpg", "cls")
+        dataset = dataset.map_tuple(lambda jpeg: decoder(jpeg, random), int)
         yield from torch_loader(dataset, workers)
 
 
@@ -146,30 +130,16 @@ class WebDataset(Peer):
     def stored(self, path):
         return read(path)
 
-    def epoch(self, folder, workers, cache=None):
+    def epoch(self, folder, workers):
         import webdataset as wds
 
         urls = names(folder, "data-{:06d}.tar")
-        options = {"cache_dir": cache[0], "cache_size": cache[1]} if cache else {}
-        seed = seed_of_epoch(cache)
-        dataset = wds.WebDataset(urls, shardshuffle=len(urls), seed=seed, **options).shuffle(500)
-        handler = handler_of(wds)
+        dataset = wds.WebDataset(urls, shardshuffle=len(urls), seed=1).shuffle(500)
         if self.options.get("pil"):
-            dataset = dataset.decode("pil", handler=handler).to_tuple("jpg", "cls")
-            dataset = dataset.map_tuple(crop_picture, int)
+            dataset = dataset.decode("pil").to_tuple("jpg", "cls").map_tuple(crop_picture, int)
         else:
-            dataset = dataset.to_tuple("jpg", "cls").map_tuple(self.decode, int, handler=handler)
+            dataset = dataset.to_tuple("jpg", "cls").map_tuple(self.decode, int)
         yield from torch_loader(dataset, workers)
-
-
-def seed_of_epoch(cache):
-    """Each epoch has an order of its own, where it matters which shards the last one left."""
-    return random.randrange(1 << 30) if cache else 1
-
-
-def handler_of(wds):
-    """What WebDataset does about samples that cannot be decoded."""
-    return wds.warn_and_continue if SKIPPING else wds.reraise_exception
 
 
 class StaticResize(WebDataset):
@@ -212,7 +182,7 @@ class Files(Peer):
             os.makedirs(target, exist_ok=True)
             shutil.copy(path, os.path.join(target, f"{number:06d}.jpg"))
 
-    def epoch(self, folder, workers, cache=None):
+    def epoch(self, folder, workers):
         yield from torch_loader(FileList(folder, self.decode_file), workers, shuffle=True)
 
     def decode_file(self, path):
@@ -282,21 +252,17 @@ class Streaming(Peer):
             for path, label in images:
                 writer.write({"jpg": read(path), "cls": label})
 
-    def dataset(self, folder, cache=None):
+    def epoch(self, folder, workers):
         from streaming import StreamingDataset
         from streaming.base.util import clean_stale_shared_memory
 
         clean_stale_shared_memory()
         where = {"local": folder}
         if "://" in folder:
-            where = {"remote": folder, "local": cache[0] if cache else fresh_folder()}
-        limit = {"cache_limit": cache[1]} if cache else {}
+            where = {"remote": folder, "local": fresh_folder()}
         images = decoding(StreamingDataset, self.decode)
-        return images(**where, **limit, shuffle=True, batch_size=BATCH, shuffle_seed=1)
-
-    def epoch(self, folder, workers, cache=None):
-        self.started = (cache and self.started) or self.dataset(folder, cache)
-        yield from torch_loader(self.started, workers)
+        dataset = images(**where, shuffle=True, batch_size=BATCH, shuffle_seed=1)
+        yield from torch_loader(dataset, workers)
 
 
 def fresh_folder():
@@ -324,28 +290,20 @@ class LitData(Peer):
             verbose=False,
         )
 
-    def dataset(self, folder, cache=None):
-        import litdata
-
-        limit = {"max_cache_size": cache[1]} if cache else {}
-        if "://" in folder:
-            limit["cache_dir"] = cache[0] if cache else fresh_folder()
-        images = decoding(litdata.StreamingDataset, self.decode)
-        return images(folder, shuffle=True, seed=1, **limit)
-
-    def loader(self, dataset, workers):
+    def epoch(self, folder, workers):
         import litdata
         import torch
         from images import batches_of
 
         torch.set_num_threads(1)
-        return litdata.StreamingDataLoader(
-            dataset, batch_size=BATCH, num_workers=workers, collate_fn=batches_of
+        where = {"cache_dir": fresh_folder()} if "://" in folder else {}
+        images = decoding(litdata.StreamingDataset, self.decode)
+        yield from litdata.StreamingDataLoader(
+            images(folder, shuffle=True, seed=1, **where),
+            batch_size=BATCH,
+            num_workers=workers,
+            collate_fn=batches_of,
         )
-
-    def epoch(self, folder, workers, cache=None):
-        self.started = (cache and self.started) or self.loader(self.dataset(folder, cache), workers)
-        yield from self.started
 
 
 def litdata_sample(image):
@@ -361,10 +319,6 @@ class HuggingFace(Peer):
     packages = ("datasets", "torch", "pillow")
     streams = True
 
-    def __init__(self, kind="parquet"):
-        super().__init__(kind=kind)
-        self.form = {"parquet": "parquet", "webdataset": "tar"}[kind]
-
     def prepare(self, images, folder):
         import datasets
 
@@ -377,19 +331,13 @@ class HuggingFace(Peer):
             dataset = datasets.Dataset.from_dict(columns, features=features)
             dataset.to_parquet(os.path.join(folder, f"data-{number:06d}.parquet"))
 
-    def dataset(self, folder):
-        """Its samples, and the name of the column with the image."""
+    def epoch(self, folder, workers):
         import datasets
 
-        kind = self.options["kind"]
-        pattern = {"parquet": "data-{:06d}.parquet", "webdataset": "data-{:06d}.tar"}[kind]
-        urls = names(folder, pattern)
+        kind, image = self.options["kind"], self.options["image"]
+        urls = names(folder, f"data-{{:06d}}.{self.form}")
         dataset = datasets.load_dataset(kind, data_files=urls, split="train", streaming=True)
         dataset = dataset.shuffle(seed=1, buffer_size=500)
-        return dataset, {"parquet": "image", "webdataset": "jpg"}[kind]
-
-    def epoch(self, folder, workers, cache=None):
-        dataset, image = self.dataset(folder)
 
         def crop(sample):
             return {"pixels": crop_picture(sample[image])}
@@ -400,6 +348,10 @@ class HuggingFace(Peer):
         dataset = dataset.map(crop, remove_columns=list(dataset.features or ()))
         for batch in torch_loader(dataset, workers, collate_fn=collate):
             yield (batch,)
+
+
+class HuggingFaceTars(HuggingFace):
+    form = "tar"
 
 
 class TFRecord(Peer):
@@ -420,7 +372,7 @@ class TFRecord(Peer):
                     features = tf.train.Features(feature={"jpg": jpeg, "cls": number_of})
                     writer.write(tf.train.Example(features=features).SerializeToString())
 
-    def epoch(self, folder, workers, cache=None):
+    def epoch(self, folder, workers):
         self.started = self.started or self.start(folder, workers)
         for pixels, label in self.started:
             yield pixels.numpy(), label
@@ -442,7 +394,7 @@ class TFRecord(Peer):
             )
             y, x, _ = tf.unstack(begin)
             h, w, _ = tf.unstack(size)
-            box = tf.stack([0, 0, shape[0], shape[1]] if FIXED else [y, x, h, w])
+            box = tf.stack([y, x, h, w])
             pixels = tf.image.decode_and_crop_jpeg(sample["jpg"], box, channels=3)
             pixels = tf.image.resize(pixels, (SIDE, SIDE), antialias=True)
             return tf.cast(pixels, tf.uint8), sample["cls"]
@@ -472,7 +424,7 @@ class Grain(Peer):
                 writer.write(b"%06d" % label + read(path))
             writer.close()
 
-    def dataset(self, folder, workers):
+    def epoch(self, folder, workers):
         import grain
         import grain.python as gp
 
@@ -480,10 +432,7 @@ class Grain(Peer):
         dataset = grain.MapDataset.source(source).shuffle(seed=1).map(GrainDecode(self.decode))
         dataset = dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=8))
         dataset = dataset.batch(BATCH)
-        return dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
-
-    def epoch(self, folder, workers, cache=None):
-        yield from self.dataset(folder, workers)
+        yield from dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
 
 
 class GrainDecode:
@@ -493,7 +442,7 @@ class GrainDecode:
         self.decode = decode
 
     def __call__(self, record):
-        return self.decode(record[6:]), label_of(record[6:], int(record[:6]))
+        return self.decode(record[6:]), int(record[:6])
 
 
 class SPDL(Files):
@@ -502,7 +451,7 @@ class SPDL(Files):
     environment = "spdl"
     packages = ("spdl", "spdl-io")
 
-    def epoch(self, folder, workers, cache=None):
+    def epoch(self, folder, workers):
         import numpy as np
         import spdl.io
         from images import draw_box
@@ -538,7 +487,7 @@ class DALI(WebDataset):
     packages = ("nvidia-dali-cuda120",)
     streams = False
 
-    def epoch(self, folder, workers, cache=None):
+    def epoch(self, folder, workers):
         self.started = self.started or self.start(folder, workers)
         size = self.started.epoch_size("reader")
         for _ in range(size // BATCH):
@@ -560,12 +509,13 @@ class DALI(WebDataset):
                 missing_component_behavior="error",
                 name="reader",
             )
-            how = {"device": "cpu", "output_type": types.RGB}
-            if FIXED:
-                images = fn.decoders.image(jpegs, **how)
-            else:
-                area = {"random_area": [0.08, 1.0], "random_aspect_ratio": [3 / 4, 4 / 3]}
-                images = fn.decoders.image_random_crop(jpegs, **how, **area)
+            images = fn.decoders.image_random_crop(
+                jpegs,
+                device="cpu",
+                output_type=types.RGB,
+                random_area=[0.08, 1.0],
+                random_aspect_ratio=[3 / 4, 4 / 3],
+            )
             return fn.resize(images, size=[SIDE, SIDE], interp_type=types.INTERP_LINEAR)
 
         made = pipeline()
@@ -591,7 +541,7 @@ class FFCV(Peer):
         writer = DatasetWriter(os.path.join(folder, "data.ffcv"), fields, num_workers=1)
         writer.from_indexed_dataset(PictureList(images))
 
-    def epoch(self, folder, workers, cache=None):
+    def epoch(self, folder, workers):
         self.started = self.started or self.start(folder, workers)
         yield from self.started
 
@@ -599,11 +549,8 @@ class FFCV(Peer):
         from ffcv.fields import decoders
         from ffcv.loader import Loader, OrderOption
 
-        crop = decoders.RandomResizedCropRGBImageDecoder((SIDE, SIDE))
-        if FIXED:
-            crop = decoders.CenterCropRGBImageDecoder((SIDE, SIDE), 1.0)
         pipelines = {
-            "image": [crop],
+            "image": [decoders.RandomResizedCropRGBImageDecoder((SIDE, SIDE))],
             "label": [decoders.IntDecoder()],
         }
         return Loader(
@@ -658,8 +605,8 @@ PEERS = {
     "MosaicML tuned": Streaming("tuned"),
     "LitData": LitData(),
     "LitData tuned": LitData("tuned"),
-    "HF parquet": HuggingFace(),
-    "HF webdataset": HuggingFace(kind="webdataset"),
+    "HF parquet": HuggingFace(kind="parquet", image="image"),
+    "HF webdataset": HuggingFaceTars(kind="webdataset", image="jpg"),
     "TFRecord": TFRecord(),
     "Grain": Grain(),
     "Grain tuned": Grain("tuned"),

@@ -3,6 +3,8 @@
 import statistics
 from collections import defaultdict
 
+from ..pages import NotMeasured
+
 FIGURES = {
     "per_cpu": lambda run: run["images"] / run["cpu"],
     "per_second": lambda run: run["images"] / run["wall"],
@@ -56,6 +58,14 @@ def ask(lab):
     return Questions(lab.rows())
 
 
+def once(lab):
+    """The runs that are not made again: caches, resuming, damage."""
+    rows = lab.rows("once")
+    if not rows:
+        raise NotMeasured
+    return Questions(rows)
+
+
 def _has_place(run):
     return "shard=" in run["error"] and "key=" in run["error"]
 
@@ -63,7 +73,7 @@ def _has_place(run):
 def corrupt(lab):
     """What each peer does with a damaged shard."""
     rows = []
-    for peer, runs in ask(lab).runs("corrupt").items():
+    for peer, runs in once(lab).runs("corrupt").items():
         stops = [run for run in runs if run["error"]]
         named = "shard, sample, scan" if all(map(_has_place, stops)) else "no file"
         lost = [run["lost_if_skipped"] for run in runs if run.get("lost_if_skipped") is not None]
@@ -79,4 +89,4 @@ def corrupt(lab):
     return rows
 
 
-SECTIONS = (ask, corrupt)
+SECTIONS = (ask, once, corrupt)

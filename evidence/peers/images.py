@@ -1,25 +1,17 @@
 """What every peer does with an image: the same random crop, in a plain form and in a tuned one."""
 
 import math
-import os
 import random
-import zlib
 
 import numpy as np
 
 SIDE = 224
 BATCH = 32
-# Whether pixels are to be the same in each run: the middle of each image instead of random crops.
-FIXED = "PEERS_FIXED" in os.environ
-# Whether samples that cannot be decoded are left out, where a peer offers that.
-SKIPPING = "PEERS_SKIP" in os.environ
-# Whether labels are to tell which image it is.
-IDENTIFY = "PEERS_IDENTIFY" in os.environ
 
 
 def draw_box(rng, height, width):
     """(y, x, height, width) as torchvision's RandomResizedCrop draws it."""
-    for _ in range(0 if FIXED else 10):
+    for _ in range(10):
         area = height * width * rng.uniform(0.08, 1.0)
         ratio = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
         w = round(math.sqrt(area * ratio))
@@ -73,11 +65,6 @@ def decode_tuned(jpeg):
 
 
 DECODERS = {"plain": decode_plain, "tuned": decode_tuned}
-
-
-def label_of(data, label):
-    """The label, or a number for the image as it is stored; copies of an image share that."""
-    return zlib.crc32(data) if IDENTIFY else label
 
 
 def batches_of(samples):

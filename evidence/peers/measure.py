@@ -1,10 +1,8 @@
 """pcrshard beside the other loaders, on the same photographs, each in its own environment.
 
 Parts are questions, each adds a round to the rows: prepare (time and size), cpu (images a CPU
-second, and a second), memory, link (20 MB/s, also four times as many images, and 80 MB/s), cache (a
-second epoch with half of the originals' bytes on disk), resume (in another process, from the middle
-of an epoch), corrupt (one shard with 16 bytes inverted). All of them take three hours on two cores
-for five rounds. A quick run asks pcrshard's own adapters only, which need no environment.
+second, and a second), memory, link (20 MB/s, also four times as many images, and 80 MB/s). A quick
+run asks pcrshard's own adapters only, which need no environment.
 """
 
 import contextlib
@@ -16,42 +14,22 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
 # Workers run these modules in environments without this package.
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from adapters import PEERS, SHARD_IMAGES
-from damage import damaged_copy
 from environments import python_of, versions
-from resume import WAYS, compare
 from server import SlowServer
 
 # 780 images are enough where nothing is waited for; a link needs more, because the first seconds of
 # an epoch are unlike the others.
 COPIES = {"data": 3, "data-link": 12}
 LINKS = ((20e6, "data"), (20e6, "data-link"), (80e6, "data"))  # bytes a second, which set
-LIMIT_S = {"prepare": 180, "epoch": 75, "part": 75, "pixels": 45}
-CACHED = (
-    "pcrshard scan 2",
-    "pcrshard scan 5",
-    "pcrshard scan 5, threads",
-    "pcrshard full",
-    "WebDataset .pcr_scan(5)",
-    "WebDataset tuned",
-    "256 px tuned",
-    "MosaicML tuned",
-    "LitData tuned",
-)
-KEPT = ("imread",)  # imread.py measures it, in an environment of its own
+LIMIT_S = {"prepare": 180, "epoch": 75}
+# imread.py measures it, in an environment of its own; what once.jsonl has is not measured again.
+KEPT = ("imread", "once")
 QUICK = ("pcrshard scan 5", "pcrshard scan 5, threads")
-CACHE_RATE = 20e6
-CACHE_BYTES = 41_350_000  # half of the photographs
-STOP_AFTER = 48  # batches, of 97
-PLACES = (0.3, 0.5, 0.7)  # of a shard, and of the list of shards
-# They read as their plain twins do.
-SAME_BYTES = {"LitData tuned", "MosaicML tuned", "Grain tuned"}
-SKIPS = {"WebDataset .pcr_scan(5)", "WebDataset pil", "WebDataset tuned"}  # by a handler
 SERVED = {
     "AWS_ACCESS_KEY_ID": "peers",
     "AWS_SECRET_ACCESS_KEY": "peers",
@@ -190,80 +168,6 @@ class Peers:
                     figures = said["epochs"][0] | {"bytes": said["bytes"]}
                     self.add("link", name, figures, rate=rate, data=data)
 
-    def cache(self):
-        for name in [name for name in self.names if name in CACHED]:
-            with tempfile.TemporaryDirectory(dir=self.scratch) as cache:
-                options = {"workers": 2, "epochs": 2, "more": {"cache": [cache, CACHE_BYTES]}}
-                folder = self.folder(name)
-                said = self.over_link(name, "epoch", CACHE_RATE, folder=folder, **options)
-                held = _tree_bytes(cache)
-            if said is not None:
-                first, second = said["epochs"]
-                more = {"first_epoch": first["wall"], "first_bytes": first["bytes"], "held": held}
-                self.add("cache", name, second | more)
-
-    def resume(self):
-        for name in [name for name in self.names if name in WAYS]:
-            with tempfile.TemporaryDirectory(dir=self.scratch) as folder:
-                state = os.path.join(folder, "state")
-                whole = self._part(name, os.path.join(folder, "whole"), None)
-                before = self._part(name, state, STOP_AFTER)
-                after = self._part(name, state, None)
-            if None not in (whole, before, after):
-                figures = {
-                    **compare(whole["batches"], before["batches"], after["batches"]),
-                    "first": after["first"],
-                    "first_of_whole": whole["first"],
-                    "bytes": after["bytes"],
-                    "bytes_of_whole": whole["bytes"],
-                    "streams": PEERS[name].streams,
-                }
-                self.add("resume", name, figures)
-
-    def _part(self, name, state, stop_after):
-        """Read part of an epoch over the link, or from disk for peers without URL support."""
-        options = {
-            "folder": self.folder(name, "data-link"),
-            "workers": 2,
-            "state": state,
-            "stop_after": stop_after,
-            "environment": {"PEERS_IDENTIFY": "1"},
-        }
-        if PEERS[name].streams:
-            return self.over_link(name, "part", CACHE_RATE, **options)
-        said = self.call(name, "part", **options)
-        return said and {**said, "bytes": 0}
-
-    def corrupt(self):
-        for name in [name for name in self.names if name not in SAME_BYTES]:
-            clean = self._pixels(name, self.folder(name))
-            for place in PLACES if clean else ():
-                with tempfile.TemporaryDirectory(dir=self.scratch) as folder:
-                    damaged_copy(name, self.folder(name), folder, place)
-                    said = self._pixels(name, folder)
-                    skipped = None
-                    if name in SKIPS and said and said["error"]:
-                        skipped = self._pixels(name, folder, PEERS_SKIP="1")
-                if said is not None:
-                    figures = _what_came(clean, said)
-                    if skipped is not None:
-                        figures["lost_if_skipped"] = _what_came(clean, skipped)["lost"]
-                    self.add("corrupt", name, figures, place=place)
-
-    def _pixels(self, name, folder, **environment):
-        environment["PEERS_FIXED"] = "1"
-        return self.call(name, "pixels", folder=folder, workers=1, environment=environment)
-
-
-def _what_came(clean, said):
-    """How many pictures were wrong, and how many did not come until an error or the end."""
-    known = set(clean["pixels"])
-    return {
-        "wrong": sum(each not in known for each in said["pixels"]),
-        "lost": len(clean["pixels"]) - len(said["pixels"]),
-        "error": said["error"],
-    }
-
 
 def _tree_bytes(top):
     return sum(
@@ -273,7 +177,7 @@ def _tree_bytes(top):
     )
 
 
-QUESTIONS = ("prepare", "cpu", "memory", "link", "cache", "resume", "corrupt")
+QUESTIONS = ("prepare", "cpu", "memory", "link")
 
 
 def measure(lab, parts=()):

@@ -14,7 +14,6 @@ from email.utils import formatdate
 from xml.sax.saxutils import escape
 
 CHUNK = 1 << 16
-SENT = "__sent__"  # answers how many bytes of files were sent
 
 
 class Link:
@@ -23,7 +22,6 @@ class Link:
     def __init__(self, rate):
         self.rate = rate
         self.bytes = 0
-        self.requests = 0
         self.free_at = time.monotonic()
         self.lock = threading.Lock()
 
@@ -50,12 +48,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def answer(self, with_body):
         url = urllib.parse.urlsplit(self.path)
         name = urllib.parse.unquote(url.path).lstrip("/").removeprefix("bucket/")
-        if name == SENT:
-            self.tell(str(self.server.link.bytes).encode())
-            return
         path = os.path.join(self.server.folder, name)
-        with self.server.link.lock:
-            self.server.link.requests += 1
         if "list-type" in url.query:
             self.list(urllib.parse.parse_qs(url.query))
             return

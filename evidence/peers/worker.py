@@ -1,6 +1,6 @@
 """Runs one peer in its own environment; measure.py starts it.
 
-worker.py PEER prepare|epoch|part|pixels JSON-options; prints one line of JSON at the end.
+worker.py PEER prepare|epoch JSON-options; prints one line of JSON at the end.
 """
 
 import contextlib
@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import warnings
-import zlib
 
 warnings.simplefilter("ignore")
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -65,25 +64,13 @@ def pixels_of(batch):
     return batch[0] if isinstance(batch, tuple | list) else batch
 
 
-def bytes_sent(server):
-    """What the server has sent until now."""
-    if server is None:
-        return 0
-    import urllib.request
-
-    with urllib.request.urlopen(f"{server}/__sent__") as answer:
-        return int(answer.read())
-
-
 def read_epoch(peer, folder, options):
     """One epoch: what it took, and when the first batch came."""
-    server = options.get("server")
-    sent = bytes_sent(server)
     cpu = cpu_seconds()
     start = time.perf_counter()
     first = None
     images = 0
-    for batch in peer.epoch(folder, options["workers"], **options.get("more", {})):
+    for batch in peer.epoch(folder, options["workers"]):
         first = first or time.perf_counter() - start
         images += len(pixels_of(batch))
     return {
@@ -91,23 +78,7 @@ def read_epoch(peer, folder, options):
         "wall": time.perf_counter() - start,
         "first": first,
         "cpu": cpu_seconds() - cpu,
-        "bytes": bytes_sent(server) - sent,
     }
-
-
-def read_pixels(peer, folder, options):
-    """A number for the pixels of each image, and what stopped the epoch."""
-    import numpy as np
-
-    found = []
-    error = None
-    try:
-        for batch in peer.epoch(folder, options["workers"]):
-            found += [zlib.crc32(np.ascontiguousarray(each)) for each in pixels_of(batch)]
-    except Exception as stopped:  # whatever a library raises is what is asked for
-        lines = str(stopped).strip().splitlines() or [""]
-        error = f"{type(stopped).__name__}: {lines[-1]}".replace(f"{folder}/", "")
-    return {"pixels": found, "error": error}
 
 
 def prepare(name, options):
@@ -130,22 +101,12 @@ def epoch(name, options):
     return {"epochs": epochs, "peak_bytes": peak.bytes}
 
 
-def part(name, options):
-    from resume import read_part
-
-    return read_part(name, place(PEERS[name], options), options)
-
-
-def pixels(name, options):
-    return read_pixels(PEERS[name], place(PEERS[name], options), options)
-
-
 def place(peer, options):
     os.environ["PEERS_LOCAL"] = options["folder"]
     return peer.location(options["folder"], options.get("server"))
 
 
-ACTIONS = {"prepare": prepare, "epoch": epoch, "part": part, "pixels": pixels}
+ACTIONS = {"prepare": prepare, "epoch": epoch}
 
 
 def main():

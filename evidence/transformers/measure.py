@@ -189,16 +189,17 @@ def measure(lab, _parts=()):
     tasks = {"vit": Signs(lab), "gpt": Manual(lab.quick)}
     steps = {"vit": 3 if lab.quick else 220, "gpt": 3 if lab.quick else 260}
     batch = {"vit": 32, "gpt": 16}
-    known = [row["spec"] for row in lab.rows()]
+    specs = [
+        Spec(network, arm, seed, steps[network], batch[network])
+        for seed in (range(1) if lab.quick else SEEDS)
+        for network in tasks
+        for arm in ARMS
+    ]
     models = {}
-    for seed in range(1) if lab.quick else SEEDS:
-        for network, data in tasks.items():
-            for arm in ARMS:
-                spec = Spec(network, arm, seed, steps[network], batch[network])
-                if dataclasses.asdict(spec) not in known:
-                    models[network], run = train(spec, data)
-                    lab.append(run)
-                    print(json.dumps(run), flush=True)
+    for key in lab.missing({"spec": dataclasses.asdict(spec)} for spec in specs):
+        spec = Spec(**key["spec"])
+        models[spec.network], run = train(spec, tasks[spec.network])
+        lab.append(run)
     if os.path.exists(lab.path("ratios.json")):
         return
     found = {"vit_tiny": full_size(lab)}

@@ -12,16 +12,14 @@ from .. import storage
 from ..checksum import crc32c
 from ..errorbound import (
     FLOAT_TYPES,
+    Quantized,
     content_bytes,
     decode_integers,
-    decode_planes,
     decompress,
-    lattice_from,
     restore,
 )
-from ..errorbound import Quantized as LatticeCodes
 from ..errors import BrokenChain, VersionUnavailable
-from .codec import Tensor, exact_tensor, quantized_tensor
+from .codec import Entry, Tensor, decode_tensor, exact_tensor, quantized_tensor
 from .frame import (
     HEAD_BYTES,
     damage_named,
@@ -46,8 +44,9 @@ _MAX_RATIO = 1 << 17
 # Maximum expansion of a compressed header, and the size allowed for any header.
 _MAX_GROWTH = 64
 _FREE_BYTES = 1 << 16
-# Tensors by path; the words of an exact tensor are codes without escapes.
-_Decoded = dict[str, LatticeCodes[Any]]
+Codes = Quantized[Any]
+# Tensors by path; those on a lattice without their escaped values, which follow.
+_Decoded = dict[str, tuple[Tensor, Codes]]
 
 
 class _File(NamedTuple):
@@ -140,7 +139,7 @@ def _decode_chain(io: StoreIO, file: _File, by_id: dict[bytes, _File]) -> _Decod
         if parent[1] not in by_id or len(layers) > len(by_id):
             raise BrokenChain(f"the reference {parent[1].hex()} is missing", url=io.join(file.name))
         layers.append(by_id[parent[1]])
-    tensors: _Decoded = {}
+    decoded: _Decoded = {}
     for layer in reversed(layers):
         start = layer.start
         found = {}
@@ -149,36 +148,33 @@ def _decode_chain(io: StoreIO, file: _File, by_id: dict[bytes, _File]) -> _Decod
             payload = io.read(layer.name, start, stop)
             with damage_named("the payload is damaged", io.join(layer.name), path):
                 require(crc32c(payload) == entry["payload_crc"], "it does not match its checksum")
-                found[path] = _decode(entry, payload, tensors.get(path))
+                found[path] = _decode(entry, payload, decoded[path][0] if path in decoded else None)
             start = stop
-        tensors = found
-    return tensors
+        decoded = found
+    return decoded
 
 
-def _decode(entry: Any, payload: memoryview, base: LatticeCodes[Any] | None) -> LatticeCodes[Any]:
+def _decode(entry: Any, payload: memoryview, base: Tensor | None) -> tuple[Tensor, Codes]:
+    """Decode the main part as format 2 does, then the values that differ from it."""
     first, second, _ = entry["sizes"]
     main, index, words = payload[:first], payload[first : first + second], payload[first + second :]
     spec = TensorSpec(entry["dtype"], tuple(entry["shape"]))
-    coder, count = entry["coder"], entry["count"]
-    whole = coder in ("intra", "delta")
-    require(not whole or spec.num_bytes <= _MAX_RATIO * first, "too few bytes for the tensor")
+    is_delta = entry["coder"] != "intra"
+    tensor = decode_tensor(
+        Entry(spec, entry["lattice"], is_delta, first, 0, 0, bytes(32)), main, base
+    )
+    count = entry["count"]
     require(8 * count <= _MAX_RATIO * len(payload), "too few bytes for the words")
-    if coder != "intra" and (base is None or len(base.codes) != spec.num_words):
-        raise BrokenChain("the reference has no such tensor")
-    old: Any = None if base is None else base.codes
-    gaps = decode_integers(index, count, np.uint32)
-    places = np.cumsum(gaps, dtype=np.int64) - 1
+    places = np.cumsum(decode_integers(index, count, np.uint32), dtype=np.int64) - 1
     if spec.word.itemsize > 1:
         changed = decode_integers(words, count, spec.word)
     else:
         changed = np.frombuffer(decompress(words, count), spec.word)
-    if entry["lattice"] is not None:
-        values = decode_integers(main, spec.num_words, np.int32) if whole else old
-        return LatticeCodes(values + old if coder == "delta" else values, places, changed)
-    values = decode_planes(main, spec.num_words, spec.word) if whole else old.copy()
-    values = values ^ old if coder == "delta" else values
-    values[places] ^= changed
-    return LatticeCodes(values, places[:0], changed[:0])
+    if tensor.lattice is None:
+        values = tensor.values.copy()
+        values[places] ^= changed
+        tensor = exact_tensor(values, spec)
+    return tensor, Codes(tensor.values, places, changed)
 
 
 def _stored(header: Any, decoded: _Decoded) -> list[Tensor]:
@@ -186,16 +182,13 @@ def _stored(header: Any, decoded: _Decoded) -> list[Tensor]:
     tensors = []
     rows = []
     for entry in header["tensors"]:
-        spec = TensorSpec(entry["dtype"], tuple(entry["shape"]))
-        codes = decoded[entry["path"]]
-        if entry["lattice"] is None:
-            tensor = exact_tensor(codes.codes, spec)
-        else:
-            lattice = lattice_from(*entry["lattice"])
+        tensor, codes = decoded[entry["path"]]
+        spec, lattice = tensor.spec, tensor.lattice
+        if lattice is not None:
             words = restore(codes, FLOAT_TYPES[spec.dtype], lattice)
             tensor = quantized_tensor(words, spec, lattice, codes)
         tensors.append(tensor)
-        rows.append([entry["path"], entry["dtype"], entry["shape"], tensor.digest])
+        rows.append([entry["path"], spec.dtype, spec.shape, tensor.digest])
     made = hashlib.sha256(encode([header["tree"], rows])).digest()
     require(made == header["id"], "the version restores to other content")
     return tensors

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from contextlib import suppress
 
 from .. import storage
 from ..errors import (
     CorruptCheckpoint,
     FormatError,
     PCRError,
-    UnsupportedVersion,
     VersionUnavailable,
 )
 from .frame import require
@@ -53,31 +53,22 @@ def recover(
         VersionUnavailable: The folder contains no versions.
     """
     io = StoreIO(url, options)
-    try:
-        is_sound = io.newest().number > 0
-    except UnsupportedVersion:
-        raise
-    except FormatError:
-        is_sound = False
-    if is_sound:
-        raise ValueError("the manifest is sound: there is nothing to recover")
+    with suppress(CorruptCheckpoint):
+        if io.newest().number:
+            raise ValueError("the manifest is sound: there is nothing to recover")
     names = io.list()
     numbers = {name: number for name in names if (number := number_in(name)) is not None}
     if not numbers:
         raise VersionUnavailable("there are no files of versions to recover", url=url)
     files, lost = _open(io, numbers)
-    parents = {(file.header.parent, file.header.parent_id) for file in files}
-
-    def rank(file: VersionFile) -> tuple[int, bool, float]:
-        """Sort parents before deltas, and for duplicate numbers the referenced file first."""
-        header = file.header
-        return header.number, (header.number, header.id) not in parents, -header.saved
-
+    parents = {file.header.parent_id for file in files}
+    # Parents before deltas; of two files of one version, the one that others refer to.
+    files.sort(key=lambda file: (file.header.number, file.header.id not in parents))
     manifest = Manifest()
-    for file in reported(sorted(files, key=rank), progress):
+    for file in reported(files, progress):
         try:
-            known = {record.number for record in manifest.versions}
-            require(file.header.number not in known, "another file of this version is used")
+            is_new = file.header.number >= manifest.next_version
+            require(is_new, "another file of this version is used")
             check(io, manifest, file)
             manifest = manifest.with_versions((*manifest.versions, file.record))
         except PCRError as error:

@@ -237,13 +237,11 @@ class DeltaStore:
         )
 
     def close(self) -> None:
-        """Wait until all versions are stored, and stop the background thread.
+        """Wait until all versions are stored.
 
         Raises:
             PCRError: A version could not be saved.
         """
-        self._thread.shutdown()
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, "pcrshard-checkpoint")
         self._wait()
 
     def _wait(self) -> None:

@@ -96,10 +96,7 @@ def snapshot(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def words_of(tensor: torch.Tensor) -> Words:
     """Return the words (N,) of a contiguous tensor on the CPU, without a copy."""
-    spec = spec_of(tensor)
-    if spec.num_bytes == 0:
-        return np.empty(0, spec.word)
-    return tensor.reshape(-1).view(torch.uint8).numpy().view(spec.word)
+    return tensor.reshape(-1).view(torch.uint8).numpy().view(spec_of(tensor).word)
 
 
 def spec_of(tensor: torch.Tensor) -> TensorSpec:
@@ -109,10 +106,8 @@ def spec_of(tensor: torch.Tensor) -> TensorSpec:
 
 def tensor_from(words: Words, spec: TensorSpec) -> torch.Tensor:
     """Return a tensor that shares the memory of words (N,)."""
-    dtype = getattr(torch, spec.dtype)
-    if spec.num_bytes == 0:
-        return torch.empty(spec.shape, dtype=dtype)
-    return torch.from_numpy(words.view(np.uint8)).view(dtype).reshape(spec.shape)
+    data = torch.from_numpy(words.view(np.uint8))
+    return data.view(getattr(torch, spec.dtype)).reshape(spec.shape)
 
 
 def array_tensor(array: np.ndarray[Any, Any], path: str) -> torch.Tensor:

@@ -6,12 +6,11 @@ other commands should not pay.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..fidelity.costs import counted, human_bytes, record_table
+from ..fidelity.costs import counted, fields_of, record_table
 from .parser import Count, Report, StorageOptions, UsageError
 from .progress import ProgressBar
 
@@ -28,15 +27,6 @@ def _open(store: str, options: dict[str, Any] | None) -> DeltaStore:
     return DeltaStore(store, options=options)
 
 
-def _bar(name: str, unit: str) -> ProgressBar:
-    """Return a bar that writes no log lines off a terminal, because these commands are short."""
-    return ProgressBar(name, unit, log_seconds=math.inf)
-
-
-def _ratio(raw: int, stored: int) -> str:
-    return f"{raw / stored:.1f}x" if stored else "-"
-
-
 def ls(store: str, *, storage_option: StorageOptions = None) -> Report:
     """List the versions in a store.
 
@@ -48,28 +38,17 @@ def ls(store: str, *, storage_option: StorageOptions = None) -> Report:
         storage_option: fsspec option of the store; repeatable.
     """
     records = _open(store, storage_option).read(lambda manifest: manifest.versions)
-    figures = [
-        {
-            "version": record.number,
-            "reference": record.parent,
-            "file": record.file,
-            "file_bytes": record.file_bytes,
-            "raw_bytes": record.raw_bytes,
-            "saved": record.saved,
-            "metrics": {key: str(value) for key, value in record.metrics.items()},
-            "id": record.id.hex(),
-        }
+    rows = [
+        fields_of(record)
+        | {"saved": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.saved))}
         for record in records
     ]
-    rows = [
-        row | {"saved": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.saved))}
-        for row, record in zip(figures, records, strict=True)
-    ]
-    listed = record_table(rows, omit=("file", "id"))
+    listed = record_table(rows, omit=("file", "header_bytes", "id"))
     stored = sum(record.file_bytes for record in records)
     raw = sum(record.raw_bytes for record in records)
-    total = f"{counted(len(records), 'version')}, {raw} bytes in {stored}: {_ratio(raw, stored)}"
-    return Report(figures, f"{listed}\n{total}")
+    ratio = f"{raw / stored:.1f}x" if stored else "-"
+    total = f"{counted(len(records), 'version')}, {raw} bytes in {stored}: {ratio}"
+    return Report(records, f"{listed}\n{total}")
 
 
 def show(store: str, version: int, *, storage_option: StorageOptions = None) -> Report:
@@ -118,7 +97,7 @@ def verify(
         storage_option: fsspec option of the store; repeatable.
     """
     opened = _open(store, storage_option)
-    with _bar("verify", "versions") as progress:
+    with ProgressBar("verify", "versions") as progress:
         problems = list(map(str, opened.verify(list(versions) or None, progress=progress)))
     checked = len(versions) or len(opened.versions())
     found = counted(len(problems), "problem") if problems else "no problems"
@@ -150,10 +129,7 @@ def export(
 
     opened = _open(store, storage_option)
     size = export_safetensors(opened, version, file, names=names, options=storage_option)
-    return Report(
-        {"version": version, "file": file, "file_bytes": size},
-        f"version {version} in {file}: {human_bytes(size)}",
-    )
+    return Report({"version": version, "file": file, "file_bytes": size})
 
 
 def recover(
@@ -171,14 +147,12 @@ def recover(
     """
     from ..checkpoint import recover as recover_store
 
-    with _bar("recover", "files") as progress:
+    with ProgressBar("recover", "files") as progress:
         found = recover_store(
             store, allow_loss=allow_loss, options=storage_option, progress=progress
         )
     numbers = [record.number for record in found.versions]
-    unused = [f"not used: {name}: {reason}" for name, reason in found.lost.items()]
-    text = "\n".join([*unused, f"{counted(len(numbers), 'version')} recovered"])
-    return Report({"versions": numbers, "unused_files": found.lost}, text)
+    return Report({"versions": numbers, "unused_files": found.lost})
 
 
 def delete(
@@ -210,20 +184,17 @@ def delete(
         keep = numbers[-keep_last:]
     elif keep_every is not None:
         keep = [number for number in numbers if number % keep_every == 0] + numbers[-1:]
-    with _bar("delete", "versions") as progress:
+    with ProgressBar("delete", "versions") as progress:
         opened.delete(keep=set(keep), progress=progress)
     after = opened.versions()
-    figures = {
-        "versions_before": len(before),
-        "versions": len(after),
-        "bytes_before": sum(record.file_bytes for record in before),
-        "bytes": sum(record.file_bytes for record in after),
-    }
-    text = (
-        f"kept {counted(len(after), 'version')} of {len(before)}, "
-        f"{human_bytes(figures['bytes'])} of {human_bytes(figures['bytes_before'])}"
+    return Report(
+        {
+            "versions_before": len(before),
+            "versions": len(after),
+            "bytes_before": sum(record.file_bytes for record in before),
+            "bytes": sum(record.file_bytes for record in after),
+        }
     )
-    return Report(figures, text)
 
 
 def pull(
@@ -248,7 +219,7 @@ def pull(
     """
     from ..checkpoint import pull as pull_version
 
-    with _bar("pull", "MB") as progress:
+    with ProgressBar("pull", "MB") as progress:
         got = pull_version(
             url,
             _open(store, None),
@@ -257,16 +228,9 @@ def pull(
             options=storage_option,
             progress=lambda done, total: progress(done // _MB, total // _MB),
         )
-    figures = {
-        "version": got.version,
-        "added_versions": list(got.added),
-        "moved_bytes": got.moved_bytes,
-    }
-    text = (
-        f"version {got.version} in {store}: {counted(len(got.added), 'version')} added, "
-        f"{human_bytes(got.moved_bytes)} transferred"
+    return Report(
+        {"version": got.version, "added_versions": got.added, "moved_bytes": got.moved_bytes}
     )
-    return Report(figures, text)
 
 
 def convert(source: str, store: str, *, storage_option: StorageOptions = None) -> Report:
@@ -282,12 +246,9 @@ def convert(source: str, store: str, *, storage_option: StorageOptions = None) -
     """
     from ..checkpoint import convert as convert_store
 
-    with _bar("convert", "versions") as progress:
+    with ProgressBar("convert", "versions") as progress:
         records = convert_store(source, store, options=storage_option, progress=progress)
-    numbers = [record.number for record in records]
-    return Report(
-        {"versions": numbers}, f"{counted(len(numbers), 'version')} converted into {store}"
-    )
+    return Report({"versions": [record.number for record in records]})
 
 
 COMMANDS = (ls, show, verify, export, recover, delete, pull, convert)

@@ -20,8 +20,7 @@ from ..fidelity.msssim import require_opencv
 from ..fidelity.plots import pyplot_module
 from ..format.scan import FULL
 from ..jpeg.image_decoder import ImageDecoder
-from ..jpeg.other_formats import compress
-from ..jpeg.pixels import Pixels
+from ..jpeg.other_formats import Pixels, compress
 from ..reading.dataset_folder import open_dataset
 from ..training.dataset import PCRDataset
 from ..training.loader import PCRLoader

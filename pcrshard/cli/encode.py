@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import collections
 import os
 from argparse import ArgumentTypeError
-from collections.abc import Iterator
-from concurrent.futures import Executor
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 from .. import storage
@@ -17,7 +16,7 @@ from ..encoding.clusters import dask_executor, encode_on_slurm
 from ..encoding.encode_dataset import EncodeOptions
 from ..encoding.labels import read_classes
 from ..encoding.resume_journal import read_journal
-from ..encoding.shard_plan import ON_ERROR, advise_script
+from ..encoding.shard_plan import advise_script
 from ..encoding.sources import list_source
 from ..errors import EncodeError
 from ..fidelity.costs import record_table, scan_costs
@@ -26,8 +25,9 @@ from ..format.scan import Scan
 from ..format.scan_script import ScanScript, parse_script
 from ..format.shard_format import AUTO, SCRIPTS, ShardFormat
 from ..redaction import redact_url
-from .inspect import sizes
+from .inspect import of_splits, sizes
 from .parser import (
+    Count,
     Keywords,
     Report,
     StorageOptions,
@@ -78,8 +78,6 @@ _NAMES = {"type": _names, "metavar": "A,B"}
 Options = Annotated[
     EncodeOptions,
     {
-        "on_error": {"choices": ON_ERROR},
-        "layout": {"choices": ("compact", "preview")},
         "classes": from_file(read_classes),
         "script": from_file(_script, "SCRIPT"),
         "lists": _NAMES,
@@ -104,7 +102,7 @@ def encode(
     *,
     options: Options,
     keep_order: bool = False,
-    workers: int | None = None,
+    workers: Count | None = None,
     engine: Annotated[str, Keywords(choices=("local", "dask", "slurm"))] = "local",
     scheduler: str | None = None,
     slurm_option: Annotated[dict[str, str] | None, pairs(_slurm_option)] = None,
@@ -126,113 +124,80 @@ def encode(
         workers: Worker processes (default: one per core), or concurrent SLURM jobs (default: 8).
         engine: Where shards are encoded: local processes, Dask or SLURM.
         scheduler: Dask scheduler address, or path to its JSON scheduler file.
-        slurm_option: Option for sbatch (partition, account, time, cpus_per_task...); repeatable.
+        slurm_option: Option for sbatch, such as account=abc or time=60; repeatable.
         part: Encode only part I (from 0) of N; the last part to finish writes the dataset index.
         resume: Continue an interrupted run; complete shards are kept.
         storage_option: fsspec option for the source and the destination; repeatable.
     """
-    if keep_order and options.seed:
-        raise UsageError("argument --seed: not allowed with argument --keep-order")
     fmt = options.fmt
-    if fmt.layout != "preview" and (fmt.preview_fields or fmt.base != ShardFormat.base):
-        raise EncodeError("--base and --preview-fields need --layout preview")
+    has_preview_options = bool(fmt.preview_fields) or fmt.base != ShardFormat.base
+    wrong = {
+        "--seed: not allowed with --keep-order": keep_order and options.seed,
+        "--base, --preview-fields: need --layout preview": (
+            has_preview_options and fmt.layout != "preview"
+        ),
+        "--scheduler: needs --engine dask": scheduler and engine != "dask",
+        "--slurm-option: needs --engine slurm": slurm_option and engine != "slurm",
+        "--workers: a Dask cluster has its own workers": workers and engine == "dask",
+        "--part: --engine slurm creates the parts itself": part and engine == "slurm",
+        "--engine dask: needs --scheduler; start `dask scheduler` here and `dask worker ADDRESS "
+        "--nthreads 1` on each node, then give ADDRESS": engine == "dask" and not scheduler,
+    }
+    for text, is_wrong in wrong.items():
+        if is_wrong:
+            raise UsageError(f"argument {text}")
     if keep_order:
         options = replace(options, seed=None)
-    if engine == "slurm" and part is not None:
-        raise EncodeError("--engine slurm creates the parts itself: omit --part")
-
-    def encode_to(target: str, options: EncodeOptions, executor: Executor | None) -> Report:
-        how: dict[str, Any] = {
-            "resume": resume,
-            "src_options": storage_option,
-            "dst_options": storage_option,
-        }
-        index: DatasetIndex | None
-        with ProgressBar("encode", "images") as progress:
-            if engine == "slurm":
-                index = encode_on_slurm(
-                    src,
-                    target,
-                    options,
-                    jobs=8 if workers is None else workers,
-                    sbatch=slurm_option,
-                    progress=progress,
-                    **how,
-                )
-            else:
-                index = encode_dataset.encode(
-                    src,
-                    target,
-                    options,
-                    part=part,
-                    workers=workers,
-                    executor=executor,
-                    progress=progress,
-                    **how,
-                )
-        if index is None and part is not None:
-            text = f"part {part[0]} of {part[1]} is done; other parts have shards left to write"
-            return Report({"url": target, "part": part}, text)
-        assert index is not None, "a run without parts is complete when it ends"
-        return _report(target, index, options.fmt.script, storage_option)
-
+    reports = {}
+    run: Callable[..., DatasetIndex | None] = partial(encode_dataset.encode, part=part)
     try:
-        targets = list(_targets(src, dst, options, storage_option))
-        with _open_engine(engine, scheduler, workers, slurm_option) as executor:
-            reports = [encode_to(target, each, executor) for target, each in targets]
+        splits = _splits(src, options, storage_option)
+        with ExitStack() as stack:
+            if engine == "slurm":
+                run = partial(encode_on_slurm, jobs=workers or 8, sbatch=slurm_option)
+            elif scheduler is not None:
+                run = partial(run, executor=stack.enter_context(dask_executor(scheduler)))
+            else:
+                run = partial(run, workers=workers)
+            for split in splits:
+                target = storage.join(dst, split) if split else dst
+                with ProgressBar("encode", "images") as progress:
+                    index = run(
+                        src,
+                        target,
+                        replace(options, split=split) if split else options,
+                        resume=resume,
+                        progress=progress,
+                        src_options=storage_option,
+                        dst_options=storage_option,
+                    )
+                reports[split] = _report(target, index, fmt.script, storage_option)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("the same command with --resume goes on from here") from None
-    figures = [report.figures for report in reports]
-    text = "\n".join(report.text for report in reports)
-    return Report(figures if options.split == ALL_SPLITS else figures[0], text)
+    return of_splits(reports)
 
 
-def _open_engine(
-    engine: str,
-    scheduler: str | None,
-    workers: int | None,
-    slurm_option: dict[str, str] | None,
-) -> AbstractContextManager[Executor | None]:
-    if scheduler and engine != "dask":
-        raise EncodeError(f"--scheduler needs --engine dask, got --engine {engine}")
-    if slurm_option and engine != "slurm":
-        raise EncodeError(f"--slurm-option needs --engine slurm, got --engine {engine}")
-    if engine != "dask":
-        return nullcontext()
-    if workers is not None:
-        raise EncodeError(
-            "--workers applies to the engines local and slurm; a Dask cluster has its own workers"
-        )
-    if not scheduler:
-        raise EncodeError(
-            "--engine dask needs --scheduler: start `dask scheduler` here and "
-            "`dask worker ADDRESS --nthreads 1` on each node, then give ADDRESS"
-        )
-    return dask_executor(scheduler)
-
-
-def _targets(
-    src: str, dst: str, options: EncodeOptions, storage_options: storage.Options
-) -> Iterator[tuple[str, EncodeOptions]]:
-    """Return the target folder and options of each split to encode."""
+def _splits(src: str, options: EncodeOptions, storage_options: storage.Options) -> Sequence[str]:
+    """Return the splits to encode into folders of their names; one without a name otherwise."""
     if options.split != ALL_SPLITS:
-        yield dst, options
-        return
+        return ("",)
     splits = list_source(src, prefix_keys=options.prefix_keys, options=storage_options).splits
     if not splits:
         raise EncodeError(
             f"expected folders train, val or test in {redact_url(src)}, found none: omit --split"
         )
-    for split in splits:
-        yield storage.join(dst, split), replace(options, split=split)
+    return splits
 
 
 def _report(
     dst: str,
-    index: DatasetIndex,
+    index: DatasetIndex | None,
     script: ScanScript | str,
     storage_options: storage.Options,
 ) -> Report:
+    if index is None:
+        text = "this part is done; other parts have shards left to write"
+        return Report({"url": redact_url(dst)}, text)
     journal = read_journal(dst, options=storage_options)
     costs = scan_costs(index)
     num_shards = len(index.shards)
@@ -251,12 +216,11 @@ def _report(
         "scans": costs,
     }
     rows = journal.unlayered
-    for outcome, count in collections.Counter(row.outcome for row in rows).items():
-        figures[outcome] = count
-        first = next(row for row in rows if row.outcome == outcome)
-        done = {"kept": "kept as they are", "reencoded": "encoded again"}.get(outcome, outcome)
+    for outcome in dict.fromkeys(row.outcome for row in rows):
+        first, *others = (row for row in rows if row.outcome == outcome)
+        figures[outcome] = 1 + len(others)
         lines.append(
-            f"{count} images were {done}, listed in {storage.join(dst, first.report)}; "
-            f"the first: {first.source}: {first.reason}"
+            f"{figures[outcome]} images were {outcome}, listed in "
+            f"{storage.join(dst, first.report)}; the first: {first.source}: {first.reason}"
         )
     return Report(figures, "\n".join(filter(None, lines)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from .. import __version__, storage
 from ..errors import PCRError
 from ..fidelity import advice, measure, plots
 from ..fidelity.contact_sheet import contact_sheet as draw_contact_sheet
-from ..fidelity.costs import counted, plan_costs, record_table, scan_costs
+from ..fidelity.costs import counted, field_lines, plan_costs, record_table, scan_costs
 from ..format.dataset_index import DatasetIndex, ShardEntry, resolve_scan
 from ..format.scan import FULL
 from ..format.tar_members import TRAILER
@@ -46,7 +45,6 @@ from .parser import (
 from .progress import ProgressBar
 from .simulate import ClusterOptions, simulate_scans
 
-_MAX_LISTED = 20
 _COMPACT_HINT = (
     "Compact shards are read by .pcr_scan() or PCRDataset; a stock tar or WebDataset reader sees "
     "each shard as one record. `pcrshard encode --layout preview` lets it read the images."
@@ -105,9 +103,7 @@ def info(
         storage_option: fsspec option of the dataset; repeatable.
     """
     if system:
-        system_figures = {"pcrshard": __version__} | libjpeg_turbo.system()
-        lines = itertools.starmap("{}: {}".format, system_figures.items())
-        return Report(system_figures, "\n".join(lines))
+        return Report({"pcrshard": __version__} | libjpeg_turbo.system())
     if not src:
         raise UsageError("expected a dataset or a shard")
     datasets = {"": src} if is_shard(src) else find_datasets(src, storage_options=storage_option)
@@ -115,10 +111,16 @@ def info(
         split: _describe(*open_source(url, storage_option), classes, storage_option)
         for split, url in datasets.items()
     }
+    return of_splits(reports)
+
+
+def of_splits(reports: dict[str, Report]) -> Report:
+    """Return one report on the splits of a folder; a dataset's own report has the name ``""``."""
     if "" in reports:
         return reports[""]
-    text = "\n\n".join(f"{split}:\n{report.text}" for split, report in reports.items())
-    return Report({split: report.figures for split, report in reports.items()}, text)
+    text = "\n\n".join(f"{split}:\n{report.as_text()}" for split, report in reports.items())
+    figures = {split: report.figures for split, report in reports.items()}
+    return Report(figures, text, any(report.has_failed for report in reports.values()))
 
 
 def _describe(
@@ -145,7 +147,7 @@ def _describe(
         "deferred": [f"{field}={scan}" for field, scan in late.items()],
         "classes": index.classes,
     }
-    shown = [f"{name}: {_listed(value)}" for name, value in about.items() if value]
+    shown = [field_lines({name: value for name, value in about.items() if value})]
     if classes:
         counts = count_classes(index, urls, storage_options=storage_options)
         about["samples_per_class"] = dict.fromkeys(index.classes, 0) | counts
@@ -155,13 +157,6 @@ def _describe(
         shown.append(_COMPACT_HINT)
     about |= {"num_classes": index.num_classes, "scans": costs}
     return Report(about, "\n".join(shown))
-
-
-def _listed(value: Any) -> str:
-    if not isinstance(value, list | tuple):
-        return str(value)
-    more = f", ... ({len(value)})" if len(value) > _MAX_LISTED else ""
-    return ", ".join(value[:_MAX_LISTED]) + more
 
 
 def plan(
@@ -258,7 +253,6 @@ def fidelity(
     contact_sheet: Picture | None = None,
     model: Annotated[str | None, Keywords(metavar="MODULE:FUNCTION")] = None,
     model_size: Count = 224,
-    smoothing: bool = False,
     storage_option: StorageOptions = None,
 ) -> Report:
     """Measure the quality and cost of each scan, and recommend one.
@@ -282,11 +276,10 @@ def fidelity(
         model: Function of a Python module that returns your network; adds its top-1 accuracy at
             each scan, using the labels in field cls.
         model_size: Side of the network's input images, in pixels.
-        smoothing: Decode with interblock smoothing, like ImageDecoder(smoothing=True).
         storage_option: fsspec option of the dataset; repeatable.
     """
-    for path in filter(None, (plot, contact_sheet)):
-        plots.check_target(path)
+    if plot or contact_sheet:
+        plots.pyplot_module()  # a missing package is named before any work
     network = None
     if model:
         # Imported lazily: torch takes two seconds, which other commands should not pay.
@@ -300,30 +293,23 @@ def fidelity(
             seed=seed,
             on_image=progress,
             model=network,
-            smoothing=smoothing,
             storage_options=storage_option,
         )
     if plot:
         title = f"{rows[0].num_images} images of {redact_url(src)}"
         plots.plot_fidelity(rows, plot, title=title)
     if contact_sheet:
-        draw_contact_sheet(
-            src, contact_sheet, seed=seed, smoothing=smoothing, storage_options=storage_option
-        )
-    scans = [row._asdict() for row in rows]
-    if bandwidth is not None:
-        for scan, row in zip(scans, rows, strict=True):
-            scan["images_per_second"], _ = advice.throughput(row, bandwidth, cores)
+        draw_contact_sheet(src, contact_sheet, seed=seed, storage_options=storage_option)
     found = advice.recommend(rows, min_msssim)
     first = rows[0]
-    small = f"; {first.num_small} of them small, at fewer scales" if first.num_small else ""
     reference = "full fidelity"
     if first.reference != FULL:
         reference = f"scan {first.reference}, the highest in this staged copy"
     lines = [
-        f"{first.num_images} images, against {reference}{small}",
+        f"{first.num_images} images, against {reference}",
         advice.fidelity_table(rows, bandwidth, cores),
         f"recommended: scan {found.scan}: {found.reason}",
     ]
+    scans = advice.with_throughput(rows, bandwidth, cores)
     figures = {"recommended": found.scan, "reason": found.reason, "scans": scans}
     return Report(figures, "\n".join(lines))

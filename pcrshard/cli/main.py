@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 from .. import __version__
 from ..errors import PCRError
+from ..fidelity.costs import fields_of
 from ..redaction import PIPE, redact
 from . import checkpoint
 from .encode import encode
@@ -29,10 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 on success, 1 if the command failed or found problems, 2 for a usage error.
     """
-    for stream in (sys.stdout, sys.stderr):
-        # File names need not be valid UTF-8; escape them instead of failing the report.
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    # File names need not be valid UTF-8; escape them, as standard error does.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     words = sys.argv[1:] if argv is None else argv
     with _redacted(words):
         return _run(words)
@@ -73,7 +73,10 @@ def _run(words: Sequence[str]) -> int:
         name = args.parser.prog
         logging.getLogger("pcrshard").handlers = [logging.StreamHandler(sys.stderr)]
         report: Report = run_command(args.function, vars(args))
-        print(_as_json(report.figures) if "json" in args else printable(report.text))
+        if "json" in args:
+            print(json.dumps(_plain(report.figures), indent=1))
+        else:
+            print(printable(report.as_text()))
         sys.stdout.flush()
     except UsageError as error:
         args.parser.error(str(error))
@@ -101,19 +104,19 @@ def _fail(name: str, message: str) -> int:
     return 1
 
 
-def _as_json(figures: Any) -> str:
-    return json.dumps(_plain(figures), indent=1)
-
-
 def _plain(value: Any) -> Any:
-    """Convert named tuples to dicts, and infinity, which JSON cannot represent, to ``null``."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if hasattr(value, "_asdict"):
-        value = value._asdict()
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+    """Convert records to dicts, bytes to hex, and infinity, which JSON lacks, to ``null``."""
+    value = fields_of(value)
+    match value:
+        case float() if not math.isfinite(value):
+            return None
+        case bytes():
+            return value.hex()
+        case dict():
+            return {key: _plain(each) for key, each in value.items()}
+        case list() | tuple():
+            return list(map(_plain, value))
+    return value
 
 
 def printable(text: str) -> str:

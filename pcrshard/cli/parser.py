@@ -13,8 +13,6 @@ import inspect
 import json
 import math
 import re
-import shutil
-import textwrap
 from argparse import (
     SUPPRESS,
     Action,
@@ -30,9 +28,13 @@ from dataclasses import is_dataclass
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from ..errors import PCRError
+from ..fidelity.costs import field_lines
 from ..format.scan import FULL, Scan, is_fraction
 
-_ARGUMENT_TEXT = re.compile(r"^(\w+): (.*(?:\n .*)*)", re.MULTILINE)
+# "name: text", indented as in the sections Args and Attributes of a docstring.
+_ARGUMENT_TEXT = re.compile(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
+# Docstrings name parameters as Python does; help texts name options.
+_PARAMETER = re.compile(r"\b[a-z]+(_[a-z]+)+\b")
 
 
 class Report(NamedTuple):
@@ -40,13 +42,17 @@ class Report(NamedTuple):
 
     Attributes:
         figures: The result for ``--json``: dicts, lists, named tuples, numbers and strings.
-        text: The result as text for people.
+        text: The result as text for people (default: a line per figure).
         has_failed: Whether the exit status is 1.
     """
 
     figures: Any
-    text: str
+    text: str | None = None
     has_failed: bool = False
+
+    def as_text(self) -> str:
+        """Return the text, or one line per figure."""
+        return field_lines(self.figures) if self.text is None else self.text
 
 
 class Keywords(dict[str, Any]):
@@ -71,23 +77,14 @@ class _AddPair(Action):
 def add_command(commands: Any, function: Callable[..., Report]) -> None:
     """Add a function as a subcommand of a parser."""
     doc = inspect.getdoc(function) or ""
-    summary = _summary(function)
     parser = commands.add_parser(
         function.__name__,
-        help=summary,
-        # The raw formatter keeps the example on one line.
-        description=textwrap.fill(summary, shutil.get_terminal_size().columns - 2),
-        epilog=f"example:\n  {_section(doc, 'Example')}",
+        help=_summary(doc),
+        description=doc.partition("\nArgs:")[0],
         formatter_class=RawDescriptionHelpFormatter,
     )
     parser.set_defaults(function=function, parser=parser)
-    added = _add_parameters(parser, parser, function, {})
-    # Docstrings name parameters as Python does; help texts name options.
-    options = {action.dest: action.option_strings[0] for action in added if action.option_strings}
-    for action in added:
-        action.help = re.sub(
-            r"\b[a-z]+(_[a-z]+)+\b", lambda word: options.get(word[0], word[0]), action.help or ""
-        )
+    _add_parameters(parser, parser, function, {})
     parser.add_argument(
         "--json", action="store_true", default=SUPPRESS, help="Print the result as JSON"
     )
@@ -110,53 +107,46 @@ def _add_parameters(
     target: _ActionsContainer,
     source: Callable[..., Any],
     overrides: Mapping[str, Mapping[str, Any]],
-) -> list[Action]:
-    """Add the parameters of a function, or the fields of a dataclass, and return the actions."""
-    doc = inspect.getdoc(source) or ""
-    texts = _ARGUMENT_TEXT.findall(_section(doc, "Attributes" if is_dataclass(source) else "Args"))
-    helps = {name: " ".join(text.replace("``", "").split()) for name, text in texts}
+) -> None:
+    """Add the parameters of a function, or the fields of a dataclass."""
+    helps = dict(_ARGUMENT_TEXT.findall(inspect.getdoc(source) or ""))
+    types = get_type_hints(source)
     hints = get_type_hints(source, include_extras=True)
-    added: list[Action] = []
     for name, parameter in inspect.signature(source).parameters.items():
-        hint, *metadata = get_args(hints[name]) if _is_annotated(hints[name]) else [hints[name]]
-        if is_dataclass(hint):
-            group = parser.add_argument_group(_summary(hint).removesuffix("."))
-            of_fields = metadata[0] if metadata else overrides
-            # mypy does not narrow a hint by is_dataclass.
-            added += _add_parameters(parser, group, hint, of_fields)  # type: ignore[arg-type]
+        if is_dataclass(types[name]):
+            group = parser.add_argument_group(_summary(inspect.getdoc(types[name])))
+            of_fields = getattr(hints[name], "__metadata__", [overrides])[0]
+            _add_parameters(parser, group, types[name], of_fields)
             continue
         is_option = parameter.kind is parameter.KEYWORD_ONLY or is_dataclass(source)
-        text = helps.get(name, "").removesuffix(".") + _shown_default(parameter.default)
-        keywords: dict[str, Any] = {"help": text.replace("%", "%%"), "default": SUPPRESS}
-        keywords |= overrides.get(name) or _keywords(hints[name], is_option=is_option)
+        keywords = dict(overrides.get(name) or _keywords(hints[name], is_option=is_option))
+        text = helps.get(name, "").replace("``", "").removesuffix(".")
+        text += _shown_default(parameter.default)
+        text = _PARAMETER.sub(lambda word: "--" + word[0].replace("_", "-"), text)
+        keywords = {"help": text.replace("%", "%%"), "default": SUPPRESS} | keywords
         is_optional = parameter.default is not parameter.empty
         if is_option:
             keywords |= {"required": not is_optional, "dest": name}
         elif is_optional:
             keywords.setdefault("nargs", "?")
-        words = f"--{name.replace('_', '-')}" if is_option else name
-        added.append(target.add_argument(words, **keywords))
-    return added
-
-
-def _is_annotated(hint: Any) -> bool:
-    return get_origin(hint) is Annotated
+        target.add_argument(f"--{name.replace('_', '-')}" if is_option else name, **keywords)
 
 
 def _keywords(hint: Any, *, is_option: bool) -> Mapping[str, Any]:
     """Return the arguments of ``add_argument`` for a type."""
-    if _is_annotated(hint):
-        keywords: Mapping[str, Any] = get_args(hint)[1]
+    inner = get_args(hint)
+    if get_origin(hint) is Annotated:
+        keywords: Mapping[str, Any] = inner[1]
         return keywords
-    if type(None) in get_args(hint):
-        return _keywords(get_args(hint)[0], is_option=is_option)
+    if type(None) in inner:
+        return _keywords(inner[0], is_option=is_option)
     if hint is bool:
         return {"action": "store_true"}
     if get_origin(hint) is Literal:
-        return {"choices": get_args(hint)}
-    if get_origin(hint) is not None:
+        return {"choices": inner}
+    if inner:
         nargs = "+" if is_option else "*"
-        return {**_keywords(get_args(hint)[0], is_option=is_option), "nargs": nargs}
+        return {**_keywords(inner[0], is_option=is_option), "nargs": nargs}
     return {"type": hint, "metavar": "N" if hint is int and is_option else None}
 
 
@@ -166,14 +156,9 @@ def _shown_default(default: Any) -> str:
     return "" if default in ("", math.inf) else f" (default: {default})"
 
 
-def _summary(source: Any) -> str:
+def _summary(doc: str | None) -> str:
     """Return the first paragraph of a docstring."""
-    return " ".join((inspect.getdoc(source) or "").partition("\n\n")[0].split())
-
-
-def _section(doc: str, name: str) -> str:
-    found = re.search(rf"^{name}:\n((?: +.*\n?|\n)*)", doc, re.MULTILINE)
-    return textwrap.dedent(found[1]).strip() if found else ""
+    return (doc or "").partition("\n\n")[0].removesuffix(".")
 
 
 def parse_scan(text: str) -> Scan | float:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import collections
 import os
 import sys
 import time
 from typing import Annotated, Literal
 
 from .. import storage
-from ..errors import EncodeError, PCRError, StorageError
+from ..errors import EncodeError, PCRError
 from ..fidelity.costs import counted, human_bytes, record_table
-from ..format.dataset_index import DATASET_INDEX, DatasetIndex, resolve_scan
+from ..format.dataset_index import DATASET_INDEX, resolve_scan
 from ..format.scan import FULL, Scan
-from ..reading.cache_folder import MARKER, is_marked
+from ..reading.cache_folder import check_marked
 from ..reading.dataset_folder import find_datasets, open_dataset
 from ..reading.prefix_cache import PrefixCache
 from ..reading.shard import Shard
@@ -22,8 +21,8 @@ from ..upkeep.export import FORMATS, export_shard
 from ..upkeep.stage import Staged
 from ..upkeep.stage import stage as stage_dataset
 from ..upkeep.verify import verify as verify_dataset
-from .inspect import is_shard, open_source, sizes
-from .parser import Keywords, Parallel, Report, ScanOrFraction, StorageOptions
+from .inspect import is_shard, of_splits, open_source, sizes
+from .parser import Count, Keywords, Parallel, Report, ScanOrFraction, StorageOptions
 from .progress import ProgressBar
 
 
@@ -31,7 +30,7 @@ def verify(
     src: str,
     *,
     against: str | None = None,
-    workers: int | None = None,
+    workers: Count | None = None,
     storage_option: StorageOptions = None,
 ) -> Report:
     """Check every byte of a dataset; with --against, prove that all pixels equal the source's.
@@ -46,29 +45,25 @@ def verify(
         storage_option: fsspec option of the dataset; repeatable.
     """
     datasets = {"": src} if is_shard(src) else find_datasets(src, storage_options=storage_option)
-    problems: list[str] = []
-    opened: list[DatasetIndex] = []
+    reports = {}
     for split, url in datasets.items():
-        opened.append(open_source(url, storage_option)[0])
-        with ProgressBar(f"verify {split}".strip(), "images") as bar:
-            problems += verify_dataset(
+        with ProgressBar(f"verify {split}".strip(), "images") as progress:
+            problems = verify_dataset(
                 url,
                 against=against,
                 workers=workers,
-                progress=bar,
+                progress=progress,
                 storage_options=storage_option,
             )
-    num_samples = sum(index.num_samples for index in opened)
-    num_shards = sum(len(index.shards) for index in opened)
-    proven = ", pixels equal the source's" if against else ""
-    lines = [
-        f"{split}{split and ': '}{sizes(index)}: checksums and layout are right{proven}"
-        for split, index in zip(datasets, opened, strict=True)
-    ]
-    if problems:
-        lines = [*problems, f"{counted(len(problems), 'problem')} in {num_samples} samples"]
-    figures = {"samples": num_samples, "shards": num_shards, "problems": problems}
-    return Report(figures, "\n".join(lines), bool(problems))
+        index, _ = open_source(url, storage_option)
+        figures = {"samples": index.num_samples, "shards": len(index.shards), "problems": problems}
+        proven = ", pixels equal the source's" if against else ""
+        text = f"{sizes(index)}: checksums and layout are right{proven}"
+        if problems:
+            count = f"{counted(len(problems), 'problem')} in {index.num_samples} samples"
+            text = "\n".join([*problems, count])
+        reports[split] = Report(figures, text, bool(problems))
+    return of_splits(reports)
 
 
 def export(
@@ -126,9 +121,7 @@ def export(
     for error in failed:
         print(f"left out: {error}", file=sys.stderr)
     left_out = index.num_samples - total
-    note = f"; {left_out} were left out" if left_out else ""
-    figures = {"samples": total, "left_out": left_out, "scan": top}
-    return Report(figures, f"{total} samples at scan {top} in {dst}{note}", left_out > 0)
+    return Report({"samples": total, "left_out": left_out, "scan": top}, has_failed=left_out > 0)
 
 
 def stage(
@@ -151,14 +144,13 @@ def stage(
         workers: Number of shards copied concurrently.
         storage_option: fsspec option of the source; repeatable.
     """
-    totals: collections.Counter[str] = collections.Counter()
-    lines = []
-    for split, url in find_datasets(src, storage_options=storage_option).items():
-        target = storage.join(dst, split) if split else dst
-        figures, line = _stage_one(url, target, scan, workers, storage_option)
-        totals.update(figures)
-        lines.append(line)
-    return Report(dict(totals), "\n".join(lines))
+    reports = {
+        split: _stage_one(
+            url, storage.join(dst, split) if split else dst, scan, workers, storage_option
+        )
+        for split, url in find_datasets(src, storage_options=storage_option).items()
+    }
+    return of_splits(reports)
 
 
 def _stage_one(
@@ -167,55 +159,43 @@ def _stage_one(
     scan: ScanOrFraction,
     workers: int,
     storage_options: storage.Options,
-) -> tuple[dict[str, int], str]:
+) -> Report:
     source, _ = open_dataset(src, storage_options=storage_options)
-    top: Scan = resolve_scan(source.shards, scan)
-    total = source.prefix_bytes(top)
-    copied = kept = 0
-    with ProgressBar("stage", "MB") as progress:
+    staged: list[Staged] = []
+    with ProgressBar("stage", "shards") as progress:
 
-        def note(staged: Staged) -> None:
-            nonlocal copied, kept
-            copied += staged.copied_bytes
-            kept += staged.kept_bytes
-            progress((copied + kept) // 10**6, total // 10**6)
+        def note(shard: Staged) -> None:
+            staged.append(shard)
+            progress(len(staged), len(source.shards))
 
         index = stage_dataset(
-            src, dst, top, workers=workers, storage_options=storage_options, on_shard=note
+            src, dst, scan, workers=workers, storage_options=storage_options, on_shard=note
         )
-    figures = {
-        "shards": len(index.shards),
-        "samples": index.num_samples,
-        "copied_bytes": copied,
-        "kept_bytes": kept,
-    }
-    text = (
-        f"{counted(len(index.shards), 'shard')} at scan {top} in {dst}: "
-        f"{human_bytes(copied)} copied, {human_bytes(kept)} already present"
+    return Report(
+        {
+            "scan": resolve_scan(source.shards, scan),
+            "shards": len(index.shards),
+            "samples": index.num_samples,
+            "copied_bytes": sum(shard.copied_bytes for shard in staged),
+            "kept_bytes": sum(shard.kept_bytes for shard in staged),
+        }
     )
-    return figures, text
 
 
 def cache(action: Literal["ls", "clear"], folder: str) -> Report:
-    """List or clear the cached prefixes in a job's cache_dir.
+    """List or clear the prefixes that jobs have cached in a folder.
 
     Example:
         pcrshard cache ls /local/pcr-cache
 
     Args:
         action: ls lists the cached shards; clear deletes the shards that no job has open.
-        folder: Folder that a job uses as cache_dir.
+        folder: Folder that ``PCRDataset`` was given to cache prefixes in.
     """
-    if not is_marked(folder):
-        found = "another folder or file" if storage.exists(folder) else "a missing folder"
-        raise StorageError(
-            f"expected a folder that a job has used as cache_dir, with a {MARKER}, got {found}",
-            url=folder,
-        )
+    check_marked(folder)
     prefixes = PrefixCache(folder)
     if action == "clear":
-        freed = prefixes.clear()
-        return Report({"freed_bytes": freed}, f"{human_bytes(freed)} freed")
+        return Report({"freed_bytes": prefixes.clear()})
     entries = prefixes.entries()
     figures = [{"scan": entry.scan, "name": entry.name, **entry._asdict()} for entry in entries]
     now = time.time()

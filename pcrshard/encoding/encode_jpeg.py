@@ -10,7 +10,7 @@ from ..format.scan_script import STANDARD, ScanScript, group_scans, scans_for
 from ..format.shard_index import MAX_PIECE_BYTES
 from ..jpeg.markers import map_jpeg, read_segment
 from ..jpeg.pixels import make_progressive
-from ..jpeg.split import check_complete, cut_scans, cut_tail, with_height
+from ..jpeg.split import check_complete, cut_scans, cut_tail
 
 
 class EncodedImage(NamedTuple):
@@ -41,7 +41,7 @@ def encode_jpeg(jpeg: bytes, script: ScanScript = STANDARD) -> EncodedImage:
     check_complete(source)
     frame = source.frame
     scans = scans_for(script, source.color, len(frame.components))
-    progressive = make_progressive(with_height(jpeg, source), scans)
+    progressive = make_progressive(jpeg, source, scans)
     groups, header_sizes = _cut_groups(progressive, script)
     pieces = (*groups, cut_tail(jpeg, source))
     if max(map(len, pieces)) > MAX_PIECE_BYTES:
@@ -61,7 +61,7 @@ def _cut_groups(progressive: bytes, script: ScanScript) -> tuple[list[bytes], li
     header, parts, _ = cut_scans(progressive, found)
     groups = [header] + [b""] * (script.num_groups - 1)
     header_sizes = list(map(len, groups))
-    numbers = group_scans(script, found.scans, found.color)
+    numbers = group_scans(script, tuple(found.scans), found.color)
     last = 0
     for number, part, ranges in zip(numbers, parts, found.scan_ranges, strict=True):
         row = number - 1

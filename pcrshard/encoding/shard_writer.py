@@ -35,8 +35,8 @@ from ..format.names import (
 from ..format.scan_script import ScanScript
 from ..format.schema import IMAGE_LIST, Schema
 from ..format.shard_format import FieldNames, ShardFormat
-from ..format.shard_head import Head
-from ..format.shard_index import BLOCK, MAX_LISTED, MAX_PIECE_BYTES, ShardIndex
+from ..format.shard_head import BLOCK, Head
+from ..format.shard_index import MAX_LISTED, MAX_PIECE_BYTES, ShardIndex
 from ..format.tar_members import TRAILER, Member, index_name, lay_out, plan_members, tar_header
 from .encode_jpeg import EncodedImage, encode_jpeg
 from .labels import count_classes
@@ -295,7 +295,7 @@ def _make_tables(samples: Samples, units: Units, index: ShardIndex) -> list[Grou
             header_sizes[own],
             b"".join(headers),
             np.zeros(len(units) if last < base else 0, "<u8"),
-            {name: (last, _late_values(samples, name)) for name in index.late_fields(last)},
+            {name: _late_values(samples, name, last) for name in index.late_fields(last)},
         )
         tables.append(table)
     return tables
@@ -308,11 +308,11 @@ def _running_crcs(unit: EncodedImage) -> list[int]:
     return [*crcs, crc32c(tail)][1:]
 
 
-def _late_values(samples: Samples, name: str) -> LateValues:
+def _late_values(samples: Samples, name: str, row: int) -> LateValues:
     values = [sample.fields.get(name) for sample in samples]
     sizes = [ABSENT if value is None else len(value) for value in values]
     crcs = [crc32c(value or b"") for value in values]
-    return LateValues(np.array(sizes, "<u4"), np.array(crcs, "<u4"))
+    return LateValues(row, np.array(sizes, "<u4"), np.array(crcs, "<u4"))
 
 
 def _member_bytes(

@@ -5,14 +5,21 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..format.scan import FULL, Scan
-from .costs import human_bytes, name_scan, record_table
+from .costs import name_scan, record_table
 
 _ENOUGH = 0.95
 _LOSS = 0.01
-_NORMAL975 = 1.96
+# Fields of a measurement that its table leaves out.
+_NOT_SHOWN = (
+    "image_bytes",
+    "msssim_quartiles",
+    "num_images",
+    "reference",
+    "reference_top1",
+)
 
 
 class Quartiles(NamedTuple):
@@ -39,7 +46,6 @@ class ScanFidelity(NamedTuple):
             equal.
         decode_seconds: Mean CPU time to decode a whole image on one core of this machine.
         num_images: Images measured.
-        num_small: Number of images too small for five scales; see :func:`msssim`.
         reference: Scan that the images were compared with: ``"full"``, or the highest scan of a
             staged copy.
         top1: Fraction of the images that the user's network classifies correctly; ``None`` without
@@ -56,7 +62,6 @@ class ScanFidelity(NamedTuple):
     psnr: float
     decode_seconds: float
     num_images: int
-    num_small: int
     reference: Scan = FULL
     top1: float | None = None
     reference_top1: float | None = None
@@ -100,30 +105,29 @@ def recommend(
         The scan, or ``"full"`` if no row passes, and the reason in a sentence.
     """
     ranked = sorted(rows, key=operator.attrgetter("bytes_per_image"))
-    has_network = any(row.top1 is not None for row in rows)
+    reference = ranked[0].reference_top1
+    if reference is None:
+        needed = min_msssim
+        scores = [row.msssim for row in ranked]
+        wanted = f"a mean MS-SSIM of {min_msssim:g} or more"
+    else:
+        needed = reference - max_loss
+        scores = [row.top1 or 0.0 for row in ranked]
+        wanted = (
+            f"a top-1 of your network at most {100 * max_loss:g} points below its "
+            f"{_percent(reference)} at {name_scan(ranked[0].reference)}"
+        )
     # Keep rounding from deciding whether 0.74 is one point below 0.75.
-    limit = max_loss + 1e-9
-    is_enough = [
-        (row.reference_top1 or 0) - (row.top1 or 0) <= limit
-        if has_network
-        else row.msssim >= min_msssim
-        for row in ranked
-    ]
-    wanted = (
-        f"a top-1 of your network at most {100 * max_loss:g} points below its "
-        f"{_percent(ranked[0].reference_top1)} at {name_scan(ranked[0].reference)}"
-        if has_network
-        else f"a mean MS-SSIM of {min_msssim:g} or more"
-    )
-    num_below = max((place for place, good in enumerate(is_enough, 1) if not good), default=0)
+    too_low = [place for place, score in enumerate(scores, 1) if score < needed - 1e-9]
+    num_below = max(too_low, default=0)
     if num_below == len(ranked):
-        best = max(ranked, key=lambda row: row.top1 or row.msssim)
+        best = ranked[scores.index(max(scores))]
         return Recommendation(FULL, f"no scan measured has {wanted}; best: {_described(best)}")
     found = ranked[num_below]
     reason = f"the lowest with {wanted}: {_described(found)}"
     if num_below:
         reason += f"; below: {_described(ranked[num_below - 1])}"
-    if has_network and max_loss * found.num_images < 1:
+    if reference is not None and max_loss * found.num_images < 1:
         points = 100 / found.num_images
         reason += f"; one of {found.num_images} images is {points:.1f} points, so measure more"
     return Recommendation(found.scan, reason)
@@ -137,21 +141,21 @@ def _described(row: ScanFidelity) -> str:
     )
 
 
-def _percent(fraction: float | None) -> str:
-    return f"{100 * (fraction or 0.0):.1f} %"
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f} %"
 
 
-def wilson_interval(share: float, count: int) -> tuple[float, float]:
-    """Return the 95 % confidence interval of a fraction of ``count`` images (Wilson 1927).
-
-    >>> [round(bound, 3) for bound in wilson_interval(0.75, 32)]
-    [0.579, 0.867]
-    """
-    squared = _NORMAL975**2 / count
-    whole = 1 + squared
-    middle = (share + squared / 2) / whole
-    half = math.sqrt(squared * (share * (1 - share) + squared / 4)) / whole
-    return middle - half, middle + half
+def with_throughput(
+    rows: Sequence[ScanFidelity],
+    bandwidth: float | None = None,
+    cores: float = math.inf,
+) -> list[dict[str, Any]]:
+    """Return the figures of each scan by name, with :func:`throughput` if a bandwidth is given."""
+    records = [row._asdict() for row in rows]
+    if bandwidth is not None:
+        for record, row in zip(records, rows, strict=True):
+            record["images_per_second"], record["limit"] = throughput(row, bandwidth, cores)
+    return records
 
 
 def fidelity_table(
@@ -160,24 +164,4 @@ def fidelity_table(
     cores: float = math.inf,
 ) -> str:
     """Format the table of ``pcrshard fidelity``; a bandwidth adds :func:`throughput`."""
-    lines: list[dict[str, object]] = []
-    for row in rows:
-        low, middle, high = map(human_bytes, row.image_bytes)
-        worst, _, best = row.msssim_quartiles
-        line: dict[str, object] = {
-            "scan": row.scan,
-            "bytes/sample": human_bytes(row.bytes_per_image),
-            "image bytes [q1 q3]": f"{middle} [{low} {high}]",
-            "saving": f"{row.saving:.2f}x",
-            "MS-SSIM [q1 q3]": f"{row.msssim:.4f} [{worst:.4f} {best:.4f}]",
-            "PSNR": f"{row.psnr:.1f}",
-            "decode ms": f"{1000 * row.decode_seconds:.2f}",
-        }
-        if row.top1 is not None:
-            lower, upper = wilson_interval(row.top1, row.num_images)
-            line["top-1 [95 %]"] = f"{_percent(row.top1)} [{100 * lower:.1f} {100 * upper:.1f}]"
-        if bandwidth is not None:
-            rate, line["limit"] = throughput(row, bandwidth, cores)
-            line["images/s"] = f"{rate:.0f}"
-        lines.append(line)
-    return record_table(lines)
+    return record_table(with_throughput(rows, bandwidth, cores), omit=_NOT_SHOWN)

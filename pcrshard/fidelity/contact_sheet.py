@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..format.scan import FULL, Scan, check_scan
-from ..jpeg.pixels import SMOOTHING, decode_image
+from ..jpeg.pixels import decode_image
 from ..storage import Options
 from .costs import human_bytes, name_scan
 from .msssim import Reference, count_scales, middle
@@ -26,7 +26,6 @@ def contact_sheet(
     seed: int = 0,
     side: int = 224,
     storage_options: Options = None,
-    smoothing: bool = SMOOTHING,
 ) -> None:
     """Draw random images at some scans side by side, with differences from the last scan below.
 
@@ -40,7 +39,6 @@ def contact_sheet(
         seed: Random seed; the same seed picks the same images.
         side: Maximum side in pixels of the square center crop shown of each image.
         storage_options: fsspec storage options.
-        smoothing: As for :class:`pcrshard.ImageDecoder`.
 
     Raises:
         MissingDependency: matplotlib or OpenCV is not installed.
@@ -58,11 +56,11 @@ def contact_sheet(
         for plot in axes.flat:
             plot.axis("off")
         for (pieces, _), upper, lower in zip(sample.images(), axes[::2], axes[1::2], strict=False):
-            full = decode_image(pieces, smoothing=smoothing)
+            full = decode_image(pieces)
             compare = Reference(full).compare if count_scales(*full.shape[:2]) else lambda _: np.nan
             for scan, picture, difference in zip(shown, upper, lower, strict=True):
                 read = pieces[: check_scan(scan, num_groups)]
-                pixels = decode_image(read, smoothing=smoothing)
+                pixels = decode_image(read)
                 size = human_bytes(sum(map(len, read)))
                 caption = f"{name_scan(scan)}: {size}\nMS-SSIM {compare(pixels):.3f}"
                 picture.set_title(caption, fontsize=9)

@@ -12,6 +12,7 @@ from ..format.scan import FULL, Scan
 from ..training.epoch_order import Geometry, Rules, epoch_order, rank_batches
 from ..training.shard_schedule import schedule
 
+_MAX_LISTED = 20
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -84,8 +85,15 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
 
 
+def fields_of(record: Any) -> Any:
+    """Return the fields of a named tuple or a msgspec struct as a dict; other values unchanged."""
+    if names := getattr(record, "__struct_fields__", ()):
+        return {name: getattr(record, name) for name in names}
+    return record._asdict() if hasattr(record, "_asdict") else record
+
+
 def record_table(rows: Sequence[Any], omit: Sequence[str] = ()) -> str:
-    """Format records (named tuples or dicts) as a table with human-readable units.
+    """Format records (dicts, named tuples or structs) as a table with human-readable units.
 
     Field names become columns; a column without values is omitted.
 
@@ -93,7 +101,7 @@ def record_table(rows: Sequence[Any], omit: Sequence[str] = ()) -> str:
     scan  sent bytes
        1        2 kB
     """
-    records = [row if isinstance(row, dict) else row._asdict() for row in rows]
+    records = list(map(fields_of, rows))
     names = list(dict.fromkeys(name for record in records for name in record))
     shown = [
         name
@@ -104,19 +112,38 @@ def record_table(rows: Sequence[Any], omit: Sequence[str] = ()) -> str:
     return table([name.replace("_", " ") for name in shown], cells)
 
 
+def field_lines(record: Any) -> str:
+    """Format a record as one line per field.
+
+    >>> print(field_lines({"version": 3, "file_bytes": 2000, "added": [2, 3]}))
+    version: 3
+    file bytes: 2 kB
+    added: 2, 3
+    """
+    fields = fields_of(record).items()
+    return "\n".join(f"{name.replace('_', ' ')}: {_cell(name, value)}" for name, value in fields)
+
+
 def _cell(name: str, value: Any) -> str:
     match value:
-        case None:
+        case None | [] | ():
             return "-"
         case dict():
             return " ".join(f"{key}={each}" for key, each in value.items())
         case list() | tuple():
-            return "x".join(map(str, value))
+            more = f", ... ({len(value)})" if len(value) > _MAX_LISTED else ""
+            return ", ".join(map(str, value[:_MAX_LISTED])) + more
         case int() | float() if "bytes" in name:
             return human_bytes(value)
         case float():
-            return f"{value:.3g} s" if name.endswith("seconds") else f"{value:.4g}"
+            return _number(name, value)
     return str(value)
+
+
+def _number(name: str, value: float) -> str:
+    if name.endswith("seconds"):
+        return f"{value:.3g} s" if value >= 0.1 else f"{1000 * value:.3g} ms"
+    return f"{value:.4g}" if value < 10_000 else f"{value:.0f}"
 
 
 class PlanCost(NamedTuple):

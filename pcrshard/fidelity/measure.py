@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..errors import PCRError
 from ..format.dataset_index import DatasetIndex
 from ..format.scan import Scan, check_scan
-from ..jpeg.pixels import SMOOTHING, decode_image
+from ..jpeg.pixels import decode_image
 from ..storage import Options
 from .advice import Quartiles, ScanFidelity
 from .costs import scan_costs
@@ -50,7 +50,6 @@ def measure(
     storage_options: Options = None,
     on_image: OnImage | None = None,
     model: Network | None = None,
-    smoothing: bool = SMOOTHING,
 ) -> list[ScanFidelity]:
     """Measure scans on a random sample of a dataset's images.
 
@@ -67,7 +66,6 @@ def measure(
         on_image: Called with (done, total) after each image.
         model: Classifier whose top-1 accuracy is also measured, against the labels in field
             ``cls``.
-        smoothing: As for :class:`pcrshard.ImageDecoder`.
 
     Returns:
         The figures of each scan, in the order of ``scans``.
@@ -83,17 +81,15 @@ def measure(
     stops = _stops(sample.dataset, scans)
     measured: list[list[tuple[float, ...]]] = []
     right: list[NDArray[np.bool_]] = []
-    num_small = 0
     for pieces, others in sample.images(() if model is None else (_LABEL,), on_image):
-        pixels = decode_image(pieces, smoothing=smoothing)
+        pixels = decode_image(pieces)
         if count_scales(*pixels.shape[:2]) == 0:
             continue
         reference = Reference(pixels)
-        num_small += reference.is_small
         views = [pieces[:stop] for stop in stops]
-        measured.append(_measure_image(views, reference, rounds, smoothing))
+        measured.append(_measure_image(views, reference, rounds))
         if model is not None:
-            answers = model.classify([*views, pieces], smoothing=smoothing)
+            answers = model.classify([*views, pieces])
             right.append(np.array(answers) == _label(others[_LABEL]))
     if not measured:
         raise PCRError(
@@ -115,7 +111,6 @@ def measure(
             psnr=psnr(float(errors.mean())),
             decode_seconds=float(seconds.mean()),
             num_images=len(measured),
-            num_small=num_small,
             reference=sample.top,
             top1=top1[place],
             reference_top1=top1[-1],
@@ -148,7 +143,6 @@ def _measure_image(
     views: Sequence[Pieces],
     reference: Reference,
     rounds: int,
-    smoothing: bool,
 ) -> list[tuple[float, ...]]:
     """Return the bytes, MS-SSIM, mean squared error and seconds to decode of each view."""
     times = np.empty((rounds, len(views)))
@@ -156,7 +150,7 @@ def _measure_image(
     # Interleave the rounds, so that a disturbance does not hit a single scan.
     for number, place in itertools.product(range(rounds), range(len(views))):
         begun = time.thread_time()
-        decoded = decode_image(views[place], smoothing=smoothing)
+        decoded = decode_image(views[place])
         times[number, place] = time.thread_time() - begun
         if number == 0:
             error = float(np.square(decoded.astype(np.float32) - reference.pixels).mean())

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import MissingDependency
-from ..jpeg.pixels import Pixels
+from ..jpeg.other_formats import Pixels
 
 Plane = NDArray[np.float32]
 # The reference, its means and its variances in the window, each (H, W, C).
@@ -56,7 +56,6 @@ class Reference:
 
     Attributes:
         pixels: The picture.
-        is_small: Whether the picture is too small for five scales.
 
     Raises:
         MissingDependency: OpenCV is not installed.
@@ -64,14 +63,11 @@ class Reference:
     """
 
     def __init__(self, pixels: Pixels) -> None:
-        if pixels.ndim != 3:
-            raise ValueError(f"expected an image (H, W, C), got {pixels.shape}")
         count = count_scales(*pixels.shape[:2])
         if count == 0:
             least = _MIN_SIDES[0]
             raise ValueError(f"expected sides of {least} pixels or more, got {pixels.shape[:2]}")
         self.pixels = pixels
-        self.is_small = count < len(WEIGHTS)
         weights = np.array(WEIGHTS[:count])
         self._weights = weights / weights.sum()
         self._scales = [
@@ -84,14 +80,7 @@ class Reference:
 
         Args:
             pixels: (H, W, C) uint8.
-
-        Raises:
-            ValueError: The shapes differ.
         """
-        shape = self.pixels.shape
-        if pixels.shape != shape:
-            got = f"{pixels.shape} and {shape}"
-            raise ValueError(f"expected two images (H, W, C) of one shape, got {got}")
         if np.array_equal(pixels, self.pixels):
             return 1.0
         result = 1.0

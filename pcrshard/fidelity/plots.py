@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -27,21 +26,6 @@ def pyplot_module() -> Any:
     from matplotlib import pyplot
 
     return pyplot
-
-
-def check_target(path: str) -> None:
-    """Raise early if a figure could not be saved to this path, before any work is done.
-
-    Raises:
-        MissingDependency: matplotlib is not installed.
-        StorageError: The folder does not exist, or matplotlib cannot write the format.
-    """
-    formats = pyplot_module().Figure().canvas.get_supported_filetypes()
-    if not os.path.isdir(os.path.dirname(path) or "."):
-        raise StorageError("cannot save the picture: there is no such folder", url=path)
-    suffix = os.path.splitext(path)[1][1:]
-    if suffix and suffix not in formats:
-        raise StorageError(f"cannot save the picture as {suffix!r}, use .png", url=path)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -268,19 +269,12 @@ class ScanTuner(ScanPolicy):
 
     def state_dict(self) -> State:
         """Return the level and the results as JSON-serializable values."""
-        reports = [
-            [epoch, scan, list(map(list, similarities)), *cost]
-            for epoch, scan, similarities, *cost in self.reports
-        ]
-        return super().state_dict() | {"reports": reports}
+        return super().state_dict() | {"reports": msgspec.to_builtins(self.reports)}
 
     def load_state_dict(self, state: State) -> None:
         """Continue from :meth:`state_dict`; on a staged copy at most at its highest scan."""
         super().load_state_dict(state)
-        self.reports = [
-            TunerReport(epoch, scan, tuple(Similarity(*found) for found in similarities), *cost)
-            for epoch, scan, similarities, *cost in state["reports"]
-        ]
+        self.reports = msgspec.convert(state["reports"], list[TunerReport])
 
 
 def _gradient(loss: Tensor, model: nn.Module) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import os
+import pkgutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import MissingDependency, PCRError
+from ..errors import PCRError
 from ..jpeg.image_decoder import ImageDecoder
-from ..jpeg.pixels import SMOOTHING, Jpeg
+from ..jpeg.pixels import Jpeg
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,11 @@ class Network:
     function: Callable[[Tensor], Any]
     size: int = 224
 
-    def classify(self, jpegs: Sequence[Jpeg], smoothing: bool = SMOOTHING) -> list[int]:
+    def classify(self, jpegs: Sequence[Jpeg]) -> list[int]:
         """Return the predicted class of each image.
 
         Args:
             jpegs: JPEGs, or the pieces of each.
-            smoothing: As for :class:`pcrshard.ImageDecoder`.
 
         Raises:
             PCRError: The function did not return logits of shape (N, classes).
@@ -45,7 +44,7 @@ class Network:
         """
         # The center crop of each image.
         pixels = torch.empty(len(jpegs), 3, self.size, self.size, dtype=torch.uint8)
-        decoder = ImageDecoder(self.size, "center", smoothing=smoothing)
+        decoder = ImageDecoder(self.size, "center")
         for jpeg, row in zip(jpegs, pixels.numpy(), strict=True):
             decoder(jpeg, out=row)
         if isinstance(self.function, nn.Module):
@@ -55,12 +54,11 @@ class Network:
                 break
         with torch.inference_mode():
             logits = self.function(pixels.float() / 255)
-        if not isinstance(logits, Tensor):
-            raise PCRError(f"expected logits from the model, got {type(logits).__name__}")
-        if logits.ndim != 2 or len(logits) != len(jpegs):
-            shape = tuple(logits.shape)
+        shape = tuple(getattr(logits, "shape", ()))
+        if len(shape) != 2 or shape[0] != len(jpegs):
             raise PCRError(f"expected logits ({len(jpegs)}, classes) from the model, got {shape}")
-        return logits.argmax(dim=1).tolist()
+        classes: list[int] = logits.argmax(dim=1).tolist()
+        return classes
 
 
 def load_network(name: str, size: int = 224) -> Network:
@@ -74,23 +72,15 @@ def load_network(name: str, size: int = 224) -> Network:
         size: Side of the network's input images, in pixels.
 
     Raises:
-        PCRError: The name is invalid, or the function's result is not callable.
-        MissingDependency: The module cannot be imported.
+        PCRError: There is no such function, or its result is not callable.
     """
-    module_name, _, function_name = name.partition(":")
-    if not (module_name and function_name):
-        raise PCRError(f"expected package.module:function, got {name!r}")
     if (folder := os.getcwd()) not in sys.path:
         sys.path.insert(0, folder)
     try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise MissingDependency(f"cannot import {module_name!r}: {error}") from error
-    make = getattr(module, function_name, None)
-    if not callable(make):
-        raise PCRError(f"module {module_name!r} has no function {function_name!r}")
-    network = make()
+        make = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise PCRError(f"expected package.module:function, got {name!r}: {error}") from error
+    network = make() if callable(make) else None
     if not callable(network):
-        got = type(network).__name__
-        raise PCRError(f"expected a network from {name}, which can be called, got {got}")
+        raise PCRError(f"expected a function that returns a network, got {name!r}")
     return Network(network, size)

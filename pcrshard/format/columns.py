@@ -13,44 +13,32 @@ import numpy.typing as npt
 from .shard_head import require
 
 ABSENT = 0xFFFFFFFF
-_DTYPES = {name: np.dtype(name) for name in ("<u1", "<u2", "<u4", "<u8")}
+_TOO_LONG = "a column is longer than the index"
 
 
-class Columns:
-    """A cursor over columns; it checks each length before using it."""
-
-    def __init__(self, body: bytes) -> None:
-        self.body = body
-        self.pos = 0
-
-    def take(self, size: int) -> int:
-        """Advance by ``size`` bytes; return their offset."""
-        start = self.pos
-        require(size <= len(self.body) - start, "a column is longer than the index")
-        self.pos = start + size
-        return start
+class Columns(io.BytesIO):
+    """A stream of columns; it checks each length."""
 
     def array(self, dtype: str, *shape: int) -> npt.NDArray[Any]:
-        """Return an array of this shape, a view of the body."""
-        kind = _DTYPES[dtype]
-        start = self.take(math.prod(shape) * kind.itemsize)
-        return np.ndarray(shape, kind, self.body, start)
+        """Return an array of this shape."""
+        kind = np.dtype(dtype)
+        data = self.read(math.prod(shape) * kind.itemsize)
+        require(len(data) == math.prod(shape) * kind.itemsize, _TOO_LONG)
+        return np.frombuffer(data, kind).reshape(shape)
 
     def byte_strings(self, count: int) -> tuple[bytes | None, ...]:
         """Return ``count`` values, ``None`` for absent ones."""
         sizes = self.array("<u4", count).tolist()
-        total = sum(sizes)
         # Most samples have the field, so the common case takes one pass.
-        if total < ABSENT:
-            return self._read(sizes, total)
-        stored = [0 if size == ABSENT else size for size in sizes]
-        values = self._read(stored, sum(stored))
+        some_absent = ABSENT in sizes
+        stored = [0 if size == ABSENT else size for size in sizes] if some_absent else sizes
+        stop = self.tell() + sum(stored)
+        values = tuple(map(self.read, stored))
+        require(self.tell() == stop, _TOO_LONG)
+        if not some_absent:
+            return values
         pairs = zip(values, sizes, strict=True)
         return tuple(None if size == ABSENT else value for value, size in pairs)
-
-    def _read(self, sizes: list[int], total: int) -> tuple[bytes, ...]:
-        start = self.take(total)
-        return tuple(map(io.BytesIO(memoryview(self.body)[start : self.pos]).read, sizes))
 
 
 def encode_array(array: npt.NDArray[Any]) -> bytes:
@@ -58,12 +46,7 @@ def encode_array(array: npt.NDArray[Any]) -> bytes:
     return array.astype(array.dtype.newbyteorder("<")).tobytes()
 
 
-def encode_sizes(values: Sequence[bytes | None]) -> bytes:
-    """Return the sizes of byte strings, u32 each."""
-    sizes = [ABSENT if value is None else len(value) for value in values]
-    return np.array(sizes, "<u4").tobytes()
-
-
 def encode_byte_strings(values: Sequence[bytes | None]) -> bytes:
     """Return the sizes of values, then the values."""
-    return b"".join([encode_sizes(values), *filter(None, values)])
+    sizes = [ABSENT if value is None else len(value) for value in values]
+    return b"".join([np.array(sizes, "<u4").tobytes(), *filter(None, values)])

@@ -9,11 +9,12 @@ import codecs
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ..errors import CorruptIndex, FormatError, ScanUnavailable
+from ..errors import CorruptIndex, ScanUnavailable
+from ..memory import Buffer
 from .names import are_distinct
 from .scan import Scan, check_scan, is_fraction
 from .scan_script import MAX_GROUPS
@@ -23,9 +24,8 @@ from .shard_head import (
     MAX_SAMPLES,
     MIN_SAMPLE_BYTES,
     VERSION,
-    Buffer,
     check_version,
-    name_file,
+    naming,
     require,
     rising,
 )
@@ -86,7 +86,7 @@ class ShardEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 class _Start(msgspec.Struct):
     """The fields that decide whether the rest of ``pcr.json`` can be read, and the total."""
 
-    format: str
+    format: Literal["pcrshard"]
     version: Any
     num_samples: Any = None
 
@@ -159,26 +159,21 @@ class DatasetIndex:
             CorruptIndex: The data is not a dataset index, or breaks a rule of SPEC section 6.
             UnsupportedVersion: A newer pcrshard wrote it.
         """
-        try:
+        with naming(url):
             require(len(data) <= MAX_DATASET_INDEX_BYTES, "the dataset index is too large")
-            return cls._from_json(bytes(data).removeprefix(codecs.BOM_UTF8))
-        except FormatError as error:
-            raise name_file(error, url) from error
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            message = f"not a dataset index, it begins with {bytes(data[:20])!r}: {error}"
-            raise CorruptIndex(message, url=url) from error
-
-    @classmethod
-    def _from_json(cls, data: bytes) -> DatasetIndex:
-        start = msgspec.json.decode(data, type=_Start)
-        require(start.format == "pcrshard", "expected format 'pcrshard'")
-        check_version(start.version)
-        index = msgspec.json.decode(data, type=cls)
-        for entry in index.shards:
-            _check_entry(entry, index.num_groups)
-        total = index.num_samples
-        require(start.num_samples == total, f"expected num_samples to be the sum, {total}")
-        require(are_distinct([shard.name for shard in index.shards]), "shard names repeat")
+            text = bytes(data).removeprefix(codecs.BOM_UTF8)
+            try:
+                start = msgspec.json.decode(text, type=_Start)
+                check_version(start.version)
+                index = msgspec.json.decode(text, type=cls)
+            except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+                message = f"not a dataset index, it begins with {text[:20]!r}: {error}"
+                raise CorruptIndex(message) from error
+            for entry in index.shards:
+                _check_entry(entry, index.num_groups)
+            total = index.num_samples
+            require(start.num_samples == total, f"expected num_samples to be the sum, {total}")
+            require(are_distinct([shard.name for shard in index.shards]), "shard names repeat")
         return index
 
 
@@ -233,9 +228,9 @@ def resolve_scan(entries: Sequence[ShardEntry], scan: Any) -> Any:
         ScanUnavailable: Even scan 1 takes more.
         TypeError: The number is neither a scan nor a fraction.
     """
-    if isinstance(scan, float) and not is_fraction(scan):
-        raise TypeError(f"expected a scan number, a fraction in (0, 1) or 'full', got {scan!r}")
-    if not is_fraction(scan):
+    if not isinstance(scan, float):
         return scan
+    if not is_fraction(scan):
+        raise TypeError(f"expected a scan number, a fraction in (0, 1) or 'full', got {scan!r}")
     held = min(entry.scan or entry.num_groups for entry in entries)
     return scan_of_fraction(prefix_totals(entries), held, scan)

@@ -19,8 +19,9 @@ from .. import zstd
 from ..checksum import crc32c
 from ..errors import CorruptIndex, FormatError
 from ..jpeg.markers import EOI
+from ..memory import Buffer
 from .columns import ABSENT, encode_array
-from .shard_head import BLOCK, Buffer, name_file, require, round512
+from .shard_head import BLOCK, require, round512
 from .shard_index import COMPRESSION_LEVEL, I64, U32, ShardIndex, TablePlace
 
 # Bounds a piece's header, so that a table of a few bytes cannot claim gigabytes or minutes of
@@ -32,8 +33,9 @@ _START = struct.Struct("<II")
 
 
 class LateValues(NamedTuple):
-    """Sizes and CRC-32C of a deferred field's values, (S,) uint32 each."""
+    """Sizes and CRC-32C of a deferred field's values, (S,) uint32 each, and the row of them."""
 
+    row: int
     sizes: U32
     crcs: U32
 
@@ -48,10 +50,6 @@ class LateValues(NamedTuple):
         return int(self.stored.sum(dtype=np.int64))
 
 
-# By name, with the row of the values.
-LateFields = dict[str, tuple[int, LateValues]]
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class GroupTable:
     """The tables of a range of scan groups; R groups, U units, S samples.
@@ -64,7 +62,7 @@ class GroupTable:
         headers: The headers of all pieces, in order.
         offsets: (U,) uint64, start of each base member's data in the preview layout, 0 for a
             missing unit; empty in the compact layout.
-        late: Values of deferred fields, in the order of the shard, each with its row.
+        late: Values of deferred fields by name, in the order of the shard.
     """
 
     rows: range
@@ -73,7 +71,7 @@ class GroupTable:
     header_sizes: U16
     headers: bytes
     offsets: npt.NDArray[np.uint64]
-    late: LateFields
+    late: dict[str, LateValues]
 
     @functools.cached_property
     def own_bytes(self) -> I64:
@@ -82,15 +80,15 @@ class GroupTable:
 
     def late_bytes(self, row: int) -> int:
         """Return the bytes of all deferred values in the group of a row."""
-        return sum(values.num_bytes for at, values in self.late.values() if at == row)
+        return sum(values.num_bytes for values in self.late.values() if values.row == row)
 
     @functools.cached_property
     def encoded(self) -> bytes:
         """Return the bytes of SPEC 3.1."""
         packed = zstd.compress(self.headers, COMPRESSION_LEVEL) if self.headers else b""
         columns: list[npt.NDArray[Any]] = [self.sizes, self.crcs, self.offsets]
-        for _, values in self.late.values():
-            columns += values
+        for values in self.late.values():
+            columns += [values.sizes, values.crcs]
         columns.append(self.header_sizes)
         encoded = [encode_array(column) for column in columns]
         body = b"".join([len(packed).to_bytes(4, "little"), *encoded, packed])
@@ -114,9 +112,9 @@ def late_starts(index: ShardIndex, table: GroupTable) -> dict[str, int]:
         # The values of the base groups are at the end of their members.
         ends[base - 1] = index.head.prefix_stops[base - 1] - round512(table.late_bytes(base - 1))
     starts = {}
-    for name, (row, values) in table.late.items():
-        starts[name] = int(ends[row])
-        ends[row] += values.num_bytes
+    for name, values in table.late.items():
+        starts[name] = int(ends[values.row])
+        ends[values.row] += values.num_bytes
     return starts
 
 
@@ -148,7 +146,7 @@ def decode_tables(
                 decode_tables(index, [place], [part], url=url)
         row = places[-1].rows[-1]
         name = "the tail" if row == index.num_groups else f"group {row + 1}"
-        raise name_file(CorruptIndex(f"the table of {name}: {error}"), url) from error
+        raise CorruptIndex(f"the table of {name}: {error}", url=url) from error
     return table
 
 
@@ -182,11 +180,9 @@ def _decode(
     runs: list[tuple[np.dtype[Any], list[bytes]]] = []
     for (rows, _, _), part in zip(places, parts, strict=True):
         row = rows[-1]
-        num_late = len(late)
-        if index.schema.late:
-            late += [(row, name) for name in index.late_fields(row)]
-        num_late = len(late) - num_late
-        layout = _layout(len(rows), units, units if row < base else 0, num_late, samples)
+        names = index.late_fields(row)
+        late += [(row, name) for name in names]
+        layout = _layout(len(rows), units, units if row < base else 0, len(names), samples)
         require(len(part) >= _START.size, "expected a table of at least 8 bytes")
         crc, headers_bytes = _START.unpack_from(part)
         require(crc == crc32c(memoryview(part)[4:]), "checksum does not match")
@@ -204,7 +200,7 @@ def _decode(
 
     rows = range(places[0].rows.start, places[-1].rows.stop)
     header_sizes = column("header_sizes", len(rows), units)
-    values = map(LateValues._make, column("late", len(late), 2, samples)) if late else ()
+    values = column("late", len(late), 2, samples)
     return GroupTable(
         rows,
         column("sizes", len(rows), units),
@@ -212,7 +208,7 @@ def _decode(
         header_sizes,
         _unpack_headers(header_sizes, headers),
         arrays[0]["offsets"][0],
-        {name: (row, value) for (row, name), value in zip(late, values, strict=True)},
+        {name: LateValues(row, *pair) for (row, name), pair in zip(late, values, strict=True)},
     )
 
 
@@ -237,37 +233,24 @@ def _check_pieces(index: ShardIndex, table: GroupTable) -> None:
         is_empty = table.sizes[-1] == 0
         require(not table.crcs[-1][is_empty].any(), "an empty tail has a checksum")
         require(not table.header_sizes[-1].any(), "a tail has a header")
-    # Usually every image exists and has pieces in every group.
+    # Usually every image exists and has pieces in every group. Missing images have none, and all
+    # others have a first one.
     if not index.is_complete or count(table.sizes) != table.sizes.size:
-        _check_empty(index, table)
-    for name, (_, values) in table.late.items():
-        _check_late(index, name, values)
-
-
-def _check_empty(index: ShardIndex, table: GroupTable) -> None:
-    """Check that missing images have no pieces and all others have a first one."""
-    empty = table.sizes == 0
-    missing = index.dims[:, 0] == 0
-    if table.rows.start == 0:
-        whole = np.count_nonzero(missing != empty[0]) == 0
-        require(whole, "dims and pieces differ")
-    require(empty[:, missing].all(), "an image that is not there has pieces")
-
-
-def _check_late(
-    index: ShardIndex,
-    name: str,
-    values: LateValues,
-) -> None:
-    absent = values.sizes == ABSENT
-    require(not values.crcs[absent].any(), f"an absent {name} has a checksum")
+        empty = table.sizes == 0
+        missing = index.dims[:, 0] == 0
+        if table.rows.start == 0:
+            require(not (missing != empty[0]).any(), "dims and pieces differ")
+        require(empty[:, missing].all(), "an image that is not there has pieces")
     streams = [field for field, _ in index.schema.streams]
-    if name in streams:
-        # The unit of each sample in the stream.
-        before = index.unit_counts[:, : streams.index(name)].sum(axis=1)
-        units = np.array(index.first_units[:-1]) + before
-        both = (index.dims[units, 0] != 0) & ~absent
-        require(not both.any(), f"a sample has two of {name}")
+    for name, values in table.late.items():
+        absent = values.sizes == ABSENT
+        require(not values.crcs[absent].any(), f"an absent {name} has a checksum")
+        if name in streams:
+            # The unit of each sample in the stream.
+            before = index.unit_counts[:, : streams.index(name)].sum(axis=1)
+            units = np.array(index.first_units[:-1]) + before
+            both = (index.dims[units, 0] != 0) & ~absent
+            require(not both.any(), f"a sample has two of {name}")
 
 
 def _check_stops(
@@ -305,19 +288,10 @@ def _check_base(index: ShardIndex, table: GroupTable, start: int) -> int:
     require(not table.offsets[missing].any(), "a missing image has an offset")
     offsets = table.offsets[~missing]
     require((offsets < index.head.prefix_stops[base - 1]).all(), "a base offset is after its group")
+    # Members start on blocks, at least a header apart.
+    starts = offsets.astype(np.int64)
     sizes = table.sizes[:base].sum(axis=0, dtype=np.int64)[~missing] + len(EOI)
-    return _check_apart(offsets.astype(np.int64), sizes, round512(start))
-
-
-def _check_apart(
-    starts: I64,
-    sizes: I64,
-    first: int,
-) -> int:
-    """Check that members start on blocks, at least a header apart; return the last end."""
-    ends = -(-(starts + sizes) // BLOCK) * BLOCK
-    floor = np.concatenate(([first], ends[:-1])) + BLOCK
+    ends = np.append(round512(start), -(-(starts + sizes) // BLOCK) * BLOCK)
     on_blocks = (starts % BLOCK == 0).all()
-    apart = (starts >= floor[: len(starts)]).all()
-    require(on_blocks and apart, "base members overlap")
-    return int(ends[-1]) if len(ends) else first
+    require(on_blocks and (starts >= ends[:-1] + BLOCK).all(), "base members overlap")
+    return int(ends[-1])

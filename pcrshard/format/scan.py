@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeGuard
+from typing import Literal, TypeGuard
 
 from ..arguments import is_integer
 from ..errors import ScanUnavailable
@@ -14,21 +14,6 @@ Scan = int | Literal["full"]
 def is_fraction(value: object) -> TypeGuard[float]:
     """Return whether this is a fraction of the full bytes: a float in (0, 1)."""
     return isinstance(value, float) and 0 < value < 1
-
-
-def check_scan_type(scan: Any, lowest: int = 1) -> None:
-    """Refuse values that are not scans, before opening a shard; arguments as in :func:`check_scan`.
-
-    Raises:
-        TypeError: It is neither an integer nor ``"full"``.
-        ValueError: It is too low.
-    """
-    if scan == FULL:
-        return
-    if not is_integer(scan):
-        raise TypeError(f"expected a scan number or 'full', got {scan!r}")
-    if scan < lowest:
-        raise ValueError(f"expected a scan of {lowest} or more, or 'full', got {scan}")
 
 
 def check_scan(

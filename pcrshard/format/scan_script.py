@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from ..jpeg.markers import ScanHeader
 
-_SCAN = re.compile(r"\s*(\d(?:\s*,\s*\d)*)\s*:\s*(\d+)\s*-\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*")
+_SCAN = re.compile(r"\s*(\d(?:\s*,\s*\d){0,3})\s*:\s*(\d+)\s*-\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*")
 _UNSENT = 99
 MAX_GROUPS = 32
 
@@ -104,48 +103,26 @@ def parse_script(name: str, text: str) -> ScanScript:
     >>> parse_script("two", text).num_groups
     2
     """
-    script = ScanScript(name, _without_comments(text))
-    _check_num_groups(script.num_groups)
-    _check_sent(script)
-    return script
-
-
-def _check_num_groups(num_groups: int) -> None:
-    if not 1 <= num_groups <= MAX_GROUPS:
-        raise ValueError(f"expected 1 to {MAX_GROUPS} scan groups, got {num_groups}")
-
-
-def _without_comments(text: str) -> tuple[str, ...]:
-    """Return the lines of a script without comments and blank lines."""
     lines = (line.partition("#")[0].strip().rstrip("; ") for line in text.splitlines())
-    return tuple(filter(None, lines))
-
-
-def _check_sent(script: ScanScript) -> None:
-    """Refuse a script that does not send every coefficient to its last bit in legal steps."""
+    script = ScanScript(name, tuple(filter(None, lines)))
+    if not 1 <= script.num_groups <= MAX_GROUPS:
+        raise ValueError(f"expected 1 to {MAX_GROUPS} scan groups, got {script.num_groups}")
+    # The lowest bit position sent so far of each (component, coefficient).
     sent: dict[tuple[int, int], int] = {}
     for scan in script.scans:
         for key in scan.coefficients:
-            _check_step(scan, key[1], sent.get(key))
+            legal = scan.ah == sent[key] == scan.al + 1 if key in sent else scan.ah == 0
+            if not legal:
+                raise ValueError(
+                    f"scan {scan} does not follow on from what was sent of coefficient {key[1]}"
+                )
             sent[key] = scan.al
     for component, i in itertools.product(range(3), range(64)):
         if sent.get((component, i), _UNSENT):
             raise ValueError(
                 f"coefficient {i} of component {component} is not sent to its last bit"
             )
-
-
-def _check_step(
-    scan: ScanHeader,
-    coefficient: int,
-    sent: int | None,
-) -> None:
-    """Check that a coefficient's first scan starts at Ah = 0 and later ones add one bit each."""
-    legal = scan.ah == 0 if sent is None else scan.ah == sent == scan.al + 1
-    if not legal:
-        raise ValueError(
-            f"scan {scan} does not follow on from what was sent of coefficient {coefficient}"
-        )
+    return script
 
 
 def scans_for(
@@ -178,11 +155,12 @@ def scans_for(
     ]
 
 
+@lru_cache(maxsize=256)
 def group_scans(
     script: ScanScript,
-    scans: Sequence[ScanHeader],
+    scans: tuple[ScanHeader, ...],
     color: str,
-) -> list[int]:
+) -> tuple[int, ...]:
     """Assign each scan of an image to a scan group, by fidelity (SPEC.md section 3).
 
     Args:
@@ -193,37 +171,22 @@ def group_scans(
     Returns:
         For each scan a group 1..N, never decreasing.
 
-    >>> gray = [parse_scan(text) for text in ("0: 0-0, 0, 1", "0: 1-5, 0, 2", "0: 6-63, 0, 2")]
-    >>> group_scans(STANDARD, gray, "gray")
-    [1, 2, 5]
+    >>> group_scans(STANDARD, tuple(scans_for(STANDARD, "gray", 1)), "gray")
+    (1, 2, 5, 6, 7, 10)
     """
-    return list(_group_scans(script, tuple(scans), color == "ycc"))
-
-
-@lru_cache(maxsize=256)
-def _group_scans(
-    script: ScanScript,
-    scans: tuple[ScanHeader, ...],
-    ycc: bool,
-) -> tuple[int, ...]:
-    sent_by_group = _bits_sent(script)
+    # Per group, the lowest bit position sent so far of each (component, coefficient).
+    sent_by_group: list[dict[tuple[int, int], int]] = [{}]
+    for text in script.groups:
+        sent = sent_by_group[-1].copy()
+        for scan in parse_group(text):
+            sent |= dict.fromkeys(scan.coefficients, scan.al)
+        sent_by_group.append(sent)
 
     def first_group(scan: ScanHeader) -> int:
-        wanted = scan if ycc else scan._replace(components=(0,))
-        for group, sent in enumerate(sent_by_group, 1):
+        wanted = scan if color == "ycc" else scan._replace(components=(0,))
+        for group, sent in enumerate(sent_by_group):
             if all(sent.get(key, _UNSENT) <= scan.al for key in wanted.coefficients):
                 return group
         return script.num_groups
 
     return tuple(itertools.accumulate(map(first_group, scans), max))
-
-
-def _bits_sent(script: ScanScript) -> list[dict[tuple[int, int], int]]:
-    """Return, per group, the lowest bit position sent so far of each (component, coefficient)."""
-    sent: dict[tuple[int, int], int] = {}
-    result = []
-    for group in script.groups:
-        for scan in parse_group(group):
-            sent |= dict.fromkeys(scan.coefficients, scan.al)
-        result.append(sent.copy())
-    return result

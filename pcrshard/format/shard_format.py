@@ -10,7 +10,7 @@ from ..errors import CorruptIndex, EncodeError, ScanUnavailable
 from .names import is_jpeg_field, is_other_image
 from .scan import Scan, check_scan
 from .scan_script import Q95, STANDARD, ScanScript
-from .schema import IMAGE, IMAGE_LIST, Schema, check_schema
+from .schema import IMAGE, IMAGE_LIST, Schema, decode_schema
 
 SCRIPTS = {script.name: script for script in (STANDARD, Q95)}
 # The script that `encode` chooses by the quality of the sources.
@@ -87,7 +87,7 @@ class ShardFormat:
         schema = Schema(
             self.scan_script.name,
             self.scan_script.groups,
-            self.layout,
+            "preview" if preview else "compact",
             self.base if preview else 0,
             tuple((f, IMAGE) for f in names.streams) + tuple((f, IMAGE_LIST) for f in names.lists),
             fields,
@@ -95,10 +95,9 @@ class ShardFormat:
             shown if preview else (),
         )
         try:
-            check_schema(schema)
+            return decode_schema(schema.encode())
         except CorruptIndex as error:
             raise EncodeError(f"cannot write samples with these fields: {error}") from error
-        return schema
 
     def _first_scan(self, field: str) -> int:
         """Return the position of the first scan that has a field; 0 if every scan has it."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 import functools
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from ..checksum import crc32c
@@ -19,6 +20,7 @@ from ..errors import (
     TruncatedShard,
     UnsupportedVersion,
 )
+from ..memory import Buffer
 from .scan import Scan, check_scan
 from .scan_script import MAX_GROUPS
 
@@ -33,7 +35,6 @@ MIN_SAMPLE_BYTES = 5
 # Bound of the ratio that compressed columns may claim.
 MAX_EXPANSION = 64
 
-Buffer = bytes | bytearray | memoryview
 # Magic, checksum, version, samples, groups, schema bytes, body checksum, body bytes, column bytes.
 _HEAD = struct.Struct("<8sIIIIIIQQ")
 
@@ -82,12 +83,11 @@ class Head(NamedTuple):
     @property
     def crc32c(self) -> int:
         """The head's checksum, which identifies the shard in a dataset index."""
-        return head_checksum(self.encode())
+        return int.from_bytes(self.encode()[8:12], "little")
 
     def prefix_stop(self, scan: Scan) -> int:
         """Return the end of the prefix of scans 1..scan, 0 for none; raise as check_scan."""
-        position = check_scan(scan, self.num_groups, 0)
-        return self.prefix_stops[position - 1] if position else self.index_stop
+        return self.stops[check_scan(scan, self.num_groups, 0)]
 
     def encode(self) -> bytes:
         """Return the 512 bytes of SPEC 2.1."""
@@ -111,11 +111,6 @@ class Head(NamedTuple):
         return bytes(head)
 
 
-def head_checksum(block: Buffer) -> int:
-    """Return the checksum stored in the 512 bytes of a head."""
-    return int.from_bytes(block[8:12], "little")
-
-
 @functools.cache
 def _groups(num_groups: int) -> struct.Struct:
     """Return the prefix stops and table sizes of the groups and the tail."""
@@ -128,7 +123,7 @@ def is_tar(start: Buffer) -> bool:
 
 
 def read_head(start: Buffer, *, url: str | None = None) -> Head:
-    """Parse and check the head of a shard.
+    """Parse and check the head of a shard (SPEC 2.1).
 
     Args:
         start: The first 1024 bytes of the shard; more are ignored.
@@ -136,36 +131,25 @@ def read_head(start: Buffer, *, url: str | None = None) -> Head:
 
     Raises:
         NotAShard: The file is not a tar, or not a shard.
-        UnsupportedVersion, CorruptIndex, TruncatedShard: See :func:`decode_head`.
-    """
-    if not is_tar(start):
-        raise NotAShard("expected a PCR shard, got something that is not a tar", url=url)
-    return decode_head(start[BLOCK:HEAD_STOP], url=url)
-
-
-def decode_head(block: Buffer, *, url: str | None = None) -> Head:
-    """Parse and check the head (SPEC 2.1).
-
-    Args:
-        block: The 512 bytes ``[512, 1024)`` of the shard.
-        url: Named in errors.
-
-    Raises:
-        NotAShard: The magic is missing.
         UnsupportedVersion: A newer pcrshard wrote it.
         CorruptIndex: The checksum does not match or a number breaks a rule.
         TruncatedShard: There are fewer bytes.
     """
-    try:
-        head = _parse_head(bytes(block[:BLOCK]))
+    with naming(url):
+        if not is_tar(start):
+            raise NotAShard("expected a PCR shard, got something that is not a tar")
+        head = _parse_head(bytes(start[BLOCK:HEAD_STOP]))
         _check_head(head)
-    except FormatError as error:
-        raise name_file(error, url) from error
     return head
 
 
 def _parse_head(block: bytes) -> Head:
-    _check_start(block)
+    if not MAGIC.startswith(block[:8]):
+        raise NotAShard(
+            "expected a PCR shard, its magic is not there; make one with `pcrshard encode`"
+        )
+    if len(block) < BLOCK:
+        raise TruncatedShard(f"expected {HEAD_STOP} bytes of head, got {BLOCK + len(block)}")
     _, crc, version, *numbers = _HEAD.unpack_from(block)
     require(crc == crc32c(block[:8] + bytes(4) + block[12:]), "head checksum does not match")
     check_version(version)
@@ -175,27 +159,8 @@ def _parse_head(block: bytes) -> Head:
     rows = groups.unpack_from(block, _HEAD.size)
     padding = block[_HEAD.size + groups.size :]
     require(not padding.strip(b"\0"), "head padding is not zero")
-    stops = rows[: num_groups + 1]
-    tables = rows[num_groups + 1 :]
-    return Head(
-        num_samples,
-        schema_bytes,
-        body_bytes,
-        body_crc,
-        stops,
-        tables,
-        columns_bytes,
-    )
-
-
-def _check_start(block: bytes) -> None:
-    """Check the magic, as far as the file goes, then the length of the head."""
-    if not MAGIC.startswith(block[:8]):
-        raise NotAShard(
-            "expected a PCR shard, its magic is not there; make one with `pcrshard encode`"
-        )
-    if len(block) < BLOCK:
-        raise TruncatedShard(f"expected {HEAD_STOP} bytes of head, got {BLOCK + len(block)}")
+    stops, tables = rows[: num_groups + 1], rows[num_groups + 1 :]
+    return Head(num_samples, schema_bytes, body_bytes, body_crc, stops, tables, columns_bytes)
 
 
 def check_version(version: object) -> None:
@@ -214,27 +179,23 @@ def check_version(version: object) -> None:
 def _check_head(head: Head) -> None:
     _check_count("num_samples", head.num_samples, MAX_SAMPLES)
     _check_count("schema_bytes", head.schema_bytes, MAX_SCHEMA_BYTES)
+    columns_bytes = head.columns_bytes
     stored_bytes = head.body_bytes - head.schema_bytes
-    if not head.num_samples * MIN_SAMPLE_BYTES <= head.columns_bytes:
-        raise CorruptIndex(
-            f"columns_bytes {head.columns_bytes} cannot hold {head.num_samples} samples"
-        )
-    if not stored_bytes <= head.columns_bytes <= MAX_EXPANSION * stored_bytes:
-        raise CorruptIndex(f"columns_bytes {head.columns_bytes} do not fit {stored_bytes} stored")
-    stops = head.prefix_stops
-    if head.schema_bytes > head.body_bytes or head.index_stop > stops[0]:
-        raise CorruptIndex(f"body_bytes {head.body_bytes} do not fit")
-    legal = rising(stops) and stops[-1] < 1 << 63
-    require(legal, "prefix stops are not rising multiples of 512")
+    require(
+        head.num_samples * MIN_SAMPLE_BYTES <= columns_bytes,
+        f"columns_bytes {columns_bytes} cannot hold {head.num_samples} samples",
+    )
+    # Also if the schema is larger than the body.
+    require(
+        stored_bytes <= columns_bytes <= MAX_EXPANSION * stored_bytes,
+        f"columns_bytes {columns_bytes} do not fit {stored_bytes} stored",
+    )
+    legal = rising(head.stops) and head.stops[-1] < 1 << 63
+    require(legal, "prefix stops are not rising multiples of 512 after the index")
 
 
-def _check_count(
-    name: str,
-    number: int,
-    most: int,
-) -> None:
-    if not 1 <= number <= most:
-        raise CorruptIndex(f"{name} {number} is not in 1..{most}")
+def _check_count(name: str, number: int, most: int) -> None:
+    require(1 <= number <= most, f"{name} {number} is not in 1..{most}")
 
 
 def rising(stops: Sequence[int]) -> bool:
@@ -248,6 +209,10 @@ def require(condition: object, message: str) -> None:
         raise CorruptIndex(message)
 
 
-def name_file(error: FormatError, url: str | None) -> FormatError:
-    """Return the same error with the file's name added."""
-    return type(error)(str(error), url=url)
+@contextmanager
+def naming(url: str | None) -> Iterator[None]:
+    """Name a file in the errors of reading it."""
+    try:
+        yield
+    except FormatError as error:
+        raise type(error)(str(error), url=url) from error

@@ -17,41 +17,11 @@ from numpy.typing import NDArray
 from .. import zstd
 from ..checksum import crc32c
 from ..errors import CorruptIndex, FormatError, TruncatedShard
+from ..memory import Buffer
 from .columns import Columns, encode_array, encode_byte_strings
 from .names import MAX_KEY_BYTES, are_distinct, are_legal_keys, valid_key
-from .scan_script import MAX_GROUPS
 from .schema import IMAGE_LIST, Schema, decode_schema
-from .shard_head import (
-    BLOCK,
-    HEAD_STOP,
-    MAGIC,
-    MAX_EXPANSION,
-    Buffer,
-    Head,
-    decode_head,
-    name_file,
-    require,
-    round512,
-)
-
-# Some of these are defined elsewhere and exported here for readers of an index.
-__all__ = [
-    "BLOCK",
-    "HEAD_STOP",
-    "I64",
-    "MAGIC",
-    "MAX_GROUPS",
-    "MAX_PIECE_BYTES",
-    "U32",
-    "Buffer",
-    "Head",
-    "ShardIndex",
-    "TablePlace",
-    "decode_head",
-    "decode_index",
-    "encode_body",
-    "round512",
-]
+from .shard_head import BLOCK, MAX_EXPANSION, Head, naming, require
 
 # Higher levels take twice the time and save 2 % of the bytes.
 COMPRESSION_LEVEL = 12
@@ -118,7 +88,14 @@ class ShardIndex:
     @functools.cached_property
     def unit_counts(self) -> I64:
         """(S, M) units of each sample in each stream."""
-        return count_units(self.schema, self.counts)
+        units = np.ones((self.num_samples, len(self.schema.streams)), np.int64)
+        units[:, self._are_lists] = self.counts
+        return units
+
+    @property
+    def _are_lists(self) -> list[bool]:
+        """For each stream whether it has a list of images per sample."""
+        return [codec == IMAGE_LIST for _, codec in self.schema.streams]
 
     @functools.cached_property
     def first_units(self) -> list[int]:
@@ -138,7 +115,7 @@ class ShardIndex:
     def table_places(self, first: int, stop: int) -> Iterator[TablePlace]:
         """Return the tables of rows ``[first, stop)``, N for the tail."""
         base = self.schema.base
-        ends = (self.head.index_stop, *self.head.prefix_stops)
+        ends = self.head.stops
         for row in range(first, stop):
             if row < base - 1:  # the base groups have one table together
                 continue
@@ -147,31 +124,18 @@ class ShardIndex:
             yield TablePlace(rows, start, start + self.head.table_bytes[row])
 
 
-def count_units(schema: Schema, counts: NDArray[np.uint8]) -> I64:
-    """Return the (S, M) units of each sample and stream, from the (S, number of lists) counts."""
-    units = np.ones((len(counts), len(schema.streams)), np.int64)
-    is_list = [codec == IMAGE_LIST for _, codec in schema.streams]
-    units[:, is_list] = counts
-    return units
-
-
 def encode_body(index: ShardIndex) -> tuple[bytes, int]:
     """Return schema and columns (SPEC 2.2, 2.3), and the columns' size before compression.
 
     ``index.head`` is not used.
     """
-    columns = _encode_columns(index)
+    parts = [encode_array(column) for column in (index.counts, index.dims, index.orientation)]
+    parts.append(encode_byte_strings([key.encode() for key in index.keys]))
+    parts += [encode_byte_strings(index.fields[name]) for name in index.schema.fields]
+    columns = b"".join(parts)
     packed = zstd.compress(columns, COMPRESSION_LEVEL)
     smaller = len(packed) < len(columns) <= MAX_EXPANSION * len(packed)
     return index.schema.encode() + (packed if smaller else columns), len(columns)
-
-
-def _encode_columns(index: ShardIndex) -> bytes:
-    columns = (index.counts, index.dims, index.orientation)
-    parts = [encode_array(column) for column in columns]
-    parts.append(encode_byte_strings([key.encode() for key in index.keys]))
-    parts += [encode_byte_strings(index.fields[name]) for name in index.schema.fields]
-    return b"".join(parts)
 
 
 def decode_index(
@@ -192,36 +156,27 @@ def decode_index(
         CorruptIndex: The checksum does not match, or a rule of SPEC.md is broken.
         TruncatedShard: There are fewer bytes than the head says.
     """
-    try:
-        return _decode_body(head, body)
-    except TruncatedShard as error:
-        raise name_file(error, url) from error
-    except FormatError as error:
-        raise name_file(CorruptIndex(str(error)), url) from error
+    with naming(url):
+        if len(body) < head.body_bytes:
+            raise TruncatedShard(f"expected {head.body_bytes} bytes of index, got {len(body)}")
+        body = bytes(body[: head.body_bytes])
+        require(crc32c(body) == head.body_crc32c, "index checksum does not match")
+        schema = decode_schema(body[: head.schema_bytes])
+        require(len(schema.groups) == head.num_groups, "script and num_groups differ")
 
-
-def _decode_body(head: Head, body: Buffer) -> ShardIndex:
-    if len(body) < head.body_bytes:
-        raise TruncatedShard(f"expected {head.body_bytes} bytes of index, got {len(body)}")
-    body = bytes(body[: head.body_bytes])
-    require(crc32c(body) == head.body_crc32c, "index checksum does not match")
-    schema = decode_schema(body[: head.schema_bytes])
-    require(len(schema.groups) == head.num_groups, "script and num_groups differ")
-
-    stored = body[head.schema_bytes :]
-    if len(stored) != head.columns_bytes:
-        stored = zstd.decompress(stored, head.columns_bytes)
-    index = _decode_columns(head, schema, stored)
-    _check_columns(index)
-    _check_tables(index)
+        stored = body[head.schema_bytes :]
+        if len(stored) != head.columns_bytes:
+            try:
+                stored = zstd.decompress(stored, head.columns_bytes)
+            except FormatError as error:
+                raise CorruptIndex(f"columns: {error}") from error
+        index = _decode_columns(head, schema, stored)
+        _check_columns(index)
+        _check_tables(index)
     return index
 
 
-def _decode_columns(
-    head: Head,
-    schema: Schema,
-    body: bytes,
-) -> ShardIndex:
+def _decode_columns(head: Head, schema: Schema, body: bytes) -> ShardIndex:
     columns = Columns(body)
     count = head.num_samples
     counts = columns.array("<u1", count, len(schema.lists))
@@ -236,7 +191,7 @@ def _decode_columns(
         keys=_decode_keys(columns.byte_strings(count)),
         fields={name: columns.byte_strings(count) for name in schema.fields},
     )
-    require(columns.pos == len(body), "bytes are left after the last column")
+    require(not columns.read(1), "bytes are left after the last column")
     return index
 
 
@@ -262,22 +217,15 @@ def _check_columns(index: ShardIndex) -> None:
     """Check the rules of SPEC section 2.3 for images."""
     # count_nonzero, because any() and all() go through Python: a twentieth of a small shard's cost.
     count = np.count_nonzero
-    if index.counts.size:
-        listed = count(index.counts > MAX_LISTED) == 0
-        require(listed, f"expected at most {MAX_LISTED} images in a list")
-    if count(index.orientation):
-        require(not count(index.orientation > 8), "an orientation is above 8")
+    listed = not count(index.counts > MAX_LISTED)
+    require(listed, f"expected at most {MAX_LISTED} images in a list")
+    require(not count(index.orientation > 8), "an orientation is above 8")
     if not index.is_complete:
-        _check_missing(index)
-
-
-def _check_missing(index: ShardIndex) -> None:
-    """Check that only images of streams are missing, and then with both sides 0."""
-    both = (index.dims != 0).all(axis=1)
-    require((both == (index.dims != 0).any(axis=1)).all(), "a height or a width is 0")
-    is_list = [codec == IMAGE_LIST for _, codec in index.schema.streams]
-    in_list = np.repeat(np.tile(is_list, index.num_samples), index.unit_counts.ravel())
-    require(not (in_list & ~both).any(), "an image of a list is missing")
+        # Only images of streams are missing, and then both sides are 0.
+        both = (index.dims != 0).all(axis=1)
+        require((both == (index.dims != 0).any(axis=1)).all(), "a height or a width is 0")
+        in_list = np.repeat(np.tile(index._are_lists, index.num_samples), index.unit_counts.ravel())
+        require(not (in_list & ~both).any(), "an image of a list is missing")
 
 
 def _check_tables(index: ShardIndex) -> None:
@@ -285,8 +233,8 @@ def _check_tables(index: ShardIndex) -> None:
     head = index.head
     base = index.schema.base
     for rows, _, stop in index.table_places(0, head.num_groups + 1):
-        if stop > head.prefix_stops[rows[-1]]:
-            raise CorruptIndex(f"the table of group {rows[-1] + 1} ends after it, at {stop}")
+        inside = stop <= head.prefix_stops[rows[-1]]
+        require(inside, f"the table of group {rows[-1] + 1} ends after it, at {stop}")
     if base:
         ends = set(head.prefix_stops[:base])
         alike = len(ends) == 1 and not any(head.table_bytes[: base - 1])

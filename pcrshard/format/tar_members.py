@@ -74,7 +74,7 @@ def plan_members(
     preview = index.schema.layout == "preview"
     for table in tables:
         row = table.rows[-1]
-        group = _group_name(index, row)
+        group = "tail" if row == index.num_groups else f"scan{row + 1:02d}"
         name = f"__pcr_{group}__" if preview else f"{stem}.{group}"
         late = index.late_fields(row)
         if row < index.schema.base:
@@ -86,10 +86,6 @@ def plan_members(
         size = len(table.encoded) + int(table.own_bytes.sum()) + table.late_bytes(row)
         pieces = tuple((row, unit) for unit in np.flatnonzero(table.own_bytes).tolist())
         yield Member(name, row, size, table.encoded, pieces, late)
-
-
-def _group_name(index: ShardIndex, row: int) -> str:
-    return "tail" if row == index.num_groups else f"scan{row + 1:02d}"
 
 
 def _base_members(index: ShardIndex, table: GroupTable) -> Iterator[Member]:
@@ -142,24 +138,20 @@ def lay_out(
     if len(first.offsets):
         first = replace(first, offsets=offsets)
     laid_out = (first, *others)
+    # 0 for a group without its own table.
+    sizes = [0] * (index.num_groups + 1)
+    for table in laid_out:
+        sizes[table.rows[-1]] = len(table.encoded)
     head = Head(
         len(index.keys),
         schema_bytes,
         len(body),
         crc32c(body),
         stops,
-        _table_bytes(laid_out, index.num_groups),
+        tuple(sizes),
         columns_bytes,
     )
     return replace(index, head=head), laid_out, head.encode() + body
-
-
-def _table_bytes(tables: Sequence[GroupTable], num_groups: int) -> tuple[int, ...]:
-    """Return the table size of each group and the tail; 0 for a group without its own table."""
-    sizes = [0] * (num_groups + 1)
-    for table in tables:
-        sizes[table.rows[-1]] = len(table.encoded)
-    return tuple(sizes)
 
 
 def _place_members(
@@ -173,18 +165,14 @@ def _place_members(
     stops = [0] * (index.num_groups + 1)
     offsets = np.zeros(index.num_units, np.uint64)
     for member in plan_members(index, tables, stem):
-        _check_size(member)
+        if member.size >= MAX_MEMBER_BYTES:
+            raise EncodeError(
+                f"{member.name} of {member.size} bytes is larger than 8 GiB; "
+                "use fewer samples per shard"
+            )
         start = pos + len(member.header())
         pos = round512(start + member.size)
         stops[member.row] = pos
         if member.pieces and member.row < base:
             offsets[member.pieces[0][1]] = start
     return (*[stops[base - 1]] * base, *stops[base:]), offsets
-
-
-def _check_size(member: Member) -> None:
-    if member.size >= MAX_MEMBER_BYTES:
-        raise EncodeError(
-            f"{member.name} of {member.size} bytes is larger than 8 GiB; "
-            "use fewer samples per shard"
-        )

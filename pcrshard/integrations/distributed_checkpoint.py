@@ -71,6 +71,10 @@ def _shard_key(index: MetadataIndex) -> str:
     return ",".join(map(str, offsets)) or "whole"
 
 
+def _size(item: WriteItem) -> int:
+    return 0 if item.tensor_data is None else item.tensor_data.size.numel()
+
+
 def _optimizer_of(name: str) -> str | None:
     """Return the optimizer's name in a flattened name, or ``None``.
 
@@ -133,41 +137,38 @@ class DeltaStorageWriter(StorageWriter):
     ) -> Future[list[WriteResult]]:
         """Save this rank's shards as one version."""
         assert self._rank_store is not None
-        tensors: dict[str, dict[str, Any]] = defaultdict(dict)
-        optimizers: dict[str, dict[str, Any]] = {}
+        tensors: dict[str, Any] = {}
+        optimizers: dict[str, Any] = {}
         objects = {}
+        paths = []
         whole = getattr(planner, "state_dict", {})
         for item in plan.items:
-            name = item.index.fqn
+            name, key = item.index.fqn, _shard_key(item.index)
+            prefix = _optimizer_of(name)
             if item.type == WriteItemType.BYTE_IO:
                 look_up: Any = getattr(planner, "lookup_object")  # noqa: B009  # not in its type
                 objects[name] = look_up(item.index)
+                paths.append("")
                 continue
-            shard = planner.resolve_data(item)
-            prefix = _optimizer_of(name)
             if prefix is None:
-                tensors[_shard_key(item.index)][name] = shard
+                shards = tensors
+                paths.append(f"tensors.{key}.{name}")
             else:
                 # In the form by which a store recognizes optimizers and chooses error bounds.
-                new = {"state": defaultdict(dict), "param_groups": [_group(whole, prefix)]}
-                optimizer = optimizers.setdefault(prefix, new)
-                optimizer["state"][_shard_key(item.index)][name] = shard
-        for optimizer in optimizers.values():
-            optimizer["state"] = dict(optimizer["state"])
-        state = {"tensors": dict(tensors), "optimizers": optimizers, "objects": objects}
+                new = {"state": {}, "param_groups": [_group(whole, prefix)]}
+                shards = optimizers.setdefault(prefix, new)["state"]
+                paths.append(f"optimizers.{prefix}.state.{key}.{name}")
+            shards.setdefault(key, {})[name] = planner.resolve_data(item)
+        state = {"tensors": tensors, "optimizers": optimizers, "objects": objects}
         number = self._rank_store.save(state, blocking=True)
         done: Future[list[WriteResult]] = Future()
-        done.set_result([self._result(item, number) for item in plan.items])
+        done.set_result(
+            [
+                WriteResult(item.index, _size(item), ShardLocation(_rank(), number, path))
+                for item, path in zip(plan.items, paths, strict=True)
+            ]
+        )
         return done
-
-    def _result(self, item: WriteItem, number: int) -> WriteResult:
-        name = ""
-        if item.type != WriteItemType.BYTE_IO:
-            prefix = _optimizer_of(item.index.fqn)
-            where = "tensors" if prefix is None else f"optimizers.{prefix}.state"
-            name = f"{where}.{_shard_key(item.index)}.{item.index.fqn}"
-        size = 0 if item.tensor_data is None else item.tensor_data.size.numel()
-        return WriteResult(item.index, size, ShardLocation(_rank(), number, name))
 
     def finish(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 from .. import storage
@@ -11,7 +12,6 @@ from ..errors import CorruptCheckpoint
 from ..redaction import redact_url
 from .lightning import checkpoint_io_class
 
-_KEYS = {"pcrshard_store", "version"}
 _MAX_POINTER_BYTES = 1 << 16
 
 
@@ -67,19 +67,16 @@ def delta_checkpoint_io(store: DeltaStore) -> Any:
 
 
 def _version(store: DeltaStore, path: str) -> int:
-    if (storage.file_bytes(path) or 0) > _MAX_POINTER_BYTES:
-        raise CorruptCheckpoint("expected a file that names a version, it is too large", url=path)
-    try:
-        pointer = json.loads(storage.read_bytes(path))
-    except ValueError as error:
-        raise CorruptCheckpoint(
-            f"expected a file that names a version: {error}", url=path
-        ) from None
-    known = isinstance(pointer, dict) and pointer.keys() == _KEYS
-    if not known or type(pointer["version"]) is not int:
-        raise CorruptCheckpoint("expected a file that names a version", url=path)
-    named = redact_url(str(pointer["pcrshard_store"]))
     expected = redact_url(store.url)
-    if named != expected:
-        raise CorruptCheckpoint(f"expected a version of {expected}, got one of {named}", url=path)
-    return int(pointer["version"])
+    pointer = None
+    if (storage.file_bytes(path) or 0) <= _MAX_POINTER_BYTES:
+        with suppress(ValueError):
+            pointer = json.loads(storage.read_bytes(path))
+    match pointer:
+        case {"pcrshard_store": str(named), "version": int(version)}:
+            named = redact_url(named)
+            if named != expected:
+                message = f"expected a version of {expected}, got one of {named}"
+                raise CorruptCheckpoint(message, url=path)
+            return version
+    raise CorruptCheckpoint("expected a file that names a version, got another file", url=path)

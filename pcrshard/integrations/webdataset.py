@@ -37,10 +37,12 @@ from .. import storage
 from ..errors import PCRError
 from ..format.dataset_index import DatasetIndex, ShardEntry
 from ..format.names import is_jpeg_field
-from ..format.scan import FULL, check_scan_type, is_fraction
-from ..jpeg.image_decoder import Decoding, ImageDecoder, Layout
+from ..format.scan import FULL, check_scan, is_fraction
+from ..format.scan_script import MAX_GROUPS
+from ..jpeg.image_decoder import Decoding, ImageDecoder
 from ..jpeg.views import Crop, Side
 from ..memory import borrow_array
+from ..native import Layout
 from ..native.pool import Pool, draw_keys
 from ..reading.dataset_folder import open_dataset
 from ..reading.options import ReadOptions
@@ -198,7 +200,7 @@ def _check_scan_type(scan: Any, index: object) -> None:
         if index is None:
             raise ValueError(f"expected index= with {scan=}, a fraction of a dataset's bytes")
     elif not is_level:
-        check_scan_type(scan, 0)
+        check_scan(scan, MAX_GROUPS, 0)
 
 
 def _fluent_pcr_scan(self: Pipeline, scan: ScanOrFraction = FULL, **options: Any) -> Pipeline:
@@ -345,25 +347,29 @@ def _decoded(
     keys: list[int],
 ) -> Iterator[dict[str, Any] | PCRError]:
     """Start decoding; yield the decoded samples, or the error of a sample."""
-    images = [
-        (place, name)
-        for place, sample in enumerate(samples)
-        for name, value in sample.items()
-        if isinstance(value, bytes) and (is_jpeg_field(name) or warn_of_shard(name, value))
-    ]
+    jpegs: list[bytes] = []
     # All images of a sample share their random numbers, so that an image and its mask match.
-    jpegs = [samples[place][name] for place, name in images]
+    keys_of: list[int] = []
+    # For each sample, the place of each image field among the images.
+    places: list[dict[str, int]] = []
+    for sample, key in zip(samples, keys, strict=True):
+        own = {}
+        for name, value in sample.items():
+            if isinstance(value, bytes) and (is_jpeg_field(name) or warn_of_shard(name, value)):
+                own[name] = len(jpegs)
+                jpegs.append(value)
+                keys_of.append(key)
+        places.append(own)
     arrays = None
     if decoder.is_sized:
         shapes = decoder.batch_shapes(len(jpegs))
         arrays = [borrow_array(math.prod(shape)).reshape(shape) for shape in shapes]
-    decoding = Decoding(decoder, pool, jpegs, [keys[place] for place, _ in images], arrays)
+    decoding = Decoding(decoder, pool, jpegs, keys_of, arrays)
 
     def results() -> Iterator[dict[str, Any] | PCRError]:
-        for place, sample in enumerate(samples):
-            own = {name: spot for spot, (owner, name) in enumerate(images) if owner == place}
+        for sample, own in zip(samples, places, strict=True):
             try:
-                found = {name: decoding[spot] for name, spot in own.items()}
+                found = {name: decoding[place] for name, place in own.items()}
             except PCRError as error:
                 error.args = (*error.args, sample.get("__key__"), sample.get("__url__"))
                 yield error

@@ -37,8 +37,9 @@ class ShardFiles:
     def samples(self, loaded: Prefix) -> Samples:
         """Yield what ``group_by_keys`` would yield from :meth:`files`, without file functions."""
         about = self._about(loaded)
+        has_lists = bool(loaded.index.schema.lists)
         for sample in loaded.samples(on_error=self.on_error):
-            yield number_lists(sample) | about
+            yield (number_lists(sample) if has_lists else sample) | about
 
     def files(self, loaded: Prefix) -> Samples:
         """Yield what ``tar_file_expander`` would yield."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -16,15 +16,12 @@ from .. import native
 from ..arguments import check_fields, is_integer
 from ..native.pieces import Table, piece_table
 from ..native.pool import MAX_VIEWS, Batch, Boxes, Draw, Interval, Pool, draw_boxes, own_pool
-from .other_formats import crop_and_resize
-from .pixels import SMOOTHING, Jpeg, Pixels, arrange, as_pieces, decode_image
-from .views import Crop, Geometry, Picture, Side, View, at_image
+from .other_formats import Pixels, crop_and_resize
+from .pixels import SMOOTHING, Jpeg, arrange, as_pieces, decode_image
+from .views import RATIO, SCALE, Crop, Geometry, Picture, Side, View, at_image
 
-Layout = native.Layout
 # Source of random crops and flips: a generator, an integer key, or Python's ``random``.
 Rng = random.Random | int | None
-# Arguments that each view sets for itself.
-_OF_VIEWS = ("size", "crop", "scale", "ratio")
 
 
 @dataclass(frozen=True)
@@ -53,21 +50,20 @@ class ImageDecoder:
     size: Side = None
     crop: Crop = None
     flip: float = 0.0
-    layout: Layout = "chw"
+    layout: native.Layout = "chw"
     color: Literal["rgb", "gray"] = "rgb"
     upright: bool = True
-    scale: Interval = (0.08, 1.0)
-    ratio: Interval = (3 / 4, 4 / 3)
+    scale: Interval = SCALE
+    ratio: Interval = RATIO
     smoothing: bool = SMOOTHING
     views: Annotated[Sequence[View], "a list of pcrshard.View"] = ()
     return_geometry: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
-        defaults = {field.name: field.default for field in fields(self)}
-        given = [name for name in _OF_VIEWS if getattr(self, name) != defaults[name]]
-        if self.views and given:
-            raise ValueError(f"expected {' and '.join(given)} in each View, not beside views")
+        own = (self.size, self.crop, self.scale, self.ratio)
+        if self.views and own != (None, None, SCALE, RATIO):
+            raise ValueError("expected size, crop, scale and ratio in each View, not beside views")
         if any(view.size is None for view in self.views):
             raise ValueError("expected a size of each View")
         if len(self._pictures) > MAX_VIEWS:  # also validates size and crop
@@ -97,11 +93,6 @@ class ImageDecoder:
         """Whether all results have the same shape, or the same shape per view."""
         return self._kinds[0].size is not None
 
-    @property
-    def shape(self) -> native.Size | None:
-        """(height, width) of the result, if it is fixed."""
-        return None if self.views else self._kinds[0].shape
-
     def batch_shapes(self, count: int) -> list[tuple[int, ...]]:
         """Return the shape of each array of a batch of ``count`` images.
 
@@ -126,7 +117,7 @@ class ImageDecoder:
         arrays: Sequence[Pixels],
         keys: Sequence[int],
         *,
-        orientations: NDArray[np.uint8] | None = None,
+        orientations: int | NDArray[np.uint8] = native.AUTO,
         keep: Any = None,
     ) -> Batch:
         """Start decoding images to one size in the threads of a pool.
@@ -136,20 +127,18 @@ class ImageDecoder:
             table: (N, P) addresses and sizes of the P pieces of each image.
             arrays: Arrays for the pixels, with the shapes of :meth:`batch_shapes`.
             keys: Random key of each image, from :func:`pcrshard.native.pool.draw_key`.
-            orientations: (N,) EXIF orientation of each image; 0, the default, uses the one in its
-                bytes.
+            orientations: (N,) EXIF orientation of each image; by default the one in its bytes.
             keep: Objects to keep alive while the pool decodes.
         """
         pictures = list(arrays)
         if self.views:
             pictures = [array[:, place] for array in arrays for place in range(array.shape[1])]
-        upright = native.AUTO if orientations is None else orientations
         return pool.decode(
             table,
             pictures,
             layout=self.layout,
             color=self.color,
-            orientations=upright if self.upright else native.STORED,
+            orientations=orientations if self.upright else native.STORED,
             draws=self._draws,
             keys=keys,
             smoothing=self.smoothing,
@@ -213,25 +202,21 @@ class ImageDecoder:
         is_random = self.flip > 0 or any(view.crop == "random" for view in self._kinds)
         return (random if rng is None else rng).getrandbits(64) if is_random else 0
 
-    def _alone(
-        self, pieces: Sequence[Any], key: int, rows: Sequence[Pixels] | None
-    ) -> tuple[Sequence[Pixels], Any]:
-        """Decode an image that the pool does not decode into ``rows``; return its geometry, too."""
+    def _alone(self, pieces: Sequence[Any], key: int) -> tuple[list[Pixels], Any]:
+        """Return the pictures of an image that the pool does not decode, and their geometry."""
         whole = decode_image(
             pieces, color=self.color, upright=self.upright, smoothing=self.smoothing
         )
-        size = whole.shape[:2]
-        boxes = draw_boxes(key, size, self._draws) if self._draws else None
-        outs: Sequence[Pixels | None] = [None] if rows is None else rows
-        if self.views and rows is not None:
-            outs = [picture for row in rows for picture in row]
-        pixels = []
-        for place, (view, out) in enumerate(zip(self._pictures, outs, strict=True)):
-            y, x, height, width, flipped = (0,) * 5 if boxes is None else boxes[place].tolist()
-            image = crop_and_resize(whole, (y, x, height, width) if height else None, view.shape)
-            pixels.append(arrange(image[:, ::-1] if flipped else image, self.layout, out))
-        where = self.geometry(boxes if boxes is None else boxes[None], np.array([size], np.int32))
-        return (pixels if rows is None else rows), where
+        boxes = draw_boxes(key, whole.shape[:2], self._draws)[None] if self._draws else None
+        sizes = np.array([whole.shape[:2]], np.int32)
+        where = Geometry.of_boxes(boxes, sizes, len(self._pictures))
+        pictures = []
+        for view, crop, flipped in zip(
+            self._pictures, where.crop[0].tolist(), where.flipped[0], strict=True
+        ):
+            image = crop_and_resize(whole, crop, view.shape)
+            pictures.append(arrange(image[:, ::-1] if flipped else image, self.layout))
+        return pictures, self.geometry(boxes, sizes)
 
 
 class Decoding:
@@ -279,6 +264,12 @@ class Decoding:
             boxes = None if batch.boxes is None else batch.boxes[place : place + 1]
             where = decoder.geometry(boxes, batch.sizes[place : place + 1])
         else:
-            rows, where = decoder._alone(self._images[place], self._keys[place], rows)
+            pictures, where = decoder._alone(self._images[place], self._keys[place])
+            if rows is None:
+                rows = pictures
+            else:
+                outs = itertools.chain(*rows) if decoder.views else rows
+                for out, picture in zip(outs, pictures, strict=True):
+                    out[...] = picture
         image = rows if decoder.views else rows[0]
         return Picture(image, at_image(where, 0)) if decoder.return_geometry else image

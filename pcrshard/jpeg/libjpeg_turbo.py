@@ -14,7 +14,6 @@ import turbojpeg
 from .. import native
 from ..errors import CorruptJpeg, UnsupportedJpeg
 
-_UNSUPPORTED = ("subsampling", "Unsupported", "not supported", "not implemented", "sorry")
 HOW_TO_INSTALL = "`apt-get install libturbojpeg0` or `conda install libjpeg-turbo`"
 
 
@@ -35,7 +34,7 @@ def make_progressive(jpeg: bytes) -> bytes:
 
     Raises:
         CorruptJpeg: The JPEG cannot be read.
-        UnsupportedJpeg: The library does not support the JPEG, or is not installed.
+        UnsupportedJpeg: The library is not installed.
     """
     library = _library()
     if library is None:
@@ -59,8 +58,7 @@ def make_progressive(jpeg: bytes) -> bytes:
     finally:
         library.tjFree(output)
         library.tjDestroy(pointer)
-    unsupported = any(word in message for word in _UNSUPPORTED)
-    raise (UnsupportedJpeg if unsupported else CorruptJpeg)(f"libjpeg-turbo: {message}")
+    raise CorruptJpeg(f"libjpeg-turbo: {message}")
 
 
 def system() -> dict[str, str]:

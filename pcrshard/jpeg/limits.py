@@ -6,7 +6,7 @@ Only markers are examined, before any decoder runs.
 from __future__ import annotations
 
 from ..errors import UnsupportedJpeg
-from .markers import check_area, find_frame
+from .markers import JpegMap, check_area
 
 # Memory limit: 512 MiB for a file of up to 1 MiB, and 512 bytes for each further byte. The native
 # core has the same limit.
@@ -22,8 +22,6 @@ MAX_BLOCK_VISITS = 1 << 26
 VISITS_PER_BYTE = 8 * 64
 FREE_VISITS = 1 << 16
 _BLOCK_PIXELS = 64
-_COEFFICIENT_BYTES = 2 * _BLOCK_PIXELS
-_SCAN_MARKER = b"\xff\xda"
 
 
 def check_pixels(
@@ -52,29 +50,25 @@ def check_pixels(
         )
 
 
-def check_cost(jpeg: bytes, pixel_bytes: int) -> None:
-    """Refuse a JPEG that would cost libjpeg too much memory or time for its size.
+def check_cost(found: JpegMap, num_bytes: int) -> None:
+    """Refuse a JPEG whose coefficients would cost libjpeg too much memory or time for its size.
 
     Args:
-        jpeg: The whole file; only its markers are examined.
-        pixel_bytes: Bytes allocated per pixel, besides the coefficients.
+        found: The parts of the file.
+        num_bytes: Bytes of the file.
 
     Raises:
-        CorruptJpeg: The frame header is missing or has no height.
         UnsupportedJpeg: The JPEG claims too much.
     """
-    frame = find_frame(jpeg)
-    height = frame.height
-    width = frame.width
-    coefficient_bytes = frame.num_blocks * _COEFFICIENT_BYTES
-    check_pixels(height, width, len(jpeg), height * width * pixel_bytes + coefficient_bytes)
+    _, height, width, _ = found.frame
+    num_blocks = found.frame.num_blocks
+    check_pixels(height, width, num_bytes, num_blocks * _BLOCK_PIXELS * 2)
 
-    blocks = BLOCKS_PER_BYTE * len(jpeg) + FREE_BLOCKS
+    blocks = BLOCKS_PER_BYTE * num_bytes + FREE_BLOCKS
     if height * width > blocks * _BLOCK_PIXELS:
-        raise UnsupportedJpeg(f"{len(jpeg)} bytes are too few for {width}x{height} pixels")
-    # SOS cannot occur in entropy-coded data; a thumbnail in the metadata adds one or two.
-    visits = jpeg.count(_SCAN_MARKER) * frame.num_blocks
-    most_visits = min(VISITS_PER_BYTE * len(jpeg) + FREE_VISITS, MAX_BLOCK_VISITS)
+        raise UnsupportedJpeg(f"{num_bytes} bytes are too few for {width}x{height} pixels")
+    visits = len(found.scans) * num_blocks
+    most_visits = min(VISITS_PER_BYTE * num_bytes + FREE_VISITS, MAX_BLOCK_VISITS)
     if visits > most_visits:
         raise UnsupportedJpeg(
             f"expected at most {most_visits} visits of blocks, got {visits} by the scans"

@@ -31,18 +31,11 @@ _EOI = 0xD9
 _SOS = 0xDA
 _DNL = 0xDC
 _DRI = 0xDD
-_FRAMES = set(range(0xC0, 0xD0)) - {_DHT, 0xC8, _DAC}
+_FRAMES = range(0xC0, 0xD0)  # besides those of tables for entropy coding
 # TEM, RSTn and EOI are markers without a segment.
 _ALONE = {0x01, *range(0xD0, 0xD8), _EOI}
-_MISPLACED = {
-    0x00: "expected a marker, got a stuffed byte",
-    0xD8: "expected one SOI, got a second one",
-}
-_UNSUPPORTED_FRAMES = {
-    0xC3: "lossless",
-    **dict.fromkeys((0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF), "hierarchical"),
-    0xCB: "lossless arithmetic",
-}
+# Sequential and progressive frames, Huffman or arithmetic coded.
+_SUPPORTED_FRAMES = (0xC0, 0xC1, 0xC2, 0xC9, 0xCA)
 # The first bytes of other image formats.
 _OTHER_FORMATS = {
     b"\x89PNG": "PNG",
@@ -57,11 +50,6 @@ _OTHER_FORMATS = {
     b"\0\0\0\x0cJXL": "JPEG XL",
     b"%PDF": "PDF",
     b"<": "HTML, XML or SVG",
-}
-# The color space of 3 and 4 components, by the transform in an Adobe segment.
-_ADOBE_COLORS: dict[int, dict[int | None, str]] = {
-    3: {0: "rgb", 1: "ycc"},
-    4: {None: "cmyk", 0: "cmyk", 2: "ycck"},
 }
 Range = tuple[int, int]
 
@@ -81,11 +69,6 @@ class Frame(NamedTuple):
     height: int
     width: int
     components: tuple[Component, ...]
-
-    @property
-    def progressive(self) -> bool:
-        """Whether the frame is progressive, Huffman or arithmetic coded."""
-        return self.sof in (0xC2, 0xCA)
 
     @property
     def arithmetic(self) -> bool:
@@ -127,16 +110,13 @@ class Segment(NamedTuple):
     payload: bytes = b""
 
     @property
-    def is_jfif(self) -> bool:
-        """Whether it is a JFIF header."""
-        found = self.code == APP0 and self.payload.startswith(b"JFIF\0")
-        return found and len(self.payload) >= 14
-
-    @property
-    def is_adobe(self) -> bool:
-        """Whether it is an Adobe segment, which tells the color space."""
-        found = self.code == APP14 and self.payload.startswith(b"Adobe")
-        return found and len(self.payload) >= 12
+    def tells_color(self) -> str:
+        """``JFIF`` or ``Adobe`` for a segment that tells the color space, else empty."""
+        if self.code == APP0 and self.payload.startswith(b"JFIF\0") and len(self.payload) >= 14:
+            return "JFIF"
+        if self.code == APP14 and self.payload.startswith(b"Adobe") and len(self.payload) >= 12:
+            return "Adobe"
+        return ""
 
     def refuse(self, message: str) -> NoReturn:
         """Raise :class:`CorruptJpeg` at the segment."""
@@ -183,7 +163,7 @@ def map_jpeg(jpeg: bytes) -> JpegMap:
         CorruptJpeg: Not a JPEG, or a broken marker structure.
         UnsupportedJpeg: 12-bit, lossless, hierarchical, too many pixels or scans.
     """
-    check_soi(jpeg)
+    _check_soi(jpeg)
     found = JpegMap(Frame(0, 0, 0, ()))
     tables: list[Range] = []
     segment = read_segment(jpeg, 2)
@@ -206,37 +186,6 @@ def map_jpeg(jpeg: bytes) -> JpegMap:
             _add_segment(found, segment)
         segment = read_segment(jpeg, stop)
     found.eoi = segment.start
-    _check_size(found)
-    found.color = _color_space(found)
-    return found
-
-
-def _add_segment(found: JpegMap, segment: Segment) -> None:
-    code = segment.code
-    if code in _FRAMES:
-        if found.frame.sof:
-            segment.refuse("expected one frame header, got a second one")
-        found.frame = parse_frame(segment)
-        found.header.append(segment)
-    elif code in (DQT, _DRI):
-        found.header.append(segment)
-    elif code == _DNL:
-        # T.81 B.2.5: a height that the frame header omits; libjpeg ignores it otherwise.
-        if found.frame.sof and found.frame.height == 0 and len(segment.payload) == 2:
-            found.frame = found.frame._replace(height=int.from_bytes(segment.payload))
-    elif code in APPLICATION or code == COM:
-        if (segment.is_jfif or segment.is_adobe) and found.scans:
-            # Here they do not affect the color space, but before the first scan they would.
-            name = "JFIF" if segment.is_jfif else "Adobe"
-            raise UnsupportedJpeg(f"{name} segment after the first scan", offset=segment.start)
-        has_thumbnail = segment.payload[12:14] != b"\0\0"
-        needed = segment.is_adobe or (segment.is_jfif and not has_thumbnail)
-        (found.header if needed else found.metadata).append(segment)
-    elif code not in _ALONE:
-        segment.refuse(f"unknown marker FF{code:02X}")
-
-
-def _check_size(found: JpegMap) -> None:
     frame = found.frame
     if not frame.sof or not found.scans:
         raise CorruptJpeg(f"expected a {'scan' if frame.sof else 'frame header'} before EOI")
@@ -249,25 +198,49 @@ def _check_size(found: JpegMap) -> None:
     if not frame.arithmetic and data_bytes * 8 < frame.num_blocks:
         size = f"{frame.width}x{frame.height}"
         raise CorruptJpeg(f"{data_bytes} bytes of scans cannot hold the {size} image claimed")
+    found.color = _color_space(found)
+    return found
+
+
+def _add_segment(found: JpegMap, segment: Segment) -> None:
+    code = segment.code
+    if code in _FRAMES:
+        if found.frame.sof:
+            segment.refuse("expected one frame header, got a second one")
+        found.frame = _parse_frame(segment)
+        found.header.append(segment)
+    elif code in (DQT, _DRI):
+        found.header.append(segment)
+    elif code == _DNL:
+        # T.81 B.2.5: a height that the frame header omits; libjpeg ignores it otherwise.
+        if found.frame.height == 0 and len(segment.payload) == 2:
+            found.frame = found.frame._replace(height=int.from_bytes(segment.payload))
+    elif code in APPLICATION or code == COM:
+        name = segment.tells_color
+        if name and found.scans:
+            # Here they do not affect the color space, but before the first scan they would.
+            raise UnsupportedJpeg(f"{name} segment after the first scan", offset=segment.start)
+        # A thumbnail is metadata, and the JFIF segment with it.
+        needed = name == "Adobe" or (name == "JFIF" and segment.payload[12:14] == b"\0\0")
+        (found.header if needed else found.metadata).append(segment)
+    elif code not in _ALONE:
+        segment.refuse(f"unknown marker FF{code:02X}")
 
 
 def _color_space(found: JpegMap) -> str:
     """Return the color space by libjpeg's rules (jdapimin.c, default_decompress_parms)."""
     components = found.frame.components
-    count = len(components)
-    transform = None
-    for segment in found.header:
-        if segment.is_adobe:
-            transform = segment.payload[11]
-    if count == 1:
+    segments = found.header + found.metadata
+    transforms = [segment.payload[11] for segment in segments if segment.tells_color == "Adobe"]
+    if len(components) == 1:
         return "gray"
-    if count == 3 and any(segment.is_jfif for segment in found.header + found.metadata):
+    if len(components) == 4:
+        return "ycck" if any(transforms[-1:]) else "cmyk"
+    if any(segment.tells_color == "JFIF" for segment in segments):
         return "ycc"
-    if count == 3 and transform is None:
-        return "rgb" if bytes(c.id for c in components) == b"RGB" else "ycc"
-    if transform not in _ADOBE_COLORS[count]:
-        raise CorruptJpeg(f"unknown Adobe transform {transform} for {count} components")
-    return _ADOBE_COLORS[count][transform]
+    if transforms:
+        return "ycc" if transforms[-1] else "rgb"
+    return "rgb" if bytes(c.id for c in components) == b"RGB" else "ycc"
 
 
 def check_area(height: int, width: int) -> None:
@@ -280,39 +253,20 @@ def check_area(height: int, width: int) -> None:
         raise UnsupportedJpeg(f"{width}x{height} is more than {MAX_PIXELS} pixels")
 
 
-def find_frame(data: bytes) -> Frame:
-    """Return the frame header, which precedes the first scan.
-
-    Raises:
-        CorruptJpeg: The frame header is missing or has no height.
-    """
-    check_soi(data)
-    segment = read_segment(data, 2)
-    while segment.code not in _FRAMES:
-        if segment.code in (_SOS, _EOI):
-            segment.refuse("expected a frame header before the first scan")
-        segment = read_segment(data, segment.stop)
-    frame = parse_frame(segment)
-    if not frame.height:
-        segment.refuse("expected a height above 0 in the frame header")
-    return frame
-
-
-def is_other_format(start: bytes | bytearray | memoryview) -> bool:
+def is_other_format(start: Buffer) -> bool:
     """Tell whether a file's first bytes belong to an image format other than JPEG."""
     return bytes(start[:16]).startswith(tuple(_OTHER_FORMATS))
 
 
-def check_soi(jpeg: bytes) -> None:
+def _check_soi(jpeg: bytes) -> None:
     """Raise :class:`CorruptJpeg`, naming the likely format, if the file is not a JPEG."""
-    if jpeg.startswith(SOI):
-        return
     if not jpeg:
         raise CorruptJpeg("expected a JPEG, got an empty file")
     for magic, name in _OTHER_FORMATS.items():
         if jpeg.startswith(magic):
             raise CorruptJpeg(f"expected a JPEG, got a {name} file")
-    raise CorruptJpeg(f"expected SOI (ff d8), got {jpeg[:2].hex(' ')}")
+    if not jpeg.startswith(SOI):
+        raise CorruptJpeg(f"expected SOI (ff d8), got {jpeg[:2].hex(' ')}")
 
 
 def read_segment(jpeg: Buffer, pos: int) -> Segment:
@@ -332,8 +286,6 @@ def read_segment(jpeg: Buffer, pos: int) -> Segment:
         raise CorruptJpeg(f"expected a marker, got {first:02x}", offset=pos)
     if code in _ALONE:
         return Segment(code, start, pos + 2)
-    if code in _MISPLACED:
-        raise CorruptJpeg(_MISPLACED[code], offset=pos)
     left = len(jpeg) - pos - 2
     if left < 2:
         raise CorruptJpeg("cut inside a marker segment", offset=len(jpeg))
@@ -347,11 +299,11 @@ def read_segment(jpeg: Buffer, pos: int) -> Segment:
     return Segment(code, pos, stop, bytes(jpeg[pos + 4 : stop]))
 
 
-def parse_frame(segment: Segment) -> Frame:
+def _parse_frame(segment: Segment) -> Frame:
     """Parse the frame header in a segment; refuse frames that cannot be stored."""
     code, _, _, payload = segment
-    if code in _UNSUPPORTED_FRAMES:
-        raise UnsupportedJpeg(f"{_UNSUPPORTED_FRAMES[code]} JPEG (SOF{code - 0xC0})")
+    if code not in _SUPPORTED_FRAMES:
+        raise UnsupportedJpeg(f"lossless or hierarchical JPEG (SOF{code - 0xC0})")
     if len(payload) < 6 or len(payload) != 6 + 3 * payload[5]:
         segment.refuse(f"frame header of {len(payload)} bytes does not fit its components")
     precision, height, width, count = struct.unpack_from(">BHHB", payload)
@@ -382,9 +334,5 @@ def _parse_scan(segment: Segment, frame: Frame) -> ScanHeader:
     if len({*ids} & {*known}) < len(ids):
         segment.refuse("scan names a component that the frame does not have")
     ss, se, bits = payload[-3:]
-    scan = ScanHeader(tuple(map(known.index, ids)), ss, se, bits >> 4, bits & 15)
-    # T.81 G.1.1.1.1: DC alone, or AC of one component, refined bit by bit.
-    is_band = ss == se == 0 or (0 < ss <= se <= 63 and len(ids) == 1)
-    if frame.progressive and not (is_band and scan.al <= 13 and scan.ah in (0, scan.al + 1)):
-        segment.refuse(f"not a legal progressive scan: {tuple(scan)}")
-    return scan
+    # Whether a progressive scan is legal (T.81 G.1.1.1.1) is checked by what decodes it.
+    return ScanHeader(tuple(map(known.index, ids)), ss, se, bits >> 4, bits & 15)

@@ -1,4 +1,4 @@
-"""EXIF orientation: rotate pictures upright, at every scan and in every format."""
+"""EXIF orientation: the sizes of upright pictures, and the tag of JPEGs at every scan."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from ..memory import Buffer
 from .markers import APP0, SOI
-
-_TRANSPOSED = 5  # the first that swaps height and width
 
 
 def upright_sizes(
@@ -27,22 +25,8 @@ def upright_sizes(
     Returns:
         (N, 2) height and width.
     """
-    return np.where(orientations[:, None] >= _TRANSPOSED, sizes[:, ::-1], sizes)
-
-
-def turn_upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    """Rotate stored pixels, (H, W, C), like Pillow's ``exif_transpose``.
-
-    >>> turn_upright(np.arange(2, dtype=np.uint8).reshape(1, 2, 1), 8).ravel()
-    array([1, 0], dtype=uint8)
-    """
-    if orientation >= _TRANSPOSED:
-        pixels = pixels.swapaxes(0, 1)
-    if orientation in (2, 3, 6, 7):
-        pixels = pixels[:, ::-1]
-    if orientation in (3, 4, 7, 8):
-        pixels = pixels[::-1]
-    return pixels
+    # Orientations 5 to 8 swap height and width.
+    return np.where(orientations[:, None] >= 5, sizes[:, ::-1], sizes)
 
 
 def with_orientation(jpeg: Buffer, orientation: int) -> bytes:

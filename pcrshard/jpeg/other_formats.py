@@ -9,19 +9,19 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, JpegImagePlugin
+from PIL import Image, ImageOps, JpegImagePlugin
 
 from ..errors import CorruptJpeg, PCRError, UnsupportedJpeg
 from ..native import Box, Size
-from .limits import check_pixels
-from .orientation import turn_upright
+from .limits import check_cost, check_pixels
+from .markers import is_other_format, map_jpeg
 
 Pixels = NDArray[np.uint8]
 # Not all of Pillow's plugins: some run other programs on the file.
 _PILLOW_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")
-# Bytes allocated per pixel: Pillow's pixels and a copy in another mode, for 16 bits or by OpenJPEG.
+# Bytes allocated per pixel: Pillow's pixels and a copy in another mode, for 16 bits or by OpenJPEG;
+# of a JPEG also its coefficients.
 _PILLOW_PIXEL_BYTES = 16
-_ORIENTATION = 0x0112  # EXIF tag
 _MODES = {"rgb": "RGB", "gray": "L", "cmyk": "CMYK"}
 
 
@@ -45,23 +45,34 @@ def crop_and_resize(
     return np.array(resized).reshape(*size, channels)
 
 
-def _orientation(picture: Any) -> int:
-    """Return the EXIF orientation that Pillow finds, also in XMP; 1 if malformed or absent."""
-    with suppress(Exception):
-        found = picture.getexif().get(_ORIENTATION)
-        return int(found) if found in range(1, 9) else 1
-    return 1
+def decode(image: bytes, color: str = "rgb", *, upright: bool = False) -> Pixels:
+    """Decode an image by Pillow; the reference decoder of JPEGs, whose libjpeg-turbo it contains.
 
+    Use :func:`pcrshard.decode_image` for speed.
 
-def decode_by_pillow(image: bytes, color: str, *, upright: bool = False) -> Pixels:
-    """Decode other formats, and JPEGs that the core does not decode, such as arithmetic coding."""
+    Args:
+        image: An image of any format; a JPEG ends with EOI.
+        color: ``rgb``, ``gray``, or ``cmyk`` (for CMYK and YCCK sources only).
+        upright: Apply the EXIF orientation.
+
+    Returns: (H, W, 3), (H, W, 1) or (H, W, 4) uint8; of a JPEG by the accurate inverse DCT and
+        fancy upsampling, and smoothed between blocks if it is progressive and incomplete.
+
+    Raises:
+        CorruptJpeg: It cannot be decoded.
+        UnsupportedJpeg: It would take too much memory or time for its size.
+    """
+    if not is_other_format(image):
+        check_cost(map_jpeg(image), len(image))
     with _open_image(image) as picture:
         if color == "gray":
             picture.draft("L", picture.size)  # for a JPEG, its stored luma
         picture.load()
-        orientation = _orientation(picture) if upright else 1
+        if upright:
+            with suppress(Exception):  # malformed EXIF is as good as none
+                ImageOps.exif_transpose(picture, in_place=True)
         pixels = np.array(picture.convert(_MODES[color]))
-    return turn_upright(pixels.reshape(*pixels.shape[:2], -1), orientation)
+    return pixels.reshape(*pixels.shape[:2], -1)
 
 
 @contextmanager

@@ -9,44 +9,39 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .. import native
-from ..errors import CorruptJpeg, UnsupportedJpeg
+from ..errors import FormatError, UnsupportedJpeg
 from ..memory import Buffer
 from ..native import Box, Color, Size
 from . import libjpeg_turbo
 from .limits import check_cost
-from .markers import EOI, Frame, ScanHeader, find_frame, is_other_format, map_jpeg
-from .other_formats import crop_and_resize, decode_by_pillow
-from .split import cut_tail, join_pieces
+from .markers import EOI, Frame, JpegMap, ScanHeader, is_other_format, map_jpeg
+from .other_formats import Pixels, crop_and_resize, decode
+from .split import cut_tail, join_pieces, with_height
 
-Pixels = NDArray[np.uint8]
 # Default of ``smoothing``.
 SMOOTHING = False
 
 # A JPEG, or its pieces in order.
 Jpeg = bytes | Sequence[Buffer]
 
-_BYTES = bytes | bytearray | memoryview
-
-# Bytes allocated per pixel by Pillow: those of its picture, and of the array.
-_PIXEL_BYTES = 8
 # T.81 B.2.3: maximum number of blocks in an MCU of several components.
 _MAX_MCU_BLOCKS = 10
 
 
-def make_progressive(jpeg: bytes, scans: Sequence[ScanHeader]) -> bytes:
+def make_progressive(jpeg: bytes, found: JpegMap, scans: Sequence[ScanHeader]) -> bytes:
     """Transcode a JPEG losslessly into progressive scans, without metadata.
 
     With the scans of libjpeg's script, the result equals that of ``jpegtran -copy none
     -progressive`` byte for byte.
 
     Args:
-        jpeg: A JPEG whose size has been checked by :func:`pcrshard.jpeg.markers.map_jpeg`.
+        jpeg: A JPEG.
+        found: Its parts, from :func:`pcrshard.jpeg.markers.map_jpeg`.
         scans: The scans to produce.
 
     Returns: A progressive, Huffman-coded JPEG with the same coefficients; no APPn except JFIF and
@@ -56,22 +51,16 @@ def make_progressive(jpeg: bytes, scans: Sequence[ScanHeader]) -> bytes:
         CorruptJpeg: The entropy-coded data is damaged, even if decoders could continue.
         UnsupportedJpeg: The coding is not supported, or the scans do not fit the image.
     """
-    if find_frame(jpeg).arithmetic:
-        check_cost(jpeg, 0)
+    jpeg = with_height(jpeg, found)
+    if found.frame.arithmetic:
+        check_cost(found, len(jpeg))
         jpeg = libjpeg_turbo.make_progressive(jpeg)
     try:
         return native.rescan(jpeg, scans)
-    except native.NativeError as error:
-        _refuse_damage(error)
-        raise UnsupportedJpeg(f"native core: {error}") from error
+    except FormatError:
+        raise
     except ValueError as error:
         raise UnsupportedJpeg(f"the scan script does not fit this image: {error}") from error
-
-
-def _refuse_damage(error: native.NativeError) -> None:
-    """Raise CorruptJpeg unless the core only lacks support for the JPEG."""
-    if not error.unsupported:
-        raise CorruptJpeg(f"native core: {error}") from error
 
 
 def make_baseline(jpeg: bytes) -> bytes:
@@ -89,7 +78,7 @@ def make_baseline(jpeg: bytes) -> bytes:
             size.
     """
     found = map_jpeg(jpeg)
-    sequential = make_progressive(jpeg, _sequential_scans(found.frame))
+    sequential = make_progressive(jpeg, found, _sequential_scans(found.frame))
     return join_pieces([sequential.removesuffix(EOI)], cut_tail(jpeg, found))
 
 
@@ -145,7 +134,8 @@ def decode_image(
     pieces = as_pieces(jpeg)
     if isinstance(size, int | np.integer):
         size = (int(size), int(size))
-    if not is_other_format(pieces[0]):
+    is_jpeg = not is_other_format(pieces[0])
+    if is_jpeg:
         try:
             return native.decode(
                 pieces,
@@ -157,13 +147,10 @@ def decode_image(
                 smoothing=smoothing,
                 out=out,
             )
-        except native.NativeError as error:
-            _refuse_damage(error)
-    whole = b"".join(pieces)
-    if not is_other_format(whole):
-        whole = whole.removesuffix(EOI) + EOI
-        check_cost(whole, _PIXEL_BYTES)
-    pixels = crop_and_resize(decode_by_pillow(whole, color, upright=upright), crop, size)
+        except UnsupportedJpeg:
+            pass  # Pillow may support it
+    whole = b"".join((*pieces, EOI if is_jpeg else b""))
+    pixels = crop_and_resize(decode(whole, color, upright=upright), crop, size)
     return arrange(pixels, layout, out)
 
 
@@ -173,10 +160,10 @@ def as_pieces(jpeg: Any) -> list[Any]:
     Raises:
         TypeError: The argument is not bytes.
     """
-    if isinstance(jpeg, _BYTES):
+    if isinstance(jpeg, Buffer):
         return [jpeg]
     pieces = list(jpeg) if isinstance(jpeg, Iterable) and not isinstance(jpeg, str) else []
-    if not pieces or not all(isinstance(piece, _BYTES) for piece in pieces):
+    if not pieces or not all(isinstance(piece, Buffer) for piece in pieces):
         advice = ""
         if isinstance(jpeg, str | os.PathLike):
             advice = f"; read the file first: pathlib.Path({os.fspath(jpeg)!r}).read_bytes()"
@@ -189,7 +176,7 @@ def as_pieces(jpeg: Any) -> list[Any]:
 def arrange(
     pixels: Pixels,
     layout: native.Layout,
-    out: Pixels | None,
+    out: Pixels | None = None,
 ) -> Pixels:
     """Return (H, W, C) pixels in a layout, in ``out`` if given."""
     if layout == "chw":
@@ -200,23 +187,3 @@ def arrange(
         raise ValueError(f"expected out of shape {pixels.shape}, got {out.shape}")
     out[...] = pixels
     return out
-
-
-def decode(jpeg: bytes, color: Color | Literal["cmyk"] = "rgb") -> Pixels:
-    """Decode the stored pixels of a JPEG with the reference decoder, Pillow's libjpeg-turbo.
-
-    Use :func:`decode_image` for speed.
-
-    Args:
-        jpeg: A JPEG that ends with EOI.
-        color: ``rgb``, ``gray``, or ``cmyk`` (for CMYK and YCCK sources only).
-
-    Returns: (H, W, 3), (H, W, 1) or (H, W, 4) uint8, by the accurate inverse DCT and fancy
-        upsampling. libjpeg smooths between blocks of an incomplete progressive image.
-
-    Raises:
-        CorruptJpeg: It cannot be decoded.
-        UnsupportedJpeg: It would take too much memory or time for its size.
-    """
-    check_cost(jpeg, _PIXEL_BYTES)
-    return decode_by_pillow(jpeg, color)

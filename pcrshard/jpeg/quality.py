@@ -38,4 +38,4 @@ def estimate_quality(head: bytes) -> int | None:
     table = np.frombuffer(segment.payload, np.uint8, 64, offset=1).astype(int)
     scales = np.where(_QUALITIES < 50, 5000 // _QUALITIES, 200 - 2 * _QUALITIES)[:, None]
     tables = np.clip((_LUMINANCE * scales + 50) // 100, 1, 255)
-    return int(_QUALITIES[np.abs(tables - table).sum(axis=1).argmin()])
+    return int(np.abs(tables - table).sum(axis=1).argmin()) + 1

@@ -24,7 +24,7 @@ def check_complete(found: JpegMap) -> None:
     Raises:
         UnsupportedJpeg: The JPEG is incomplete.
     """
-    if not found.frame.progressive:
+    if found.frame.sof not in (0xC2, 0xCA):
         return
     last_bits = {key: scan.al for scan in found.scans for key in scan.coefficients}
     for component in range(len(found.frame.components)):
@@ -57,9 +57,8 @@ def split_scans(jpeg: bytes) -> Parts:
 def cut_scans(jpeg: bytes, found: JpegMap) -> Parts:
     """Split a JPEG that is already mapped; see :func:`split_scans`."""
     if found.frame.sof != 0xC2:
-        kind = "arithmetic-coded" if found.frame.arithmetic else "sequential"
         raise UnsupportedJpeg(
-            f"expected a progressive JPEG (SOF2), got a {kind} one (SOF{found.frame.sof - 0xC0})"
+            f"expected a progressive, Huffman-coded JPEG (SOF2), got SOF{found.frame.sof - 0xC0}"
         )
     scans = [b"".join(jpeg[start:stop] for start, stop in ranges) for ranges in found.scan_ranges]
     whole = with_height(jpeg, found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -14,6 +14,9 @@ from ..arguments import Positive, check_fields
 from ..native import Size
 from ..native.pool import Boxes, Interval
 
+# The ranges of RandomResizedCrop.
+SCALE = (0.08, 1.0)
+RATIO = (3 / 4, 4 / 3)
 # Kind of crop; None is the whole image.
 Crop = Literal["random", "center"] | None
 # A side, or (height, width); None is the image's own size.
@@ -36,16 +39,14 @@ class View:
 
     size: Side
     count: Positive = 1
-    scale: Interval = (0.08, 1.0)
-    ratio: Interval = (3 / 4, 4 / 3)
+    scale: Interval = SCALE
+    ratio: Interval = RATIO
     crop: Crop = "random"
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name, (low, high), most in (
-            ("scale", self.scale, 1.0),
-            ("ratio", self.ratio, math.inf),
-        ):
+        for name, most in (("scale", 1.0), ("ratio", math.inf)):
+            low, high = getattr(self, name)
             if not 0 < low <= high <= most:
                 raise ValueError(
                     f"expected {name} to be (low, high) with 0 < low <= high <= {most:g}, "
@@ -116,18 +117,3 @@ class Picture(NamedTuple):
 
     pixels: Any
     geometry: Any
-
-
-def unfold(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace each :class:`Picture` of a sample by two fields: its pixels and its geometry."""
-    fields: dict[str, Any] = {}
-    for name, value in sample.items():
-        if isinstance(value, Picture):
-            fields[name] = value.pixels
-            fields[geometry_field(name)] = value.geometry
-        elif isinstance(value, list) and all(isinstance(each, Picture) for each in value):
-            fields[name] = [each.pixels for each in value]
-            fields[geometry_field(name)] = [each.geometry for each in value]
-        else:
-            fields[name] = value
-    return fields

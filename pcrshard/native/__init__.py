@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import MissingDependency
+from ..errors import CorruptJpeg, MissingDependency, UnsupportedJpeg
 
 try:
     from pcrshard.native._core import ffi, lib
@@ -30,45 +30,13 @@ Pieces = Sequence[Any]
 Box = tuple[int, int, int, int]
 Size = tuple[int, int]
 
-_COLORS = ("gray", "ycc", "rgb", "cmyk", "ycck")
 _LAYOUTS = ("hwc", "chw")
 _CHANNELS = {"rgb": 3, "gray": 1}  # indexed by the core's codes
-_SCALES = (0, 1, 2, 4, 8)
-_UNSUPPORTED = 2
-_OTHER_ERRORS = {4: MemoryError, 5: ValueError}
+# By the core's codes; others mean a damaged stream, or one too expensive for its size.
+_ERRORS: dict[int, type[Exception]] = {2: UnsupportedJpeg, 4: MemoryError, 5: ValueError}
 # Orientation of a request: from the stream's EXIF, or the stored pixels.
 AUTO = 0
 STORED = 1
-
-
-class NativeError(ValueError):
-    """The stream cannot be decoded; ``unsupported`` marks a legal JPEG for libjpeg-turbo."""
-
-    def __init__(self, message: str = "", *, unsupported: bool = False) -> None:
-        super().__init__(message)
-        self.unsupported = unsupported
-
-
-class Header(NamedTuple):
-    """The contents of the markers before the first scan.
-
-    Attributes:
-        height: Rows of stored pixels.
-        width: Columns of stored pixels.
-        num_components: 1, 3 or 4.
-        sampling: (horizontal, vertical) factors of each component.
-        progressive: Whether the frame is progressive.
-        color: ``gray``, ``ycc``, ``rgb``, ``cmyk`` or ``ycck``.
-        orientation: EXIF orientation, 1 to 8; 0 if there is none.
-    """
-
-    height: int
-    width: int
-    num_components: int
-    sampling: tuple[tuple[int, int], ...]
-    progressive: bool
-    color: str
-    orientation: int
 
 
 # The decoders of each thread, by backend, created at first use.
@@ -79,8 +47,6 @@ def _decoder(choice: Backend) -> Any:
     """Return this thread's decoder, with its scratch memory."""
     decoder = vars(_threads).get(choice)
     if decoder is None:
-        if choice not in get_args(Backend):
-            raise ValueError(f"expected backend 'auto' or 'portable', got {choice!r}")
         handle = lib.pcr_decoder_new(choice == "portable")
         if handle == ffi.NULL:
             raise MemoryError
@@ -95,43 +61,19 @@ class _Stream:
         self.decoder = _decoder(backend)
         # Keeps the memory behind the array's addresses alive.
         self.buffers = [ffi.from_buffer("uint8_t[]", piece) for piece in pieces]
-        sizes = map(len, self.buffers)
-        self.pieces = ffi.new("pcr_piece[]", list(zip(self.buffers, sizes, strict=True)))
+        self.pieces = ffi.new("pcr_piece[]", [(each, len(each)) for each in self.buffers])
 
     def call(self, function: Any, *arguments: Any) -> None:
         """Call a function of the core on the stream; raise its errors."""
         code = function(self.decoder, self.pieces, len(self.buffers), *arguments)
         if code:
             message = ffi.string(lib.pcr_message(self.decoder)).decode(errors="replace")
-            if code in _OTHER_ERRORS:
-                raise _OTHER_ERRORS[code](message)
-            raise NativeError(message, unsupported=code == _UNSUPPORTED)
+            raise _ERRORS.get(code, CorruptJpeg)(f"native core: {message}")
 
 
 def backend(choice: Backend = "auto") -> str:
     """Return the code selected for this machine: ``native (avx2)`` or ``native (portable)``."""
-    name: str = ffi.string(lib.pcr_decoder_backend(_decoder(choice))).decode()
-    return name
-
-
-def read_header(pieces: Pieces) -> Header:
-    """Read the markers up to the first scan.
-
-    Raises:
-        NativeError: The bytes are not a JPEG, or one that this core does not decode.
-    """
-    header = ffi.new("pcr_header *")
-    _Stream(pieces).call(lib.pcr_read_header, header)
-    sampling = tuple((header.h[i], header.v[i]) for i in range(header.num_components))
-    return Header(
-        header.height,
-        header.width,
-        header.num_components,
-        sampling,
-        bool(header.progressive),
-        _COLORS[header.color],
-        header.orientation,
-    )
+    return str(ffi.string(lib.pcr_decoder_backend(_decoder(choice))).decode())
 
 
 def scan_end(jpeg: bytes, start: int) -> int:
@@ -159,11 +101,10 @@ def make_request(
     *,
     orientation: int = STORED,
     scale: int = 0,
-    max_pixels: int = 0,
     smoothing: bool = False,
 ) -> Any:
     """Return a decode request; see :func:`decode`. The core chooses values that are 0."""
-    if layout not in _LAYOUTS or color not in _CHANNELS or scale not in _SCALES:
+    if layout not in _LAYOUTS or color not in _CHANNELS or scale not in (0, 1, 2, 4, 8):
         raise ValueError(
             f"expected a known layout, color and scale, got {layout!r}, {color!r} and {scale!r}"
         )
@@ -186,7 +127,6 @@ def make_request(
             "color": list(_CHANNELS).index(color),
             "orientation": orientation,
             "scale": scale,
-            "max_pixels": max_pixels,
             "smooth": smoothing,
         },
     )
@@ -220,7 +160,6 @@ def decode(
     orientation: int = STORED,
     out: Image | None = None,
     scale: int = 0,
-    max_pixels: int = 2**28,
     smoothing: bool = False,
     backend: Backend = "auto",
 ) -> Image:
@@ -241,14 +180,13 @@ def decode(
         orientation: EXIF orientation to undo, 1 to 8; 0 for the stream's own.
         out: C-contiguous uint8 array of the result's shape to decode into.
         scale: 1, 2, 4 or 8 forces DCT-domain scaling by 1/scale; 0 lets the core choose.
-        max_pixels: Larger images are refused.
         smoothing: Smooth between the blocks of an image at a lower scan, as libjpeg-turbo does by
             default (since 3.0.1; earlier versions differ at the upper and lower edges).
         backend: ``portable`` forces the plain C code.
 
     Raises:
-        NativeError: The stream is damaged, too expensive for its size, or (``unsupported``) legal
-            but unsupported by this core, such as arithmetic coding or 12 bits.
+        CorruptJpeg: The stream is damaged, or too expensive for its size.
+        UnsupportedJpeg: It is legal but unsupported by this core, such as arithmetic coding.
         ValueError: A crop, orientation, size or ``out`` is invalid.
     """
     request = make_request(
@@ -258,7 +196,6 @@ def decode(
         crop,
         orientation=orientation,
         scale=scale,
-        max_pixels=max_pixels,
         smoothing=smoothing,
     )
     stream = _Stream(pieces, backend)
@@ -287,12 +224,9 @@ def rescan(
         backend: ``portable`` forces the plain C code.
 
     Raises:
-        NativeError: The stream cannot be decoded.
+        CorruptJpeg, UnsupportedJpeg: The stream cannot be decoded.
         ValueError: The script does not fit the image or breaks the rules of T.81 G.1.1.1.
     """
-    for components, *_ in script:
-        if not 1 <= len(components) <= 4:
-            raise ValueError(f"expected 1 to 4 components in a scan, got {components!r}")
     scans = ffi.new("pcr_scan_spec[]", [(len(scan[0]), *scan) for scan in script])
     data = ffi.new("const uint8_t **")
     length = ffi.new("size_t *")

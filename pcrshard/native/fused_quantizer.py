@@ -7,20 +7,9 @@ each call makes one pass over it with the GIL released.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
+from . import Backend
 from ._core import ffi, lib
-
-Backend = Literal["auto", "portable"]
-
-TYPES = {
-    "float32": 0,
-    "bfloat16": 1,
-}
-_BACKENDS = {
-    "auto": 0,
-    "portable": 1,
-}
 
 
 def quantize(
@@ -41,7 +30,7 @@ def quantize(
     source = ffi.cast("const void *", values)
     target = ffi.cast("int8_t *", codes)
     return int(
-        lib.pcr_quantize(source, count, TYPES[dtype], step, target, _BACKENDS[backend]),
+        lib.pcr_quantize(source, count, dtype == "bfloat16", step, target, backend == "portable")
     )
 
 
@@ -60,7 +49,7 @@ def dequantize(codes: int, count: int, step: float, values: int, backend: Backen
         count,
         step,
         ffi.cast("float *", values),
-        _BACKENDS[backend],
+        backend == "portable",
     )
 
 

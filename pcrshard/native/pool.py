@@ -11,6 +11,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -91,9 +92,9 @@ _threads = threading.local()
 
 def own_pool() -> Pool:
     """Return this thread's pool without threads, which decodes in the calling thread."""
-    pool: Pool | None = getattr(_threads, "pool", None)
-    if pool is None:
-        pool = _threads.pool = Pool(0)
+    if not hasattr(_threads, "pool"):
+        _threads.pool = Pool(0)
+    pool: Pool = _threads.pool
     return pool
 
 
@@ -168,27 +169,26 @@ class Pool:
         self._check_process()
         count, num_pieces = table.shape
         pieces = np.ascontiguousarray(table)
-        shared = orientations if isinstance(orientations, int) else STORED
-        views = _views(outs, count, layout, color, shared, smoothing)
+        each = np.empty(count, np.uint8)
+        each[:] = orientations
         codes = np.empty(count, np.int32)
         sizes = np.zeros((count, 2), np.int32)
         held: dict[str, Any] = {
             "pieces": ffi.cast("const pcr_piece *", pieces.ctypes.data),
-            "views": views,
+            "views": _views(outs, count, layout, color, smoothing),
             "codes": ffi.from_buffer("int32_t[]", codes),
             "sizes": ffi.from_buffer("int32_t[]", sizes),
+            "orientations": ffi.from_buffer("uint8_t[]", each),
         }
         if count > 1:
             longest_first = np.argsort(pieces["size"].sum(axis=1))[::-1].astype(np.int32)
             held["order"] = ffi.from_buffer("int32_t[]", longest_first)
-        if not isinstance(orientations, int):
-            _check_count(count, "orientations", orientations)
-            each = np.ascontiguousarray(orientations, np.uint8)
-            held["orientations"] = ffi.from_buffer("uint8_t[]", each)
         boxes = None
         if draws:
-            _check_count(count, "keys", keys)
-            _check_count(len(outs), "draws", draws)
+            if (len(keys), len(draws)) != (count, len(outs)):
+                raise ValueError(
+                    f"expected {count} keys and {len(outs)} draws, got {len(keys)}, {len(draws)}"
+                )
             boxes = np.zeros((count, len(draws), 5), np.int32)
             held["boxes"] = ffi.from_buffer("int32_t[]", boxes)
             held["draws"] = _draws(draws)
@@ -206,17 +206,6 @@ class Pool:
         lib.pcr_pool_add(self._handle, batch)
         return Batch(self, batch, codes, sizes, boxes)
 
-    def wait(self, batch: Any) -> None:
-        """Wait until a batch is decoded, handling signals in between.
-
-        Raises:
-            RuntimeError: The pool was closed, or belongs to another process.
-        """
-        self._check_process()
-        while not lib.pcr_pool_wait(self._handle, batch, _WAIT_MILLISECONDS):
-            self._check_process()
-        self._under_way.pop(batch, None)
-
     def _check_process(self) -> None:
         if self.threads and os.getpid() != self._pid:
             raise RuntimeError(
@@ -227,22 +216,14 @@ class Pool:
             raise RuntimeError("expected a pool of threads that is not closed")
 
 
-def _check_count(count: int, name: str, values: Any) -> None:
-    if len(values) != count:
-        raise ValueError(f"expected {count} {name}, got {len(values)}")
-
-
 def _views(
     outs: Sequence[Image],
     count: int,
     layout: Layout,
     color: Color,
-    orientation: int,
     smoothing: bool,
 ) -> Any:
     """Return the pictures to decode of each image, and their destinations."""
-    if not 1 <= len(outs) <= MAX_VIEWS:
-        raise ValueError(f"expected 1 to {MAX_VIEWS} pictures of each image, got {len(outs)}")
     views = ffi.new("pcr_view[]", len(outs))
     for view, out in zip(views, outs, strict=True):
         size = out.shape[1:3] if layout == "hwc" else out.shape[2:4]
@@ -251,7 +232,7 @@ def _views(
             raise ValueError(f"expected {count} pictures of shape {shape}, got {out.shape}")
         if count:
             target(out[0], shape)
-        request = make_request(layout, color, size, orientation=orientation, smoothing=smoothing)
+        request = make_request(layout, color, size, smoothing=smoothing)
         view.request = request[0]
         view.out = ffi.cast("uint8_t *", out.ctypes.data)
         view.out_size = math.prod(shape)
@@ -259,6 +240,7 @@ def _views(
     return views
 
 
+@dataclass(eq=False)
 class Batch:
     """A batch of images being decoded, from :meth:`Pool.decode`.
 
@@ -269,27 +251,28 @@ class Batch:
             flipped; four zeros stand for the whole image. ``None`` for whole images.
     """
 
-    def __init__(
-        self,
-        pool: Pool,
-        batch: Any,
-        codes: NDArray[np.int32],
-        sizes: NDArray[np.int32],
-        boxes: Boxes | None,
-    ) -> None:
-        self._pool = pool
-        self._batch = batch
-        self._codes = codes
-        self._decoded: list[bool] | None = None
-        self.sizes = sizes
-        self.boxes = boxes
+    _pool: Pool
+    _batch: Any
+    _codes: NDArray[np.int32]
+    sizes: NDArray[np.int32]
+    boxes: Boxes | None
 
     def wait(self) -> list[bool]:
-        """Wait, and tell which images were decoded; :func:`pcrshard.native.decode` explains."""
-        if self._decoded is None:
-            self._pool.wait(self._batch)
-            self._decoded = (self._codes == 0).tolist()
-        return self._decoded
+        """Wait, and tell which images were decoded; :func:`pcrshard.native.decode` explains.
+
+        Handles signals while it waits.
+
+        Raises:
+            RuntimeError: The pool was closed, or belongs to another process.
+        """
+        pool = self._pool
+        is_done = False
+        while not is_done:
+            pool._check_process()
+            is_done = lib.pcr_pool_wait(pool._handle, self._batch, _WAIT_MILLISECONDS)
+        pool._under_way.pop(self._batch, None)
+        decoded: list[bool] = (self._codes == 0).tolist()
+        return decoded
 
 
 def _stop(handle: Any, under_way: dict[Any, Any]) -> None:

@@ -11,6 +11,7 @@ import os
 import pwd
 import stat
 from contextlib import suppress
+from pathlib import Path
 
 from ..errors import StorageError
 from ..redaction import get_logger
@@ -44,26 +45,19 @@ def prepare(folder: str) -> bool:
 
 
 def check_marked(folder: str) -> None:
-    """Refuse a folder that is not this user's cache, before removing files in it.
+    """Refuse a folder that is not this user's cache, before listing or removing files in it.
 
     Raises:
         StorageError: The folder has no ``CACHEDIR.TAG``, or others can write to it.
     """
     if problem := _problem(folder):
         raise StorageError(problem, url=folder)
-    if not is_marked(folder):
-        raise StorageError(
-            f"expected the folder of a cache, which has a {MARKER}; this one has none", url=folder
-        )
-
-
-def is_marked(folder: str) -> bool:
-    """Return whether a folder is tagged as a cache."""
-    try:
-        with open(os.path.join(folder, MARKER), "rb") as file:
-            return file.read(len(_SIGNATURE)) == _SIGNATURE
-    except OSError:
-        return False
+    with suppress(OSError), open(os.path.join(folder, MARKER), "rb") as file:
+        if file.read(len(_SIGNATURE)) == _SIGNATURE:
+            return
+    raise StorageError(
+        f"expected a folder that a job has used as cache_dir, with a {MARKER}", url=folder
+    )
 
 
 def warn_once(folder: str, message: str) -> None:
@@ -85,11 +79,9 @@ def _problem(folder: str) -> str | None:
         return f"expected a cache folder of your own, {writer} can write to {folder}: chmod go-w it"
     # The user chose to trust a group that can replace the folder, as in a project folder: it could
     # replace datasets and programs there, too.
-    above = os.path.realpath(folder)
-    while above != os.path.dirname(above):
-        above = os.path.dirname(above)
-        status = os.stat(above)
-        if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+    for above in Path(folder).resolve().parents:
+        mode = above.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             return f"expected a cache folder that cannot be replaced, anybody can write to {above}"
     return None
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checksum import crc32c
 from ..errors import CorruptIndex
 from ..format.columns import ABSENT
 from ..format.group_table import GroupTable, decode_tables, group_starts, late_starts
 from ..format.scan import Scan, check_scan
 from ..format.shard_index import ShardIndex
-from ..native.pieces import Table, address, empty_table, find_damaged, join, place_pieces
+from ..native.pieces import Table, address, find_damaged, join, place_pieces
 
 # A value of a deferred field: the field's name and the sample's position.
 LateValue = tuple[str, int]
@@ -126,19 +126,16 @@ def find_contents(
         if check:
             damaged.update(find_damaged(native, table.crcs[-1]))
         starts = late_starts(index, table) if table.late else {}
-        for name, (_, values) in table.late.items():
-            sizes = values.stored.astype(np.int64)
-            stops = sizes.cumsum() + starts[name]
-            places_of = empty_table(len(sizes), 1)
-            places_of["data"][:, 0] = address(buffer) + stops - sizes
-            places_of["size"][:, 0] = sizes
-            if check:
-                bad = find_damaged(places_of, np.ascontiguousarray(values.crcs))
-                damaged_late.update((name, row) for row in bad)
-            bounds = itertools.pairwise([starts[name], *stops.tolist()])
-            late[name] = [
-                None if size == ABSENT else bytes(view[start:stop])
-                for size, (start, stop) in zip(values.sizes.tolist(), bounds, strict=True)
-            ]
+        for name, values in table.late.items():
+            start = starts[name]
+            late[name] = []
+            stored = zip(values.sizes.tolist(), values.crcs.tolist(), strict=True)
+            for row, (size, crc) in enumerate(stored):
+                value = None if size == ABSENT else bytes(view[start : start + size])
+                if value:
+                    start += size
+                    if check and crc32c(value) != crc:
+                        damaged_late.add((name, row))
+                late[name].append(value)
     groups, tail, *_ = (*found, None, None)
     return Contents(buffer, groups, tail, frozenset(damaged), late, frozenset(damaged_late))

@@ -17,7 +17,7 @@ from ..format.shard_index import ShardIndex
 from ..jpeg.markers import EOI
 from ..jpeg.orientation import with_orientation
 from ..jpeg.split import join_pieces
-from ..native.pieces import Table, address, empty_table, join
+from ..native.pieces import Table, empty_table, join, piece_table
 from .contents import Contents, Pieces, num_scans
 
 Sample = dict[str, Any]
@@ -52,7 +52,7 @@ class Source(Protocol):
         """Return the prefix of another scan."""
 
 
-_EOI = np.frombuffer(EOI, np.uint8)
+_EOI_TABLE = piece_table([[EOI]])[0]
 
 
 class Prefix:
@@ -106,8 +106,6 @@ class Prefix:
     def close(self) -> None:
         """Release the memory, unless a decoder still reads it; samples remain valid."""
         self._contents = None
-        for name in ("_table", "_sound_table"):
-            self.__dict__.pop(name, None)
         for lower in self._lower.values():
             lower.close()
         self._lower.clear()
@@ -199,22 +197,18 @@ class Prefix:
             )
         return found[row]
 
-    def units_of(self, row: int, field: str) -> Sequence[int]:
+    def units_of(self, row: int, field: str) -> range:
         """Return the units of a sample's image field, none if the sample lacks the field."""
-        if field in self.streams and self.has_one_image:
-            return (row,) if self.index.dims[row, 0] else ()
-        return dict(self.units(row)).get(field, ())
-
-    def units(self, row: int) -> Iterator[tuple[str, Sequence[int]]]:
-        """Yield each image field of a sample and its units, none if the sample lacks the field."""
-        unit = self.index.first_units[row]
-        lists = self.index.schema.lists
-        counts = self.index.unit_counts[row].tolist() if lists else [1] * len(self.streams)
-        for field, count in zip(self.streams, counts, strict=False):
-            here = range(unit, unit + count)
-            unit += count
-            is_there = field in lists or self.index.dims[here[0], 0] != 0
-            yield field, here if is_there else ()
+        if field not in self.streams:
+            return range(0)
+        first, stop = row, row + 1
+        if not self.has_one_image:
+            place = self.streams.index(field)
+            counts = self.index.unit_counts[row]
+            first = self.index.first_units[row] + int(counts[:place].sum())
+            stop = first + int(counts[place])
+        is_there = field in self.index.schema.lists or self.index.dims[first, 0]
+        return range(first, stop) if is_there else range(0)
 
     def _oriented(self, unit: int, jpeg: Jpeg) -> Jpeg | bytes:
         """Return a JPEG with an orientation tag, which only the metadata of full fidelity has."""
@@ -235,7 +229,7 @@ class Prefix:
         images = {field for field in self.fields if is_other_image(field)}
         return frozenset(images)
 
-    @property
+    @cached_property
     def has_one_image(self) -> bool:
         """Whether each sample has at most one image, so that unit and position are equal."""
         return len(self.streams) == 1 and not self.index.schema.lists
@@ -249,27 +243,11 @@ class Prefix:
             (len(units), P) addresses and sizes of their pieces, in order; sizes of 0 for an image
             that is missing or damaged.
         """
-        _ = self.contents  # raises, if it is closed
-        return self._table[units]
-
-    @cached_property
-    def _table(self) -> Table:
-        """The table of all images."""
-        table = self._sound_table[:, :-1].copy()
-        table["size"][list(self.contents.damaged)] = 0
-        return table
-
-    @cached_property
-    def _sound_table(self) -> Table:
-        """The table of all images and their end markers, regardless of damage."""
-        groups = self.contents.groups
-        if groups is None:
-            return empty_table(self.index.num_units, 1)
-        rows = 2 * self._num_scans
-        table = empty_table(self.index.num_units, rows + 1)
-        table[:, :rows] = groups.native[:, :rows]
-        table["data"][:, rows] = address(_EOI)
-        table["size"][:, rows] = len(EOI)
+        contents = self.contents
+        if contents.groups is None:
+            return empty_table(len(units), 1)
+        table = contents.groups.native[units, : 2 * self._num_scans]
+        table["size"][[unit in contents.damaged for unit in units]] = 0
         return table
 
     def _image(self, unit: int, decode: Decode | None) -> Any:
@@ -282,7 +260,8 @@ class Prefix:
             if tail is not None:
                 self._find_damage(unit, tail, range(1))
         if decode is None and (tail is None or not tail.table.sizes[0, unit]):
-            jpeg = join(self._sound_table[unit]).tobytes()
+            table = groups.native[unit, : 2 * self._num_scans]
+            jpeg = join(np.concatenate((table, _EOI_TABLE))).tobytes()
             return jpeg if self.scan == FULL else bytes(self._oriented(unit, jpeg))
         pieces = groups.of_unit(unit)[: self._num_scans]
         try:

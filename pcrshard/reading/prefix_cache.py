@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from .. import memory, storage
 from ..errors import PCRError, TruncatedShard
-from ..format.shard_head import BLOCK, HEAD_STOP, decode_head
+from ..format.shard_head import HEAD_STOP, read_head
 from ..memory import Buffer
 from ..redaction import redact_url
 from ..storage.locks import hold_lock
@@ -160,9 +160,8 @@ class PrefixCache:
                 held = self._read_held(path, view, held)
                 if held < stop:
                     handle = self._enter_lock(stack, path, cancel)
-            if handle is not None:
-                # Another process may have fetched it while this one waited.
-                held = _read(handle, view, held)
+                    # Another process may have fetched it while this one waited.
+                    held = _read(handle, view, held)
             if held < stop:
                 try:
                     fetch(held, view[held:])
@@ -228,7 +227,7 @@ class PrefixCache:
             suppress(OSError),
             hold_lock(path, shared=True, create=False, wait=False) as handle,
         ):
-            return start if handle is None else _read(handle, view, start)
+            return _read(handle, view, start)
         return start
 
     def _append(self, handle: int, path: str, view: memoryview, cancel: Cancel) -> None:
@@ -310,21 +309,21 @@ class PrefixCache:
         cache_folder.warn_once(self.folder, message)
 
 
-def _read(handle: int, view: memoryview, start: int) -> int:
+def _read(handle: int | None, view: memoryview, start: int) -> int:
     """Fill ``view`` from ``start`` on as far as a file goes; return the number of bytes filled."""
-    try:
+    if handle is None:
+        return start
+    with suppress(OSError, TruncatedShard):
         stop = min(os.fstat(handle).st_size, len(view))
         if stop > start:
             storage.read_local(handle, start, view[start:stop])
-            with suppress(OSError):  # a read-only cache
-                os.utime(handle)
-        return max(start, stop)
-    except (OSError, TruncatedShard):
-        return start
+            start = stop
+            os.utime(handle)  # fails in a read-only cache
+    return start
 
 
 def _stops(path: str) -> tuple[int, ...]:
     """Return the prefix stops of the shard in a file."""
     with suppress(OSError, PCRError), open(path, "rb") as file:
-        return decode_head(os.pread(file.fileno(), BLOCK, BLOCK)).stops
+        return read_head(os.pread(file.fileno(), HEAD_STOP, 0)).stops
     return ()

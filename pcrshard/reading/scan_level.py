@@ -9,7 +9,7 @@ from ..arguments import is_integer
 from ..errors import ScanUnavailable
 from ..format.dataset_index import ShardEntry, prefix_totals, resolve_scan, scan_of_fraction
 from ..format.scan import FULL, Scan, is_fraction
-from ..format.shard_index import MAX_GROUPS
+from ..format.scan_script import MAX_GROUPS
 from .shared_integers import SharedIntegers
 
 FirstScan = Scan | float | Literal["highest"]

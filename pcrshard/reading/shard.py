@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import storage
-from ..errors import CorruptIndex, FormatError, ScanUnavailable, TruncatedShard
+from ..errors import CorruptIndex, FormatError, ScanUnavailable
 from ..format.dataset_index import DATASET_INDEX, ShardEntry
 from ..format.scan import FULL, Scan
-from ..format.shard_head import BLOCK, HEAD_STOP, Buffer, Head, head_checksum, read_head
+from ..format.shard_head import HEAD_STOP, Head, read_head
 from ..format.shard_index import ShardIndex, decode_index
+from ..memory import Buffer
 from ..redaction import get_logger, redact_url
 from ..storage.retry import Cancel, Retry
 from .contents import find_contents
@@ -141,7 +142,7 @@ class Shard:
                 raise KeyError(row)
             return prefix.sample(prefix.index.keys.index(row))
 
-    def load(self, scan: Scan = FULL, *, cancel: Cancel = None) -> Prefix:
+    def load(self, scan: Scan = FULL, *, cancel: Cancel = None, known: Buffer = b"") -> Prefix:
         """Read the prefix of a scan.
 
         Reads exactly ``[0, prefix_stop(scan))``, and with a cache only the missing bytes. If they
@@ -153,6 +154,7 @@ class Shard:
             scan: Highest scan to read, 1-based; ``"full"`` also restores metadata; 0 reads labels
                 and other fields without pixels.
             cancel: Set by another thread to end a remote read.
+            known: The first bytes of the shard, which are copied instead of read.
 
         Returns:
             The prefix in memory; close it, or use it in a ``with`` statement. Its samples raise
@@ -162,7 +164,19 @@ class Shard:
             ScanUnavailable, NotAShard, UnsupportedVersion, CorruptIndex, TruncatedShard,
             StorageError: The shard cannot be read.
         """
-        return self._load(scan, cancel)
+        if not self.check or (self.cache is None and storage.is_local(self.url)):
+            return self._load_once(scan, cancel, known)
+        try:
+            prefix = self._load_once(scan, cancel, known)
+            if not prefix.contents.is_damaged:
+                return prefix
+        except FormatError as error:
+            log.warning("%s; fetching it once more", error)
+        self._forget()
+        prefix = self._load_once(scan, cancel)
+        if prefix.contents.is_damaged and self.cache is not None:
+            self.cache.forget(self.url, self._content)
+        return prefix
 
     def change_scan(self, prefix: Prefix, scan: Scan) -> Prefix:
         """Turn a prefix into that of another scan; reads only the missing bytes, in one request.
@@ -173,28 +187,7 @@ class Shard:
         """
         if self.prefix_stop(scan) <= prefix.num_bytes:
             return prefix.at(scan)
-        if prefix.contents.is_damaged:
-            return self._load(scan)
-        return self._load(scan, known=prefix.contents.buffer.data)
-
-    def _load(self, scan: Scan, cancel: Cancel = None, known: Buffer = b"") -> Prefix:
-        """Load a prefix whose first bytes may be known; fetch damaged bytes once more."""
-        if not self.check or (self.cache is None and storage.is_local(self.url)):
-            return self._load_once(scan, cancel, known)
-        try:
-            prefix = self._load_once(scan, cancel, known)
-            if not prefix.contents.is_damaged:
-                return prefix
-        except TruncatedShard:
-            self._forget()
-            raise
-        except FormatError as error:
-            log.warning("%s; fetching it once more", error)
-        self._forget()
-        prefix = self._load_once(scan, cancel)
-        if prefix.contents.is_damaged and self.cache is not None:
-            self.cache.forget(self.url, self._content)
-        return prefix
+        return self.load(scan, known=prefix.contents.buffer.data)
 
     def _load_once(self, scan: Scan, cancel: Cancel, known: Buffer = b"") -> Prefix:
         if self.entry is None and not known:
@@ -248,11 +241,10 @@ class Shard:
         self._identity = None
 
     def _read_head(self, start: NDArray[np.uint8]) -> Head:
-        view = start.data
-        head = read_head(view, url=self.url)
+        head = read_head(start.data, url=self.url)
         if self.entry is None:
             return head
-        found = (head_checksum(view[BLOCK:HEAD_STOP]), head.num_samples, head.stops)
+        found = (head.crc32c, head.num_samples, head.stops)
         if found != (self.entry.head_crc32c, self.entry.num_samples, self.entry.stops):
             raise CorruptIndex(
                 f"the shard is not the one that {DATASET_INDEX} describes: it was replaced, "

@@ -7,6 +7,7 @@ import glob
 import os
 import re
 import secrets
+import stat
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -14,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..errors import PCRError, StorageError, redacted_cause
+from ..errors import StorageError
 from ..redaction import PIPE, get_logger, redact_url, split_url
 from .retry import Retry
 from .stores import DEFAULT_RETRY, LISTING_SECONDS, Options, ask, mapped_errors, resolve
@@ -121,12 +122,14 @@ def list_files(
     fs.invalidate_cache()  # another process may have written since the last listing
     if not ask(folder, "list", "isdir", options, retry):
         raise StorageError("expected a folder, there is none", url=folder)
+    root = path.rstrip("/") + "/"
     if is_local(folder):
         with mapped_errors(folder, "list"):
-            return sorted(_walk(path))
-    found = ask(folder, "list", "find", options, retry, seconds=LISTING_SECONDS, detail=True)
-    root = path.rstrip("/") + "/"
-    return sorted((name[len(root) :], info["size"]) for name, info in found.items())
+            found = dict(_walk(root))
+    else:
+        files = ask(folder, "list", "find", options, retry, seconds=LISTING_SECONDS, detail=True)
+        found = {name: info["size"] for name, info in files.items()}
+    return sorted((name[len(root) :], size) for name, size in found.items())
 
 
 def is_pattern(url: str) -> bool:
@@ -193,22 +196,22 @@ def list_matching(
     }
 
 
-def _walk(root: str) -> Iterator[tuple[str, int | None]]:
-    above = {root: {os.path.realpath(root)}}
-    for folder, folders, files in os.walk(root, onerror=_raise, followlinks=True):
-        parents = above.pop(folder)
-        inside = {name: os.path.realpath(os.path.join(folder, name)) for name in folders}
-        folders[:] = [name for name in folders if inside[name] not in parents]
-        for name in folders:
-            above[os.path.join(folder, name)] = parents | {inside[name]}
-        for name in files:
-            path = os.path.join(folder, name)
-            size = os.stat(path).st_size if os.path.exists(path) else None
-            yield os.path.relpath(path, root), size
-
-
-def _raise(error: OSError) -> None:
-    raise error
+def _walk(folder: str, above: tuple[str, ...] = ()) -> Iterator[tuple[str, int | None]]:
+    """Yield path and size of each file under a folder, which is a link into none of ``above``."""
+    real = os.path.realpath(folder)
+    if real in above:
+        return
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
+        try:
+            status = os.stat(path)
+        except OSError:
+            yield path, None
+            continue
+        if stat.S_ISDIR(status.st_mode):
+            yield from _walk(path, (*above, real))
+        else:
+            yield path, status.st_size
 
 
 def make_folder(url: str, *, options: Options = None) -> None:
@@ -263,7 +266,7 @@ def atomic_write(
     local = is_local(url)
     folder = (os.path.dirname(path) or ".") if local else tempfile.gettempdir()
     with _temporary_path(url, folder) as temporary:
-        with _full_disk_is_ours(url), open(temporary, "xb") as file:
+        with mapped_errors(url, "write", (OSError,)), open(temporary, "xb") as file:
             yield file
             file.flush()
             if durable:
@@ -394,18 +397,6 @@ def abandon_writes() -> None:
         if process == os.getpid():
             with suppress(OSError):
                 os.unlink(temporary)
-
-
-@contextmanager
-def _full_disk_is_ours(url: str) -> Iterator[None]:
-    """Turn an ``OSError`` of the block into a :class:`StorageError`; other errors pass through."""
-    try:
-        yield
-    except PCRError:
-        raise
-    except OSError as error:
-        message = f"cannot write: {type(error).__name__}: {error}"
-        raise StorageError(message, url=url) from redacted_cause(error, url)
 
 
 def _sync_folder(folder: str) -> None:

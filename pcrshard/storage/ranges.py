@@ -5,9 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import errno
 import os
-import stat
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +14,10 @@ from .. import memory
 from ..errors import PCRError, StorageError, TruncatedShard
 from ..memory import Buffer
 from ..redaction import PIPE
-from . import command_output, remote
+from . import command_output
+from .remote import RangeRead, read_file
 from .retry import Cancel, Retry
-from .stores import DEFAULT_RETRY, Options, mapped_errors, resolve
+from .stores import DEFAULT_RETRY, Options, mapped_errors, resolve, run
 from .urls import is_local, plain_path
 
 # The kernel may truncate a hint that exceeds its read-ahead, so hints are given in steps.
@@ -64,19 +63,14 @@ def read(
         StorageError: The file cannot be read, or the server does not honor the request.
     """
     first = start + len(known)
-    if is_local(url):
-        errors = mapped_errors(url, f"read bytes {first} to {stop}")
-        with errors, _open_local(plain_path(url)) as (handle, size):
-            # Checked before allocating: a false claim must not take memory.
-            _check_size(size, first, stop)
-            buffer = memory.borrow_array(stop - start)
-            read_local(handle, first, buffer.data[len(known) :])
-    else:
-        with mapped_errors(url, f"read bytes {first} to {stop}"):
-            buffer = memory.borrow_array(stop - start)
-        rest = buffer.data[len(known) :]
-        read_into(url, first, rest, options=options, retry=retry, cancel=cancel)
+    with mapped_errors(url, f"read bytes {first} to {stop}"):
+        # Checked before allocating: a false claim must not take memory.
+        if is_local(url) and (size := os.path.getsize(plain_path(url))) < stop:
+            raise TruncatedShard(f"expected bytes {first} to {stop}, the file has {size}")
+        buffer = memory.borrow_array(stop - start)
     buffer.data[: len(known)] = known
+    rest = buffer.data[len(known) :]
+    read_into(url, first, rest, options=options, retry=retry, cancel=cancel)
     return buffer
 
 
@@ -92,35 +86,17 @@ def read_into(
     """Fill ``view`` with the bytes of a file that start at ``start``; raises as :func:`read`."""
     with mapped_errors(url, f"read bytes {start} to {start + len(view)}"):
         if is_local(url):
-            with _open_local(plain_path(url)) as (handle, size):
-                _check_size(size, start, start + len(view))
+            # Without O_NONBLOCK, opening a FIFO would wait for a writer.
+            handle = os.open(plain_path(url), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
                 read_local(handle, start, view)
+            finally:
+                os.close(handle)
         elif url.startswith(PIPE):
             command_output.read_range(url.removeprefix(PIPE), start, view, cancel)
         else:
             fs, path = resolve(url, options)
-            remote.read_range(fs, path, start, view, retry, cancel)
-
-
-@contextmanager
-def _open_local(path: str) -> Iterator[tuple[int, int]]:
-    """Open a regular file; yield its descriptor and its size."""
-    # Without O_NONBLOCK, opening a FIFO would wait for a writer.
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            kind = stat.filemode(status.st_mode)
-            raise OSError(f"expected a regular file, got {kind} {path}")
-        yield handle, status.st_size
-    finally:
-        os.close(handle)
-
-
-def _check_size(size: int, start: int, stop: int) -> None:
-    if size < stop:
-        got = max(size - start, 0)
-        raise TruncatedShard(f"expected bytes {start} to {stop}, got {got} of {stop - start}")
+            run(RangeRead(fs, path, start, view, retry).run(), cancel)
 
 
 def read_local(handle: int, start: int, view: memoryview) -> None:
@@ -180,17 +156,15 @@ def read_bytes(
         if not is_local(url):
             fs, path = resolve(url, options)
             limit = _UNBOUNDED if max_bytes is None else max_bytes
-            return remote.read_file(fs, path, limit, retry)
+            return read_file(fs, path, limit, retry)
         path = plain_path(url)
         if max_bytes is None:
             with open(path, "rb") as file:  # it may be a FIFO, such as <(ls) in a shell
                 return file.read()
-        with _open_local(path) as (handle, size):
-            if size > max_bytes:
-                raise StorageError(f"expected a file of at most {max_bytes} bytes, got {size}")
-            data = bytearray(size)
-            read_local(handle, 0, memoryview(data))
-            return bytes(data)
+        size = os.path.getsize(path)
+        if size > max_bytes:
+            raise StorageError(f"expected a file of at most {max_bytes} bytes, got {size}")
+        return read(url, 0, size).tobytes()
 
 
 def read_ranges(ranges: Sequence[Range], *, options: Options = None) -> list[Answer]:

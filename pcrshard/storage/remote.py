@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from ..errors import StorageError, TruncatedShard, redacted_cause
 from ..redaction import get_logger, redact, redact_url, split_url
-from .retry import Cancel, Refused, Retry, asked_pause, is_hopeless
-from .stores import begin, call, in_thread, result, retried, run
+from .retry import Refused, Retry, asked_pause, is_hopeless
+from .stores import begin, call, in_thread, result, retried
 
 log = get_logger(__name__)
 # Measured: an HTTP request takes 0.2 ms of CPU time, and a part of this size fits the CPU's cache.
@@ -40,6 +40,10 @@ _MAX_EXPANDED = 1 << 24
 _STREAM_BYTES = 1 << 18
 _LOUD_FAILURES = 3
 _OUT_OF_RANGE = re.compile(r"invalidrange|range (is )?not satisfiable", re.IGNORECASE)
+# glibc returns freed memory to the system above thresholds that rise with the largest block freed
+# so far. Without this block, which is never touched, the memory of each part would fault in again:
+# measured, up to the CPU time of the request.
+bytes(16 << 20)
 
 
 class _Part(NamedTuple):
@@ -68,34 +72,15 @@ _process = _Process()
 os.register_at_fork(after_in_child=_process.__init__)  # type: ignore[misc]  # of an instance
 
 
-def read_range(
-    fs: Any,
-    path: str,
-    start: int,
-    view: memoryview,
-    retry: Retry,
-    cancel: Cancel = None,
-) -> None:
-    """Fill ``view`` with the bytes of a file that start at ``start``.
+class RangeRead:
+    """A read of one range of a file; times are monotonic.
 
     Args:
         fs: The fsspec file system.
         path: Path of the file within the file system.
         start: Absolute first byte.
-        view: Filled by the event loop's thread, a moment longer than this call if it is canceled.
+        view: Filled by the event loop's thread, a moment longer than the read if it is canceled.
         retry: When to give up.
-        cancel: Set by another thread to end the read within a fraction of a second.
-
-    Raises:
-        TruncatedShard: The file ends before the range does.
-        Cancelled: ``cancel`` was set.
-        StorageError: Any other failure; the message has the bytes received and the requests sent.
-    """
-    run(_Read(fs, path, start, view, retry).run(), cancel)
-
-
-class _Read:
-    """One read, with the arguments of :func:`read_range`; times are monotonic.
 
     Attributes:
         todo: Parts to request.
@@ -125,7 +110,13 @@ class _Read:
         self.progress = time.monotonic()
 
     async def run(self) -> None:
-        """Request parts one at a time, and several at a time from a slow store."""
+        """Request parts one at a time, and several at a time from a slow store.
+
+        Raises:
+            TruncatedShard: The file ends before the range does.
+            StorageError: Any other failure; the message has the bytes received and the requests
+                sent.
+        """
         while self.todo:
             await self._fetch()
             if _process.part_seconds.get(self.store, 0.0) >= _FAST_SECONDS:
@@ -209,7 +200,9 @@ class _Read:
         self.failed = time.monotonic()
         left = self.progress + self.retry.deadline - self.failed
         came = f"{self.came} of {len(self.view)}"
-        what = _describe(error, self.path)
+        what = redact(str(error), self.path)
+        if not isinstance(error, StorageError):
+            what = f"{type(error).__name__}: {what}"
         if is_hopeless(error) or self.failures >= self.retry.attempts or left <= 0:
             tried = "1 request" if self.requests == 1 else f"{self.requests} requests"
             asked_for = f"bytes {self.start} to {self.start + len(self.view)}"
@@ -244,16 +237,11 @@ def _is_out_of_range(error: Exception) -> bool:
     return getattr(error, "status", None) == 416 or bool(_OUT_OF_RANGE.search(str(error)))
 
 
-def _describe(error: Exception, path: str) -> str:
-    text = redact(str(error), path)
-    return text if isinstance(error, StorageError) else f"{type(error).__name__}: {text}"
-
-
 def read_file(fs: Any, path: str, max_bytes: int, retry: Retry) -> bytes:
     """Return a whole file with one request; never hold more than ``max_bytes``.
 
     Raises:
-        StorageError: The file cannot be read or is larger.
+        StorageError: The file is larger.
     """
     streams = fs.async_impl and _is_http(fs)
     # A buffered file allocates everything that is requested from it.
@@ -276,13 +264,7 @@ def read_file(fs: Any, path: str, max_bytes: int, retry: Retry) -> bytes:
             raise Refused(f"expected a file of at most {max_bytes} bytes, got {len(data)} or more")
         return bytes(data)
 
-    try:
-        return retried(request, retry)
-    except StorageError:
-        raise
-    except Exception as error:
-        what = _describe(error, path)
-        raise StorageError(f"cannot read the file: {what}") from redacted_cause(error, path)
+    return retried(request, retry)
 
 
 def _stream(fs: Any, path: str, max_bytes: int, end: float) -> bytearray:

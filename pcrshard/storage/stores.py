@@ -23,7 +23,7 @@ import fsspec.asyn
 from fsspec.implementations.local import LocalFileSystem
 
 from ..errors import PCRError, StorageError, redacted_cause
-from ..redaction import PIPE, redact_url
+from ..redaction import PIPE
 from .retry import Cancel, Cancelled, Retry, asked_pause, is_hopeless
 from .urls import is_local, plain_path
 
@@ -94,7 +94,7 @@ def mapped_errors(
     try:
         yield
     except PCRError as error:
-        if redact_url(url) in str(error):
+        if error.url is not None:
             raise
         raise type(error)(str(error), url=url) from redacted_cause(error.__cause__, url)
     except errors as error:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import get_worker_info
+from torch.utils.data import default_collate, get_worker_info
 
-from .. import memory
 from ..jpeg.image_decoder import ImageDecoder
 from ..jpeg.views import Geometry, Picture, at_image, geometry_field
+from ..memory import borrow_array
 from ..native.pieces import empty_table
 from ..native.pool import Batch, Pool, draw_keys
 from ..reading.prefix import Prefix
@@ -27,7 +26,6 @@ class FieldImages:
     """The images of one field of a batch, decoded by the native core.
 
     Attributes:
-        name: Name of the field.
         arrays: The pixels of all images, (images, 3, H, W) or in the
             decoder's layout; per view (images, V, 3, H, W).
         image: The decoder.
@@ -36,7 +34,6 @@ class FieldImages:
         decoding: The pending decoding.
     """
 
-    name: str
     arrays: list[torch.Tensor]
     image: ImageDecoder
     first: list[int]
@@ -49,35 +46,34 @@ class FieldImages:
         return self.image.geometry(self.decoding.boxes, self.decoding.sizes)
 
     @property
-    def columns(self) -> dict[str, Any]:
-        """Return the columns of the field and its geometry."""
-        found: dict[str, Any] = {self.name: self.arrays if self.image.views else self.arrays[0]}
+    def is_complete(self) -> bool:
+        """Whether each sample has one image, and all were decoded."""
+        return not self.is_list and all(self.decoded)
+
+    def columns(self, name: str) -> dict[str, Any]:
+        """Return the columns of the field and its geometry, if it is complete."""
+        found: dict[str, Any] = {name: self.arrays if self.image.views else self.arrays[0]}
         if self.image.return_geometry:
-            found[geometry_field(self.name)] = as_tensors(self.geometry)
+            found[geometry_field(name)] = as_tensors(self.geometry)
         return found
 
     @cached_property
     def decoded(self) -> list[bool]:
         """For each sample, whether all of its images were decoded; waits for the decoding."""
         each = self.decoding.wait()
-        if not self.is_list:
-            return each
         return [all(each[start:stop]) for start, stop in itertools.pairwise(self.first)]
 
     def value(self, position: int) -> Any:
         """Return the decoded image, or list of images, of a sample."""
-        start, stop = self.first[position : position + 2]
-        own = [array[start:stop].numpy() for array in self.arrays]
-        images: list[Any] = list(map(list, zip(*own, strict=True)))
-        if not self.image.views:
-            images = list(own[0])
-        if self.image.return_geometry:
-            places = range(start, stop)
-            images = [
-                Picture(image, at_image(self.geometry, place))
-                for image, place in zip(images, places, strict=True)
-            ]
+        images = [self._image(place) for place in range(*self.first[position : position + 2])]
         return images if self.is_list else images[0]
+
+    def _image(self, place: int) -> Any:
+        pictures = [array[place].numpy() for array in self.arrays]
+        image = pictures if self.image.views else pictures[0]
+        if not self.image.return_geometry:
+            return image
+        return Picture(image, at_image(self.geometry, place))
 
 
 def begin_field(
@@ -98,55 +94,52 @@ def begin_field(
         pool: Threads that decode.
         pin: Whether to decode into pinned memory.
     """
-    # For each prefix, the positions in the batch and the units of its images.
-    groups: dict[Prefix, tuple[list[int], list[int]]] = {prefix: ([], []) for _, prefix, _ in rows}
-    is_list = any(field in prefix.index.schema.lists for prefix in groups)
+    # For each prefix, the positions in the batch of its images, and their units.
+    places: dict[Prefix, list[int]] = {prefix: [] for _, prefix, _ in rows}
+    units: dict[Prefix, list[int]] = {prefix: [] for prefix in places}
+    lists = {prefix for prefix in places if field in prefix.index.schema.lists}
     ids: list[int] = []
     first = [0]
     for sample, prefix, row in rows:
-        places, units = groups[prefix]
         found = prefix.units_of(row, field)
-        places.extend(range(len(ids), len(ids) + len(found)))
-        units.extend(found)
+        places[prefix].extend(range(len(ids), len(ids) + len(found)))
+        units[prefix].extend(found)
         # A missing image gets space, too, unless this shard has a list here.
-        has_list = field in prefix.index.schema.lists
-        ids.extend([sample] * (len(found) if has_list else 1))
+        ids.extend([sample] * (len(found) if prefix in lists else 1))
         first.append(len(ids))
     # An empty stream stands for a missing or damaged image and is not decoded.
-    tables = [prefix.table(units) for prefix, (_, units) in groups.items()]
-    table = empty_table(len(ids), max(own.shape[1] for own in tables))
+    tables = {prefix: prefix.table(own) for prefix, own in units.items()}
+    table = empty_table(len(ids), max(own.shape[1] for own in tables.values()))
     orientations = np.zeros(len(ids), np.uint8)
-    for (prefix, (places, units)), own in zip(groups.items(), tables, strict=True):
-        table[places, : own.shape[1]] = own
-        orientations[places] = prefix.index.orientation[units]
-    arrays = _batch_memory(image.batch_shapes(len(ids)), pin)
+    for prefix, own in tables.items():
+        table[places[prefix], : own.shape[1]] = own
+        orientations[places[prefix]] = prefix.index.orientation[units[prefix]]
+    arrays = [_memory(shape, pin) for shape in image.batch_shapes(len(ids))]
     decoding = image.begin(
         pool,
         table,
         [array.numpy() for array in arrays],
         draw_keys(key, ids),
         orientations=orientations,
-        keep=[prefix.contents for prefix in groups],
+        keep=[prefix.contents for prefix in places],
     )
-    return FieldImages(field, arrays, image, first, is_list, decoding)
+    return FieldImages(arrays, image, first, bool(lists), decoding)
 
 
-def _batch_memory(shapes: Sequence[tuple[int, ...]], pin: bool) -> list[torch.Tensor]:
-    """Return consecutive uint8 tensors of these shapes, in memory that is reused later."""
-    sizes = list(map(math.prod, shapes))
-    total = sum(sizes)
+def _memory(shape: tuple[int, ...], pin: bool) -> torch.Tensor:
+    """Return a uint8 tensor in memory that is reused later."""
+    size = math.prod(shape)
     if get_worker_info() is not None:
         # A worker passes tensors through shared memory, and torch would copy any that lie
         # elsewhere. torch's own collation does the same.
         new_shared: Any = torch.UntypedStorage._new_shared
-        block = torch.empty(0, dtype=torch.uint8).set_(new_shared(total))
+        memory = torch.empty(0, dtype=torch.uint8).set_(new_shared(size))
     elif pin:
         # torch reuses it only after pending copies from it complete.
-        block = torch.empty(total, dtype=torch.uint8, pin_memory=True)
+        memory = torch.empty(size, dtype=torch.uint8, pin_memory=True)
     else:
-        block = torch.from_numpy(memory.borrow_array(total))
-    parts = torch.split(block, sizes)
-    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        memory = torch.from_numpy(borrow_array(size))
+    return memory.view(shape)
 
 
 def as_tensors(value: Any) -> Any:
@@ -158,7 +151,7 @@ def as_tensors(value: Any) -> Any:
     return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
 
 
-def stack_images(values: Sequence[Any], image: ImageDecoder) -> Any:
+def stack_images(values: list[Any], image: ImageDecoder) -> Any:
     """Collate the pixels or the geometry of a field.
 
     Args:
@@ -168,16 +161,7 @@ def stack_images(values: Sequence[Any], image: ImageDecoder) -> Any:
     Returns: A tensor or a Geometry, or one per view, if each sample has one image and all have the
         same size; otherwise a list of tensors. Other values are unchanged.
     """
-    tensors = list(map(as_tensors, values))
-    shown = tensors if not image.views else [value and value[0] for value in tensors]
+    shown = [value and value[0] for value in values] if image.views else values
     is_geometry = all(isinstance(value, Geometry) for value in shown)
-    one_size = image.is_sized and all(isinstance(value, torch.Tensor) for value in shown)
-    return _stack(tensors) if is_geometry or one_size else tensors
-
-
-def _stack(values: Sequence[Any]) -> Any:
-    """Stack along a new first dimension, view by view."""
-    if isinstance(values[0], torch.Tensor):
-        return torch.stack(list(values))
-    parts = [_stack(part) for part in zip(*values, strict=True)]
-    return Geometry(*parts) if isinstance(values[0], Geometry) else parts
+    one_size = image.is_sized and all(isinstance(value, np.ndarray) for value in shown)
+    return default_collate(values) if is_geometry or one_size else as_tensors(values)

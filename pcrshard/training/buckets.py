@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arguments import Positive, check_fields
-from .epoch_order import Geometry, Order, Regroup, rank_batches
+from .epoch_order import Geometry
 from .epoch_sequence import BUCKETS, Ints, Rules, random_words
 
 if TYPE_CHECKING:
@@ -140,22 +140,30 @@ class Buckets:
         found: Ints = np.maximum(sizes.prod(axis=1), -(-(self.pixels or 0) // batch))
         return found
 
-    def regroup(self, sizes: Ints, rules: Rules) -> Regroup:
-        """Return the function that ``epoch_order`` calls to move samples between steps.
+    def regroup(
+        self,
+        sizes: Ints,
+        rules: Rules,
+        ids: Ints,
+        cuts: Ints,
+        geometry: Geometry,
+        key: tuple[int, int],
+    ) -> tuple[Ints, Ints]:
+        """Move samples between steps: with sizes and rules bound, a ``Regroup`` of ``epoch_order``.
 
         Args:
             sizes: (N, 2) height and width of each sample.
             rules: Seed, and whether to shuffle.
+            ids: (samples,) numbers of the samples, as laid out.
+            cuts: Start of each rank's batch of each step.
+            geometry: How they were laid out.
+            key: Epoch and stage.
+
+        Returns: A permutation of the samples, and new cuts.
         """
-        group: Callable[..., tuple[Ints, Ints | None]]
-        group = self._by_shape if self.pixels is None else self._by_pixels
-
-        def regroup(
-            ids: Ints, geometry: Geometry, key: tuple[int, int]
-        ) -> tuple[Ints, Ints | None]:
-            return group(sizes[ids], geometry, rules, key)
-
-        return regroup
+        if self.pixels is None:
+            return self._by_shape(sizes[ids], geometry, rules, key), cuts
+        return self._by_pixels(sizes[ids], cuts, geometry)
 
     def _by_shape(
         self,
@@ -163,7 +171,7 @@ class Buckets:
         geometry: Geometry,
         rules: Rules,
         key: tuple[int, int],
-    ) -> tuple[Ints, None]:
+    ) -> Ints:
         """Sort the samples of each rank by bucket, window by window, and shuffle the steps.
 
         Ranks keep their samples, so each shard is still read by one rank. All ranks sort the same
@@ -183,24 +191,17 @@ class Buckets:
             draws = random_words(steps, rules, BUCKETS, key)
             order = order[:, np.lexsort((draws, window))]
         places[: full.size] = order.transpose(1, 0, 2).ravel()
-        return places, None
+        return places
 
-    def _by_pixels(
-        self,
-        sizes: Ints,
-        geometry: Geometry,
-        rules: Rules,
-        key: tuple[int, int],
-    ) -> tuple[Ints, Ints]:
+    def _by_pixels(self, sizes: Ints, cuts: Ints, geometry: Geometry) -> tuple[Ints, Ints]:
         """Cut the samples of each rank into runs of nearly equal numbers of pixels."""
         world = geometry.max_world_size
-        laid_out = Order(np.arange(len(sizes)), geometry)
-        parts = [batch for rank in range(world) for batch in rank_batches(laid_out, world, rank)]
-        order = np.concatenate(parts)
-        costs = self._costs(sizes, geometry)[order]
         steps = self.num_batches(sizes, geometry)
+        rank = np.repeat(np.arange(len(cuts) - 1) % world, np.diff(cuts))
+        order = rank.argsort(kind="stable")
+        costs = self._costs(sizes, geometry)[order]
         begins = np.cumsum(costs) - costs
         runs = np.arange(1, steps * world) * int(costs.sum()) // (steps * world)
         batches = np.split(order, np.searchsorted(begins, runs))
-        turns = [batches[rank * steps + step] for step in range(steps) for rank in range(world)]
+        turns = [batch for step in range(steps) for batch in batches[step::steps]]
         return np.concatenate(turns), np.cumsum([0, *map(len, turns)])

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from ..arguments import is_integer
 from ..errors import PCRError, ScanUnavailable
 from ..format.scan import FULL, check_scan
 from ..jpeg.image_decoder import ImageDecoder
-from ..jpeg.views import geometry_field, unfold
+from ..jpeg.views import Picture, geometry_field
 from ..native.pool import Pool, draw_key
 from ..reading.field_values import CONVERSIONS, INTEGERS, convert, extension
 from ..reading.prefix import Sample
@@ -26,6 +25,8 @@ from .shard_set import Row
 Rows = list[Row]
 # Images of a batch by field.
 Images = dict[str, FieldImages]
+# Values of each sample by field.
+Columns = dict[str, list[Any]]
 # A size stands for a decoder of whole images at that size.
 OneImage = ImageDecoder | int | tuple[int, int] | None
 ImageChoice = Annotated[
@@ -80,13 +81,10 @@ class Collator:
 
     def one(self, row: Row) -> Any:
         """Return one sample: ``transform``'s result, or a tuple or dict with images as tensors."""
-        sample = self._sample(row, {})
+        [sample] = self._samples(self._values([row], {}))
         if self.transform is not None:
             return self.transform(sample)
-        sample = {name: as_tensors(value) for name, value in sample.items()}
-        if self.fields is None:
-            return sample
-        return tuple(_requested(sample, name, row) for name in self.fields)
+        return self._chosen({name: as_tensors(value) for name, value in sample.items()}, [row])
 
     def of_size(self, size: tuple[int, int]) -> Collator:
         """Return a collator that crops to the shape (height, width) and resizes to that size."""
@@ -110,49 +108,62 @@ class Collator:
         return Pool(threads) if type(self.image) is ImageDecoder else nullcontext()
 
     def _finish(self, rows: Rows, images: Images) -> Any:
-        # Images that were decoded straight into one tensor.
-        columns: dict[str, Any] = {}
+        batch: dict[str, Any] = {}
         if self.transform is None:
-            for name, own in list(images.items()):
-                if not own.is_list and all(own.decoded):
-                    columns |= images.pop(name).columns
-        samples = [self._sample(row, images, columns, place) for place, row in enumerate(rows)]
+            for name, own in images.items():
+                if own.is_complete:
+                    batch |= own.columns(name)
+        columns = self._values(rows, images, batch)
         if self.transform is not None:
-            return default_collate(list(map(self.transform, samples)))
-        if self.fields is None:
-            names = dict.fromkeys(itertools.chain(*samples))
-            found = {
-                name: self._column(name, [sample.get(name) for sample in samples]) for name in names
-            }
-            return found | columns
-        for name in self.fields:
-            if name not in columns:
-                values = [
-                    _requested(sample, name, row) for sample, row in zip(samples, rows, strict=True)
-                ]
-                columns[name] = self._column(name, values)
-        return tuple(columns[name] for name in self.fields)
+            return default_collate(list(map(self.transform, self._samples(columns))))
+        for name in columns if self.fields is None else filter(columns.get, self.fields):
+            has = [value is not None for value in columns[name]]
+            if all(has) or (self.fields is None and any(has)):
+                batch[name] = self._column(name, columns[name])
+        return self._chosen(batch, rows)
 
-    def _sample(
-        self,
-        row: Row,
-        images: Images,
-        columns: Container[str] = (),
-        place: int = 0,
-    ) -> Sample:
-        """Return the fields of a sample that are not in ``columns``, with images as arrays."""
-        _, prefix, number = row
-        key = prefix.index.keys[number]
-        sample: Sample = {"__key__": key}
-        for name in dict.fromkeys((*prefix.streams, *prefix.fields)):
-            if name in columns or not self._is_read(name):
+    def _chosen(self, found: dict[str, Any], rows: Rows) -> Any:
+        """Return the requested fields of a sample or batch; an error if one is missing."""
+        if self.fields is None:
+            return found
+        for name in self.fields:
+            if name not in found:
+                raise _missing(name, rows)
+        return tuple(found[name] for name in self.fields)
+
+    def _values(self, rows: Rows, images: Images, done: Container[str] = ()) -> Columns:
+        """Return the value of each sample in each field not ``done``, images as arrays.
+
+        A sample that lacks a field has ``None``.
+        """
+        prefixes = dict.fromkeys(prefix for _, prefix, _ in rows)
+        names = dict.fromkeys(
+            name for prefix in prefixes for name in (*prefix.streams, *prefix.fields)
+        )
+        columns: Columns = {"__key__": [prefix.index.keys[row] for _, prefix, row in rows]}
+        for name in names:
+            if name in done or not self._is_read(name):
                 continue
             own = images.get(name)
-            is_decoded = own is not None and own.decoded[place]
-            value = own.value(place) if own and is_decoded else self._value(name, row)
-            if value is not None:
-                sample[name] = convert(name, value, key)
-        return unfold(sample)
+            column = [
+                own.value(place) if own and own.decoded[place] else self._value(name, row)
+                for place, row in enumerate(rows)
+            ]
+            if extension(name) in CONVERSIONS:
+                keys = columns["__key__"]
+                column = [convert(name, *pair) for pair in zip(column, keys, strict=True)]
+            elif self.image is not None and self.image.return_geometry:
+                columns[geometry_field(name)] = [_part(value, 1) for value in column]
+                column = [_part(value, 0) for value in column]
+            columns[name] = column
+        return columns
+
+    def _samples(self, columns: Columns) -> list[Sample]:
+        """Return each sample, with the fields that it has."""
+        return [
+            {name: values[place] for name, values in columns.items() if values[place] is not None}
+            for place in range(len(columns["__key__"]))
+        ]
 
     def _is_read(self, field: str) -> bool:
         if self.fields is None or self.transform is not None:
@@ -163,8 +174,7 @@ class Collator:
         """Return a field of a sample, decoding an image."""
         number, prefix, place = row
         image = self.image
-        is_passthrough = name in prefix.passthrough_images
-        if image is None or not (is_passthrough or name in prefix.streams):
+        if image is None or extension(name) in CONVERSIONS:
             return prefix.value(place, name)
 
         def decode(pieces: list[memoryview]) -> Any:
@@ -173,7 +183,7 @@ class Collator:
             return image(pieces, draw_key(*self.key, number))
 
         value = prefix.value(place, name, decode)
-        if not (is_passthrough and isinstance(value, bytes)):
+        if not isinstance(value, bytes) or name not in prefix.passthrough_images:
             return value
         try:
             return decode([memoryview(value)])
@@ -185,40 +195,39 @@ class Collator:
         """Collate the values of a field by its last extension; missing ones are ``None``."""
         last = extension(name)
         if last in INTEGERS and None not in values:
-            return torch.tensor(values)
+            return torch.from_numpy(np.array(values, np.int64))  # cheaper than torch.tensor
         if last in CONVERSIONS or self.image is None:
             return values
         return stack_images(values, self.image)
 
 
+def _part(value: Any, which: int) -> Any:
+    """Return the pixels (0) or the geometry (1) of a picture or a list; others have pixels only."""
+    if isinstance(value, list):
+        return [_part(each, which) for each in value]
+    if isinstance(value, Picture):
+        return value[which]
+    return None if which else value
+
+
 def as_decoder(image: OneImage) -> ImageDecoder | None:
-    """Return the decoder for an argument ``decoder=``.
-
-    Raises:
-        TypeError: It is neither a decoder, nor a size, nor ``None``.
-    """
-    if image is None or isinstance(image, ImageDecoder):
-        return image
-    sides: Sequence[Any] = image if isinstance(image, tuple | list) else (image,)
-    if len(sides) not in (1, 2) or not all(is_integer(side) for side in sides):
-        raise TypeError(
-            "expected decoder to be an ImageDecoder, a size such as 224 or (height, width), or "
-            f"None, got {image!r}; functions of your own go to transform="
-        )
-    return ImageDecoder((int(sides[0]), int(sides[-1])))
+    """Return the decoder for an argument ``decoder=``."""
+    return image if image is None or isinstance(image, ImageDecoder) else ImageDecoder(image)
 
 
-def _requested(sample: Sample, name: str, row: Row) -> Any:
-    """Return a requested field; if it is absent, raise an error that tells why."""
-    if name in sample:
-        return sample[name]
-    _, prefix, number = row
+def _missing(name: str, rows: Rows) -> Exception:
+    """Return an error that tells why a sample lacks a requested field."""
+    for _, prefix, number in rows:
+        sample = prefix.sample(number)
+        if name not in sample:
+            break
     first = dict(prefix.index.schema.late).get(name, 0)
     if first > check_scan(prefix.scan, prefix.index.num_groups, 0):
         shown = FULL if first > prefix.index.num_groups else first
-        raise ScanUnavailable(
+        return ScanUnavailable(
             f"field {name!r} is stored from scan {shown} on, asked for it at scan {prefix.scan}",
             url=prefix.shard.url,
         )
-    whole = prefix.sample(number)
-    raise KeyError(f"sample {whole['__key__']!r} has no field {name!r}, it has {', '.join(whole)}")
+    return KeyError(
+        f"sample {sample['__key__']!r} has no field {name!r}, it has {', '.join(sample)}"
+    )

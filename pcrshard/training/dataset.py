@@ -116,7 +116,7 @@ class PCRDataset(Dataset[Any]):
         self.fields = fields
         self.transform = transform
         # The ids of a view's samples in the whole dataset, ascending.
-        self._ids: Ints | None = None
+        self._ids: Ints = np.arange(self.shards.num_samples)
         self._recent = RecentPrefixes(self.shards, num_bytes("held_bytes", held_bytes))
         self.collator(0)  # validates the decoder and the fields
 
@@ -130,7 +130,7 @@ class PCRDataset(Dataset[Any]):
     @property
     def num_samples(self) -> int:
         """The number of samples of this dataset or view."""
-        return self.shards.num_samples if self._ids is None else len(self._ids)
+        return len(self._ids)
 
     @property
     def max_scan(self) -> Scan:
@@ -146,7 +146,7 @@ class PCRDataset(Dataset[Any]):
     def keys(self) -> tuple[str, ...]:
         """The key of each sample. Reads the index of each shard once, in parallel."""
         found = self.shards.columns.keys
-        return tuple(found if self._ids is None else [found[sample] for sample in self._ids])
+        return tuple(found[sample] for sample in self._ids)
 
     @cached_property
     def labels(self) -> Ints:
@@ -156,9 +156,8 @@ class PCRDataset(Dataset[Any]):
             ValueError: A sample has no integer ``cls``.
         """
         found = self.shards.columns.labels
-        values = found if self._ids is None else [found[sample] for sample in self._ids]
         try:
-            return np.array([int(value or b"") for value in values], np.int64)
+            return np.array([int(found[sample] or b"") for sample in self._ids], np.int64)
         except ValueError as error:
             raise ValueError(f"expected an integer cls in each sample: {error}") from None
 
@@ -169,28 +168,27 @@ class PCRDataset(Dataset[Any]):
         Sizes are after rotation to upright unless the decoder has ``upright=False``. Reads the
         index of each shard once, in parallel.
         """
-        found: Ints = self.shards.columns.sizes[int(self.collator(0).is_upright)]
-        return found if self._ids is None else found[self._ids]
+        return self.shards.sizes(self.collator(0).is_upright)[self._ids]
 
-    @cached_property
+    @property
     def shard_sizes(self) -> Ints:
         """The number of samples of this dataset or view in each shard, (shards,) int64."""
-        starts = self.shards.starts
-        return np.diff(starts if self._ids is None else np.searchsorted(self._ids, starts))
+        return np.diff(np.searchsorted(self._ids, self.shards.starts))
 
     @property
     def fingerprint(self) -> tuple[int, int | None]:
         """A checksum of the shards and a view's samples; if it differs, so do sample numbers."""
-        ids = self._ids
-        return self.shards.fingerprint, None if ids is None else crc32c(ids.astype("<i8").tobytes())
+        is_whole = len(self) == self.shards.num_samples
+        view = None if is_whole else crc32c(self._ids.astype("<i8").tobytes())
+        return self.shards.fingerprint, view
 
     def sample_ids(self, numbers: Ints) -> Ints:
         """Return the ids in the whole dataset for (n,) sample numbers of this dataset or view."""
-        return numbers if self._ids is None else self._ids[numbers]
+        return self._ids[numbers]
 
     def __repr__(self) -> str:
         scans = self.shards.scans
-        view = "" if self._ids is None else f"{len(self)} of "
+        view = "" if len(self) == self.shards.num_samples else f"{len(self)} of "
         return (
             f"<PCRDataset {view}{self.shards}, {self.num_classes or 'unnumbered'} classes\n"
             f" reads scan {self.scan!r}, has up to {scans.highest!r} of {scans.num_groups} scans>"
@@ -224,8 +222,7 @@ class PCRDataset(Dataset[Any]):
             number = operator.index(sample)
             if not -len(self) <= number < len(self):
                 raise IndexError(f"expected a number of {len(self)} samples, got {number}")
-        [place] = self.shards.places(self.sample_ids(np.array([number % len(self)])))
-        sample_id, shard, row = place
+        [(sample_id, shard, row)] = self.shards.places(self._ids[[number]])
         prefix = self._recent.get(shard, current_scan(self.scan))
         seed = int(torch.empty((), dtype=torch.int64).random_())
         return self.collator(seed).one((sample_id, prefix, row))
@@ -253,17 +250,16 @@ class PCRDataset(Dataset[Any]):
             numbers: (n,) sample numbers, or a (len,) bool mask.
 
         Raises:
-            IndexError: A number is out of range.
+            IndexError: A number is out of range, or not an integer.
             ValueError: A sample appears twice, or the selection is empty.
         """
         chosen = np.asarray(numbers if hasattr(numbers, "__array__") else list(numbers))
-        if chosen.dtype != bool:
-            chosen = np.array([operator.index(number) for number in chosen.tolist()], np.int64)
-        ids = np.sort(self.sample_ids(np.arange(len(self)))[chosen])
-        if len(ids) == 0 or (np.diff(ids) == 0).any():
+        picked = self._ids[chosen] if chosen.size else chosen
+        ids = np.unique(picked)
+        if not 0 < len(ids) == len(picked):
             raise ValueError(f"expected different samples, got {len(ids)} with repetitions or none")
         view = copy.copy(self)
-        for name in ("keys", "labels", "sizes", "shard_sizes", "_numbers"):
+        for name in ("keys", "labels", "_numbers"):
             vars(view).pop(name, None)
         view._ids = ids
         return view
@@ -298,7 +294,3 @@ class PCRDataset(Dataset[Any]):
         views = np.repeat(np.arange(len(counts)), counts)
         views = views[np.argsort(np.concatenate(due), kind="stable")]
         return [self.subset(order[views == view]) for view in range(len(counts))]
-
-    def __getstate__(self) -> dict[str, Any]:
-        cached = ("keys", "_numbers")  # large, and recomputed on demand
-        return {name: value for name, value in vars(self).items() if name not in cached}

@@ -22,45 +22,38 @@ class EpochCounter:
     worker that has already begun this epoch begins the next one.
 
     Lock-free: two workers that begin a new epoch at the same time write the same number. Shared
-    memory holds the last few epochs begun, each with its loader in the low 32 bits, and for each
-    worker the last epoch that it began.
+    memory holds the last few counts of epochs begun, each with its loader in the low 32 bits, and
+    for each worker the last count that it began.
     """
 
     def __init__(self) -> None:
         self._recent = SharedIntegers([0] * _RECENT)
         self._begun_by = SharedIntegers([0] * _MAX_WORKERS)
-        # Offset added to the count, because the next epoch may be set.
-        self._offset = SharedIntegers([0])
 
     @property
     def next_epoch(self) -> int:
         """Number of the next epoch, from 0."""
-        return int(self._offset[0] + self._count())
+        return int(max(self._recent[:]) // _TAG)
 
     @next_epoch.setter
     def next_epoch(self, epoch: int) -> None:
-        self._offset[0] = epoch - self._count()
+        self._begun_by[:] = [0] * _MAX_WORKERS
+        self._recent[:] = [epoch * _TAG] * _RECENT
 
     def begin(self) -> int:
         """Begin an epoch, possibly jointly with other workers of the loader; return its number."""
+        count = self.next_epoch + 1
+        loader = 0
         worker = _worker()
-        loader = joined = 0
         if worker is not None:
             loader = zlib.crc32(f"{worker.seed - worker.id} {worker.num_workers}".encode())
             of_loader = [entry // _TAG for entry in self._recent[:] if entry % _TAG == loader]
             joined = max(of_loader, default=0)
-            if joined <= self._begun_by[worker.id]:
-                joined = 0
-        count = joined or self._count() + 1
-        if not joined:
-            self._recent[count % _RECENT] = count * _TAG + loader
-        if worker is not None:
+            if joined > self._begun_by[worker.id]:
+                count = joined
             self._begun_by[worker.id] = count
-        return int(self._offset[0] + count - 1)
-
-    def _count(self) -> int:
-        """The number of epochs begun."""
-        return int(max(self._recent[:]) // _TAG)
+        self._recent[count % _RECENT] = count * _TAG + loader
+        return count - 1
 
 
 def _worker() -> Any:

@@ -50,9 +50,9 @@ __all__ = [
 ]
 
 Segment = Sequence[int]
-# Called with the (samples,) ids of a layout, its geometry and its (epoch, stage); returns a
-# permutation of the ids and ``Order.cuts``.
-Regroup = Callable[[Ints, "Geometry", tuple[int, int]], tuple[Ints, Ints | None]]
+# Called with the (samples,) ids of a layout, its cuts, its geometry and its (epoch, stage); returns
+# a permutation of the ids and new cuts.
+Regroup = Callable[[Ints, Ints, "Geometry", tuple[int, int]], tuple[Ints, Ints]]
 
 
 @dataclass(frozen=True)
@@ -86,30 +86,33 @@ class Order:
     Attributes:
         ids: (samples,) int64, step after step; the last step may be short with ``last="short"``.
         geometry: How the steps were laid out.
-        cuts: (steps * max_world_size + 1,) int64 start of each slot's batch of each step, if
-            batches differ in size; the world size is then fixed.
+        cuts: (steps * max_world_size + 1,) int64 start of each slot's batch of each step, then the
+            number of ids.
     """
 
     ids: Ints
     geometry: Geometry
-    cuts: Ints | None = None
+    cuts: Ints
 
     @property
     def steps(self) -> int:
         """Number of steps."""
-        if self.cuts is not None:
-            return (len(self.cuts) - 1) // self.geometry.max_world_size
-        return -(-len(self.ids) // self.geometry.global_batch)
-
-    def start(self, step: int) -> int:
-        """Return the position in :attr:`ids` where a step begins; ``step`` in [0, steps]."""
-        if self.cuts is not None:
-            return int(self.cuts[step * self.geometry.max_world_size])
-        return min(step * self.geometry.global_batch, len(self.ids))
+        return (len(self.cuts) - 1) // self.geometry.max_world_size
 
     def step(self, index: int) -> Ints:
         """Return the ids of one step, for all ranks; ``index`` in [0, steps)."""
-        return self.ids[self.start(index) : self.start(index + 1)]
+        start, stop = self.cuts[:: self.geometry.max_world_size][index : index + 2]
+        return self.ids[start:stop]
+
+
+def even_cuts(samples: int, size: int, parts: int) -> Ints:
+    """Return where each part of each step of ``size`` samples begins, then ``samples``.
+
+    A short last step is divided evenly, too.
+    """
+    starts = np.arange(0, samples, size)
+    lengths = np.minimum(size, samples - starts)
+    return np.append(starts[:, None] + lengths[:, None] * np.arange(parts) // parts, samples)
 
 
 def epoch_order(
@@ -153,9 +156,9 @@ def epoch_order(
     for stage, (*numbers, steps) in enumerate(advance(history, geometry, 0)):
         cut = Geometry(*numbers)
         entries = _lay_out(shards_of(left, sizes), cut, rules, (epoch, stage))
-        cuts = None
+        cuts = even_cuts(len(entries), cut.global_batch, cut.max_world_size)
         if regroup is not None and len(entries):
-            places, cuts = regroup(left[entries], cut, (epoch, stage))
+            places, cuts = regroup(left[entries], cuts, cut, (epoch, stage))
             entries = entries[places]
         order = Order(left[entries], cut, cuts)
         if not stage and not order.steps:
@@ -164,12 +167,10 @@ def epoch_order(
             )
         if steps > order.steps:
             raise ValueError(f"expected at most {order.steps} steps of {cut}, got {steps}")
-        done = order.start(steps)
+        done = cuts[steps * cut.max_world_size]
         if done:
             left = np.delete(left, entries[:done])
-    if order.cuts is not None:
-        cuts = order.cuts[steps * geometry.max_world_size :] - done
-    return Order(order.ids[done:], geometry, cuts)
+    return Order(order.ids[done:], geometry, cuts[steps * geometry.max_world_size :] - done)
 
 
 def advance(
@@ -202,20 +203,15 @@ def rank_batches(order: Order, world: int = 1, rank: int = 0) -> list[Ints]:
     Returns: Views of (global_batch / world,) int64 ids. A short last row is spread evenly; a rank
         without any of it has one fewer batch.
     """
-    if order.cuts is None:
-        size = order.geometry.global_batch
-        if size % world:
-            raise ValueError(f"expected world to divide global_batch={size}, got {world}")
-        rows = np.arange(0, len(order.ids), size)
-        lengths = np.minimum(size, len(order.ids) - rows)
-        starts = rows + lengths * rank // world
-        stops = rows + lengths * (rank + 1) // world
-    else:
-        if world != order.geometry.max_world_size:
-            raise ValueError(f"expected {order.geometry.max_world_size} ranks, got {world}")
-        starts = order.cuts[:-1][rank::world]
-        stops = order.cuts[1:][rank::world]
-    pairs = zip(starts.tolist(), stops.tolist(), strict=True)
+    size = order.geometry.global_batch
+    if size % world:
+        raise ValueError(f"expected world to divide global_batch={size}, got {world}")
+    cuts = order.cuts
+    if world != order.geometry.max_world_size:
+        cuts = even_cuts(len(order.ids), size, world)
+    starts = cuts[:-1][rank::world].tolist()
+    stops = cuts[1:][rank::world].tolist()
+    pairs = zip(starts, stops, strict=True)
     return [order.ids[start:stop] for start, stop in pairs if start < stop]
 
 
@@ -287,17 +283,10 @@ def _mix(
     piece = begins.cumsum() - 1
     pieces = np.add.reduceat(begins, stops - counts, dtype=np.int64)
 
-    # In place where possible: for ImageNet each temporary array takes 10 MB.
-    time = (random_words(len(entries), rules, WINDOWS, key) >> np.uint64(32)).astype(np.int64)
     width, start, period, lane = _windows(pieces, rules.shuffle_shards)
-    time *= width[piece]
-    time += start[piece]
-    period = period[piece]
-    time %= period
-    period -= time + 1
-    np.minimum(time, period, out=time)
-    del period
-    time += lane[piece]
+    draws = random_words(len(entries), rules, WINDOWS, key) >> np.uint64(32)
+    time = (draws.astype(np.int64) * width[piece] + start[piece]) % period[piece]
+    time = np.minimum(time, period[piece] - 1 - time) + lane[piece]
     return entries[np.argsort(time, kind="stable")]
 
 

@@ -6,14 +6,16 @@ import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from ..arguments import Natural, Positive, checked, is_integer
+from ..arguments import Natural, Positive, checked
 from ..format.scan import FULL, Scan
 from . import ranks
 from .buckets import Buckets
@@ -28,20 +30,30 @@ from .epoch_order import (
     mixture,
     rank_batches,
 )
-from .epoch_sequence import MAX_EPOCH, Batches
-from .shard_set import Row, read_batches, sample_sizes
+from .epoch_sequence import MAX_EPOCH, Batches, Ints
+from .shard_set import Row, read_batches
 
 # JSON values in a loader's state.
 State = dict[str, Any]
 _VERSION = 1
 _SHUFFLE_SHARDS = 4
 _LANES = 4
-_MAX_SEGMENTS = 64
-# A state's batches may be larger than this job's, but not so large that the order of a small
-# dataset takes gigabytes.
-_MAX_STATE_BATCH = 1 << 20
-_MAX_STATE_NUMBER = 1 << 31
 _LAST: dict[Any, Literal["drop", "short", "pad"]] = {True: "drop", False: "short", "pad": "pad"}
+
+
+_Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
+# Not so large that the order of a small dataset takes gigabytes.
+_GlobalBatch = Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
+_Steps = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
+
+
+class _Place(msgspec.Struct):
+    """The part of a state that is a position, which may come from a damaged file."""
+
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
+    segments: Annotated[
+        list[tuple[_GlobalBatch, _Count, _Count, _Steps]], msgspec.Meta(max_length=64)
+    ]
 
 
 @dataclass
@@ -123,18 +135,9 @@ class PCRLoader:
         batch_sampler="buckets, or torch.utils.data.DataLoader(dataset, batch_sampler=...)",
         collate_fn="PCRDataset(transform=), or torch.utils.data.DataLoader(dataset, collate_fn=)",
         generator="seed",
-        last="drop_last",
         multiprocessing_context="multiprocessing.set_start_method(...)",
         persistent_workers="threads, which need no start; workers are started for each epoch",
-        phases="lanes_per_rank",
-        pin="pin_memory",
-        prefetch_batches="prefetch",
-        prefetch_factor="prefetch",
         sampler="weights, or torch.utils.data.DataLoader(dataset, batch_size, sampler=...)",
-        samples="num_samples",
-        shards_ahead="prefetch",
-        shuffle_shards="shuffle",
-        slots="max_world_size",
         timeout="PCRDataset(retry=Retry(deadline=))",
         worker_init_fn="PCRDataset(transform=)",
     )
@@ -267,27 +270,20 @@ class PCRLoader:
             ValueError: The state belongs to other samples, other options or a newer version, or is
                 malformed; the loader is then unchanged.
         """
-        if not isinstance(state, Mapping):
-            kind = type(state).__name__
-            raise ValueError(f"expected a state, a dict, got {kind}")  # noqa: TRY004  # documented
+        given = state if isinstance(state, Mapping) else {}
         for name, mine in self._fixed().items():
-            if state.get(name) != mine:
+            if given.get(name) != mine:
                 raise ValueError(
                     f"expected a state of the same dataset and options, its {name} is "
-                    f"{state.get(name)!r} instead of {mine!r}"
+                    f"{given.get(name)!r} instead of {mine!r}"
                 )
-        epoch: Any = state.get("epoch")
-        segments: Any = state.get("segments")
-        own = max(len(self.dataset), self.num_samples or 0, self._geometry.global_batch)
-        is_epoch = is_integer(epoch) and 0 <= epoch <= MAX_EPOCH
-        if not (is_epoch and _are_segments(segments, max(own, _MAX_STATE_BATCH))):
-            raise ValueError(
-                f"expected an epoch of at most {MAX_EPOCH} and up to {_MAX_SEGMENTS} segments of 4 "
-                f"numbers, got {epoch!r} and {repr(segments)[:200]}"
-            )
-        cursor = _Cursor(epoch, list(map(list, segments)), is_loaded=True)
+        try:
+            place = msgspec.convert(given, _Place)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"expected an epoch and its segments in a state: {error}") from None
+        cursor = _Cursor(place.epoch, list(map(list, place.segments)), is_loaded=True)
         if not self._order(cursor).steps:  # raises if the epoch lacks these steps
-            cursor = _Cursor(epoch + 1, is_loaded=True)
+            cursor = _Cursor(place.epoch + 1, is_loaded=True)
         self._cursor = cursor
 
     def __iter__(self) -> Iterator[Any]:
@@ -361,7 +357,7 @@ class PCRLoader:
             sequence = mixture(parts, self.weights, samples, self.rules, epoch=cursor.epoch)
         regroup = None
         if self.buckets is not None:
-            regroup = self.buckets.regroup(dataset.sizes, self.rules)
+            regroup = partial(self.buckets.regroup, dataset.sizes, self.rules)
         return epoch_order(
             sizes,
             self._geometry,
@@ -374,7 +370,10 @@ class PCRLoader:
 
     def _read(self, batches: Batches, epoch: int) -> Generator[Any]:
         """Yield the batches of these sample numbers, read and decoded here or by workers."""
-        reading = _Reading(self, batches, epoch)
+        sizes = None
+        if self.buckets is not None and self.buckets.area is not None:
+            sizes = self.dataset.shards.sizes(self.dataset.collator(0).is_upright)
+        reading = _Reading(self, batches, epoch, sizes)
         if not self.num_workers:
             yield from reading
             return
@@ -411,11 +410,13 @@ class _Reading(IterableDataset[Any]):
         loader: The loader, with its options.
         batches: Sample numbers of each batch.
         epoch: Number of the epoch.
+        sizes: (N, 2) size of each image of the whole dataset, for buckets by shape.
     """
 
     loader: PCRLoader
     batches: Batches
     epoch: int
+    sizes: Ints | None
 
     def __iter__(self) -> Iterator[Any]:
         loader = self.loader
@@ -428,11 +429,8 @@ class _Reading(IterableDataset[Any]):
 
             def begin(rows: list[Row]) -> Callable[[], Any]:
                 shaped = collate
-                if loader.buckets is not None and loader.buckets.area is not None:
-                    upright = collate.is_upright
-                    prefixes = {row[1] for row in rows}
-                    sizes = {each: sample_sizes(each.index, upright) for each in prefixes}
-                    own = np.array([sizes[prefix][row] for _, prefix, row in rows])
+                if loader.buckets is not None and self.sizes is not None:
+                    own = self.sizes[[sample for sample, _, _ in rows]]
                     shaped = collate.of_size(loader.buckets.size_of(own))
                 return shaped.begin(rows, pool, loader.pin_memory)
 
@@ -444,16 +442,3 @@ class _Reading(IterableDataset[Any]):
                 ahead=loader.prefetch if loader.threads else 0,
                 shards_ahead=loader.shards_ahead,
             )
-
-
-def _are_segments(value: Any, max_batch: int) -> bool:
-    """Tell whether an untrusted value has the form of a state's segments."""
-    if not isinstance(value, list | tuple) or len(value) > _MAX_SEGMENTS:
-        return False
-    for each in value:
-        if not isinstance(each, list | tuple) or len(each) != 4 or not all(map(is_integer, each)):
-            return False
-        is_small = each[0] <= max_batch and max(each) <= _MAX_STATE_NUMBER
-        if not is_small or min(each[:3]) < 1 or each[3] < 0:
-            return False
-    return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .. import storage
@@ -12,7 +12,7 @@ from . import ranks
 from .epoch_counter import EpochCounter
 
 
-class ShardOrder(Sequence[str]):
+class ShardOrder:
     """Shards in an order that changes every epoch, as WebDataset's first stage.
 
     ``wds.WebDataset(pcrshard.shards(urls), shardshuffle=False).pcr_scan(5)`` has a new order in
@@ -21,8 +21,8 @@ class ShardOrder(Sequence[str]):
     and ``detshuffle=True`` in each new worker, so all epochs have the same order.
 
     Use it wherever WebDataset takes URLs, if ``.pcr_scan()`` follows, or as the first stage of a
-    ``wds.DataPipeline``; each pass advances the epoch. As a sequence, it holds the shards of the
-    next epoch; reading it does not advance the epoch. Each rank counts its own epochs: start the
+    ``wds.DataPipeline``; each pass advances the epoch. Iterating over it gives the shards of the
+    next epoch and does not advance it. Each rank counts its own epochs: start the
     same number on all ranks, or set :attr:`epoch`.
 
     >>> order = shards("a{0..3}.tar", seed=1)
@@ -62,9 +62,6 @@ class ShardOrder(Sequence[str]):
 
     def __len__(self) -> int:
         return len(self.urls)
-
-    def __getitem__(self, where: Any) -> Any:
-        return self.of_epoch(self.epoch)[where]
 
     def __iter__(self) -> Iterator[str]:
         for name in self.of_epoch(self.epoch):

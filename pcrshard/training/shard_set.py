@@ -16,7 +16,6 @@ import numpy as np
 
 from ..checksum import crc32c
 from ..format.scan import Scan
-from ..format.shard_index import ShardIndex
 from ..jpeg.orientation import upright_sizes
 from ..reading.dataset_folder import Opened, check_claims, open_dataset
 from ..reading.options import ReadOptions
@@ -124,8 +123,22 @@ class ShardSet:
         with self.open(shard).load(0) as prefix:
             index = prefix.index
             labels = prefix.fields.get("cls", [None] * index.num_samples)
-            sizes = np.stack([sample_sizes(index, upright) for upright in (False, True)])
+            sizes = np.zeros((2, index.num_samples, 2), np.int64)
+            firsts = np.array(index.first_units)
+            has_image = np.diff(firsts) > 0
+            units = firsts[:-1][has_image]
+            sizes[0, has_image] = index.dims[units]
+            sizes[1, has_image] = upright_sizes(index.dims, index.orientation)[units]
             return Columns(list(index.keys), list(labels), sizes)
+
+    def sizes(self, upright: bool) -> Ints:
+        """Return (N, 2) int64, height and width of each sample's first image; 0, 0 if none.
+
+        Args:
+            upright: Whether sizes are after rotation to upright, or as stored.
+        """
+        found: Ints = self.columns.sizes[int(upright)]
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "columns"}
@@ -150,21 +163,6 @@ class ShardSet:
     def open(self, shard: int) -> Shard:
         """Open a shard."""
         return self.options.open(self.urls[shard], self.entries[shard])
-
-
-def sample_sizes(index: ShardIndex, upright: bool) -> Ints:
-    """Return (S, 2) int64, height and width in pixels of each sample's first image; 0, 0 if none.
-
-    Args:
-        index: The shard's index.
-        upright: Whether sizes are after rotation to upright, or as stored.
-    """
-    found = upright_sizes(index.dims, index.orientation) if upright else index.dims
-    # One extra row, for samples at the end without an image.
-    dims = np.concatenate([found.astype(np.int64), np.zeros((1, 2), np.int64)])
-    sizes = dims[index.first_units[:-1]]
-    sizes[np.diff(index.first_units) == 0] = 0
-    return sizes
 
 
 def _open(url: str | os.PathLike[str], options: ReadOptions) -> Opened:
@@ -208,14 +206,13 @@ class RecentPrefixes:
             with self._lock:
                 self._held[shard] = held
                 self._held.move_to_end(shard)
-                while len(self._held) > 1 and self._num_bytes > self._max_bytes:
+                while (
+                    len(self._held) > 1
+                    and sum(prefix.num_bytes for prefix in self._held.values()) > self._max_bytes
+                ):
                     # Not closed, because another thread may still read it.
                     self._held.popitem(last=False)
             return held.at(scan)
-
-    @property
-    def _num_bytes(self) -> int:
-        return sum(prefix.num_bytes for prefix in self._held.values())
 
 
 def read_batches(

@@ -13,16 +13,8 @@ from ..format.dataset_index import DatasetIndex
 from ..format.scan import FULL
 from ..format.schema import Schema
 
-# Size categories of the Hub with their exclusive upper bounds.
-_SIZES = (
-    (10**3, "n<1K"),
-    (10**4, "1K<n<10K"),
-    (10**5, "10K<n<100K"),
-    (10**6, "100K<n<1M"),
-    (10**7, "1M<n<10M"),
-    (10**8, "10M<n<100M"),
-    (10**9, "100M<n<1B"),
-)
+# Bounds of the Hub's size categories, from a thousand samples up.
+_BOUNDS = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
 # Column types that the stock `webdataset` loader gives preview fields.
 _KINDS = {"cls": "int64", "txt": "string"}
 
@@ -66,7 +58,9 @@ def _header(splits: Mapping[str, DatasetIndex], schema: Schema) -> dict[str, Any
     }
     if first.num_classes:
         header["task_categories"] = ["image-classification"]
-    header["size_categories"] = [next((text for most, text in _SIZES if total < most), "n>1B")]
+    digits = len(str(total))
+    size = f"{_BOUNDS[digits - 4]}<n<{_BOUNDS[digits - 3]}" if digits > 3 else "n<1K"
+    header["size_categories"] = [size]
     if schema.layout != "preview":
         return header | {"viewer": False}
     files = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import BinaryIO
@@ -14,7 +14,7 @@ from .. import storage
 from ..errors import EncodeError, FormatError, PCRError
 from ..format.names import is_jpeg_field, is_other_image, valid_key
 from ..format.scan import FULL, Scan
-from ..format.shard_index import BLOCK
+from ..format.shard_head import BLOCK
 from ..format.tar_members import TRAILER, tar_header
 from ..jpeg.pixels import make_baseline
 from ..reading.prefix import OnError, Prefix, Sample, number_lists
@@ -63,41 +63,49 @@ def export_shard(
         Number of samples.
 
     Raises:
-        As :meth:`Shard.samples`; EncodeError for an unknown form, or if a file exists.
+        As :meth:`Shard.samples`; EncodeError if a file exists.
     """
-    if form not in FORMATS:
-        raise EncodeError(f"expected a form among {FORMATS}, got {form!r}")
     try:
         prefix = shard.load(scan)
     except PCRError as error:
-        if not _is_skipped(error, on_error):
-            raise
+        _skip(error, on_error)
         return 0
     create = partial(_create, dst, overwrite=overwrite, options=options)
-    with prefix:
-        samples: Iterator[Sample] = map(number_lists, prefix.samples(on_error=on_error))
-        if baseline:
-            samples = _to_baseline(samples, prefix, on_error)
-        if form == "folder":
-            taken = set() if taken is None else taken
-            named = ((_path(sample, classes, taken), sample) for sample in samples)
-            return _write_folder(named, create, on_error)
-        name = storage.file_name(shard.url)
-        if _true_name(storage.join(dst, name)) == _true_name(shard.url):
-            raise EncodeError("expected another folder, not the shard's own", url=dst)
-        with create(name) as file:
-            return _write_tar(samples, file)
+    name = storage.file_name(shard.url)
+    if form == "wds" and _true_name(storage.join(dst, name)) == _true_name(shard.url):
+        raise EncodeError("expected another folder, not the shard's own", url=dst)
+    taken = set() if taken is None else taken
+    count = 0
+    with prefix, create(name) if form == "wds" else nullcontext() as tar:
+        for sample in map(number_lists, prefix.samples(on_error=on_error)):
+            try:
+                if baseline:
+                    _rearrange(sample, prefix)
+                if tar is None:
+                    _write_images(sample, _path(sample, classes, taken), create)
+                else:
+                    _append(sample, tar)
+            except PCRError as error:
+                named = type(error)(str(error), url=shard.url, key=sample["__key__"])
+                named.__cause__ = error.__cause__
+                _skip(named, on_error)
+            else:
+                count += 1
+        if tar is not None:
+            tar.write(TRAILER)
+    return count
 
 
-def _is_skipped(error: PCRError, on_error: OnError | None) -> bool:
-    """Return whether ``on_error`` skips an error; a failing store or disk is not skipped."""
+def _skip(error: PCRError, on_error: OnError | None) -> None:
+    """Raise an error unless ``on_error`` skips it; a failing store or disk is not skipped."""
     cause = error.__cause__
     is_of_file = (
         isinstance(error, FormatError | EncodeError)
         or isinstance(cause, FileNotFoundError)
         or getattr(cause, "errno", None) in _BAD_NAME
     )
-    return is_of_file and on_error is not None and on_error(error)
+    if not (is_of_file and on_error is not None and on_error(error)):
+        raise error
 
 
 @contextmanager
@@ -135,57 +143,29 @@ def _true_name(url: str) -> str:
     return os.path.realpath(storage.plain_path(url)) if storage.is_local(url) else url
 
 
-def _write_folder(
-    samples: Iterable[tuple[str, Sample]],
-    create: Create,
-    on_error: OnError | None,
-) -> int:
-    count = 0
-    for path, sample in samples:
-        try:
-            for field, value in sample.items():
-                if is_jpeg_field(field) or is_other_image(field):
-                    # A key has no "..", no leading "/" and no "\" (SPEC 2.3): this stays inside.
-                    with create(f"{path}.{field}") as file:
-                        file.write(value)
-        except PCRError as error:
-            if not _is_skipped(error, on_error):
-                raise
-        else:
-            count += 1
-    return count
+def _write_images(sample: Sample, path: str, create: Create) -> None:
+    for field, value in sample.items():
+        if is_jpeg_field(field) or is_other_image(field):
+            # A key has no "..", no leading "/" and no "\" (SPEC 2.3): this stays inside.
+            with create(f"{path}.{field}") as file:
+                file.write(value)
 
 
-def _write_tar(samples: Iterable[Sample], file: BinaryIO) -> int:
-    count = 0
-    for count, sample in enumerate(samples, 1):  # noqa: B007  # returned
-        key = sample.pop("__key__")
-        for field, value in sample.items():
-            file.write(tar_header(f"{key}.{field}", len(value)))
-            file.write(value)
-            file.write(bytes(-len(value) % BLOCK))
-    file.write(TRAILER)
-    return count
+def _append(sample: Sample, tar: BinaryIO) -> None:
+    for field, value in sample.items():
+        if field != "__key__":
+            tar.write(tar_header(f"{sample['__key__']}.{field}", len(value)))
+            tar.write(value)
+            tar.write(bytes(-len(value) % BLOCK))
 
 
-def _to_baseline(
-    samples: Iterable[Sample],
-    prefix: Prefix,
-    on_error: OnError | None,
-) -> Iterator[Sample]:
-    for sample in samples:
-        try:
-            for field in filter(is_jpeg_field, list(sample)):
-                # A passthrough file that cannot be rearranged stays as it is.
-                may_fail = field in prefix.passthrough_images
-                with suppress(FormatError) if may_fail else nullcontext():
-                    sample[field] = make_baseline(sample[field])
-        except PCRError as error:
-            named = type(error)(str(error), url=prefix.shard.url, key=sample["__key__"])
-            if on_error is None or not on_error(named):
-                raise named from error
-        else:
-            yield sample
+def _rearrange(sample: Sample, prefix: Prefix) -> None:
+    """Rearrange a sample's images into baseline JPEGs."""
+    for field in filter(is_jpeg_field, list(sample)):
+        # A passthrough file that cannot be rearranged stays as it is.
+        may_fail = field in prefix.passthrough_images
+        with suppress(FormatError) if may_fail else nullcontext():
+            sample[field] = make_baseline(sample[field])
 
 
 def _path(

@@ -23,7 +23,7 @@ from ..checksum import crc32c
 from ..errors import CorruptIndex, EncodeError, FormatError, NotAShard, PCRError
 from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry, resolve_scan
 from ..format.scan import Scan, check_scan
-from ..format.shard_head import BLOCK, HEAD_STOP, decode_head, is_tar
+from ..format.shard_head import HEAD_STOP, is_tar, read_head
 from ..reading.dataset_folder import open_dataset
 from ..reading.shard import Shard
 from ..redaction import get_logger
@@ -126,7 +126,7 @@ def _check_destination(dst: str, source: DatasetIndex) -> None:
         try:
             with open(path, "rb") as file:
                 start = file.read(HEAD_STOP)
-            foreign = decode_head(start[BLOCK:]).crc32c not in heads.values()
+            foreign = read_head(start).crc32c not in heads.values()
         except NotAShard:
             foreign = is_tar(start)
         except (OSError, PCRError):

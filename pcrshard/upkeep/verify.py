@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,10 +21,12 @@ from ..format.dataset_index import DATASET_INDEX, ShardEntry
 from ..format.group_table import GroupTable, decode_tables
 from ..format.names import numbered
 from ..format.scan import FULL, Scan, check_scan
-from ..format.shard_index import BLOCK, ShardIndex, round512
+from ..format.shard_head import BLOCK, round512
+from ..format.shard_index import ShardIndex
 from ..format.tar_members import TRAILER, index_name, plan_members, tar_header
 from ..jpeg.markers import SOI, map_jpeg
-from ..jpeg.pixels import decode, make_baseline
+from ..jpeg.other_formats import decode
+from ..jpeg.pixels import make_baseline
 from ..jpeg.split import with_height
 from ..reading.dataset_folder import open_dataset
 from ..reading.prefix import Sample, number_lists
@@ -177,7 +179,7 @@ def _check_layout(
     index: ShardIndex,
     scan: Scan,
     view: memoryview,
-) -> Iterator[str]:
+) -> list[str]:
     """Compare headers, padding and trailer with the index and tables (SPEC.md section 5).
 
     Only the first difference is reported, because a renamed shard differs in each member.
@@ -191,8 +193,8 @@ def _check_layout(
     for start, expected, what in _free_regions(index, tables, stem):
         # A staged copy may end after any group.
         if start < len(view) and view[start : start + len(expected)] != expected:
-            yield f"expected {what} (shard={url}, offset={start})"
-            return
+            return [f"expected {what} (shard={url}, offset={start})"]
+    return []
 
 
 def _free_regions(
@@ -234,35 +236,24 @@ def _check_samples(
         rows = {key: row for row, key in enumerate(prefix.index.keys)}
         for sample in prefix.samples(on_error=note):
             key = sample["__key__"]
-            sizes = {
-                field: [dims[unit].tolist() for unit in units]
-                for field, units in prefix.units(rows[key])
-            }
-            found = _check_sample(sample, task, sizes)
+            found: list[str] = []
+            try:
+                for field in prefix.streams:
+                    units = prefix.units_of(rows[key], field)
+                    value = sample.get(field, [])
+                    images = value if isinstance(value, list) else [value]
+                    for image, unit in zip(images, units, strict=False):
+                        frame = map_jpeg(image).frame
+                        size = [frame.height, frame.width]
+                        if size != dims[unit].tolist():
+                            found.append(f"{field} is {size}, the index says {dims[unit]}")
+                if task.sources is not None:
+                    source = task.sources.get(key)
+                    found += _compare(number_lists(sample), source, task.storage_options)
+            except PCRError as error:
+                found.append(str(error))
             problems += [f"{problem} (shard={task.url}, key={key})" for problem in found]
     return problems
-
-
-def _check_sample(
-    sample: Sample,
-    task: VerifyTask,
-    dims: dict[str, list[list[int]]],
-) -> Iterator[str]:
-    """Compare a sample with its index and its source: ``dims`` is [height, width] of each image."""
-    try:
-        for field, sizes in dims.items():
-            value = sample.get(field, [])
-            images = value if isinstance(value, list) else [value]
-            for image, (height, width) in zip(images, sizes, strict=False):
-                frame = map_jpeg(image).frame
-                if (frame.height, frame.width) != (height, width):
-                    size = f"{frame.width}x{frame.height}"
-                    yield f"{field} is {size}, the index says {width}x{height}"
-        if task.sources is not None:
-            source = task.sources.get(sample["__key__"])
-            yield from _compare(number_lists(sample), source, task.storage_options)
-    except PCRError as error:
-        yield str(error)
 
 
 def _compare(
@@ -301,8 +292,8 @@ def _compare(
 def _have_equal_pixels(source: bytes, jpeg: bytes) -> bool:
     parts = map_jpeg(source)
     mended = with_height(source, parts)
-    mode: Literal["cmyk", "rgb"] = "cmyk" if parts.color in ("cmyk", "ycck") else "rgb"
+    mode = "cmyk" if parts.color in ("cmyk", "ycck") else "rgb"
     try:
         return np.array_equal(decode(jpeg, mode), decode(mended, mode))
     except UnsupportedJpeg:  # its pixels need too much memory relative to its bytes
-        return make_baseline(jpeg) == make_baseline(mended)
+        return make_baseline(jpeg) == make_baseline(source)

@@ -20,40 +20,21 @@ import pcrshard
 from pcrshard.training import ranks
 
 STOPPED = 75  # EX_TEMPFAIL: not done, try again
+SAVE_EVERY = 100  # steps
 
 
 def parse_args():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     add = parser.add_argument
     add("data", help="dataset folder or URL")
     add("run", help="folder for checkpoint.pt and log.jsonl")
-    add("--scan", type=int, default=5)
-    add("--epochs", type=int, default=2)
-    add(
-        "--batch",
-        type=int,
-        default=32,
-        help="samples per step, of all ranks together (default: %(default)s)",
-    )
-    add(
-        "--slots",
-        type=int,
-        default=4,
-        help="the most ranks that this job will ever have (default: %(default)s)",
-    )
-    add("--size", type=int, default=32, help="side of the crops in pixels (default: %(default)s)")
-    add(
-        "--workers",
-        type=int,
-        default=0,
-        help="DataLoader workers of each rank (default: %(default)s)",
-    )
-    add("--save-every", type=int, default=100, metavar="STEPS")
-    add(
-        "--exact",
-        action="store_true",
-        help="sum gradients in the order of the slots instead of by DistributedDataParallel",
-    )
+    add("--scan", type=int, default=5, help="what is read of each image")
+    add("--epochs", type=int, default=2, help="how often each image is read")
+    add("--batch", type=int, default=32, help="samples per step, of all ranks together")
+    add("--slots", type=int, default=4, help="the most ranks that this job will ever have")
+    add("--exact", action="store_true", help="sum gradients in the order of the slots")
     add("--log-keys", action="store_true", help="log the keys of each step's samples, too")
     return parser.parse_args()
 
@@ -66,15 +47,12 @@ def exact_gradients(model, images, labels, slots):
     for x, y in zip(images.chunk(slots), labels.chunk(slots), strict=True):
         loss = torch.nn.functional.cross_entropy(model(x), y)
         gradients = torch.autograd.grad(loss, parameters)
-        rows.append(
-            torch.cat([loss.detach().view(1), *(gradient.flatten() for gradient in gradients)])
-        )
+        rows.append(torch.cat([loss.detach().view(1), *map(torch.flatten, gradients)]))
     mine = torch.stack(rows)  # (slots of this rank, 1 + parameters)
     gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, mine)
-    loss, *gradients = (
-        torch.cat(gathered).mean(0).split([1, *(parameter.numel() for parameter in parameters)])
-    )
+    sizes = [parameter.numel() for parameter in parameters]
+    loss, *gradients = torch.cat(gathered).mean(0).split([1, *sizes])
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient.view_as(parameter)
     return loss.item()
@@ -90,7 +68,7 @@ def usual_gradients(model, images, labels, _slots):
     return mean.item() / dist.get_world_size()
 
 
-def save(path, **state):
+def save(path, state):
     """Whole or not at all."""
     if dist.get_rank() == 0:
         with open(f"{path}.new", "wb") as file:
@@ -101,16 +79,24 @@ def save(path, **state):
     dist.barrier()
 
 
-def log(path, step, loss, keys):
+def log(path, row, keys):
+    """Append a line, with the keys of all ranks."""
     gathered = [None] * dist.get_world_size()
-    if keys:
-        dist.all_gather_object(gathered, keys)
+    dist.all_gather_object(gathered, keys)
     if dist.get_rank() == 0:
-        row = {"step": step, "loss": loss, "world": dist.get_world_size()} | (
-            {"keys": [key for row in gathered for key in row]} if keys else {}
-        )
+        row["keys"] = [key for each in gathered for key in each]
         with open(path, "a") as file:
             file.write(json.dumps(row) + "\n")
+
+
+def choose_device():
+    """This task's GPU, or the CPU with the cores that SLURM gave."""
+    if torch.cuda.is_available():
+        local = int(os.environ.get("SLURM_LOCALID", "0")) % torch.cuda.device_count()
+        torch.cuda.set_device(local)
+        return torch.device("cuda", local)
+    torch.set_num_threads(int(os.environ.get("SLURM_CPUS_PER_TASK", "1")))
+    return torch.device("cpu")
 
 
 def main():
@@ -119,26 +105,14 @@ def main():
     args = parse_args()
     os.makedirs(args.run, exist_ok=True)
     rank, world = ranks.current()
-    cuda = torch.cuda.is_available()
-    device = torch.device(
-        f"cuda:{int(os.environ.get('SLURM_LOCALID', '0')) % torch.cuda.device_count()}"
-        if cuda
-        else "cpu"
-    )
-    if cuda:
-        torch.cuda.set_device(device)
-    else:
-        torch.set_num_threads(int(os.environ.get("SLURM_CPUS_PER_TASK", "1")))
-    dist.init_process_group("nccl" if cuda else "gloo", rank=rank, world_size=world)
+    device = choose_device()
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, rank=rank, world_size=world)
 
-    decoder = pcrshard.ImageDecoder(args.size, "random")
+    decoder = pcrshard.ImageDecoder(32, "random")
     dataset = pcrshard.PCRDataset(args.data, scan=args.scan, decoder=decoder)
     loader = pcrshard.PCRLoader(
-        dataset,
-        args.batch // world,
-        num_workers=args.workers,
-        pin_memory=cuda,
-        max_world_size=args.slots,
+        dataset, args.batch // world, pin_memory=device.type == "cuda", max_world_size=args.slots
     )
     torch.manual_seed(0)
     model = torch.nn.Sequential(
@@ -149,51 +123,35 @@ def main():
         torch.nn.Linear(64, max(2, len(dataset.classes))),
     ).to(device)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    parts = {"model": model, "optimizer": optimizer, "loader": loader}
     checkpoint, step = os.path.join(args.run, "checkpoint.pt"), 0
     if os.path.exists(checkpoint):
         state = torch.load(checkpoint, map_location=device, weights_only=True)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        loader.load_state_dict(state["loader"])
         step = state["step"]
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
     wrapped = model if args.exact else torch.nn.parallel.DistributedDataParallel(model)
     gradients = exact_gradients if args.exact else usual_gradients
 
+    def save_all():
+        save(checkpoint, {"step": step} | {name: part.state_dict() for name, part in parts.items()})
+
     for _ in range(loader.epoch, args.epochs):
         for batch in loader:
-            images, labels = (
-                batch["jpg"].to(device, non_blocking=True).float() / 255,
-                batch["cls"].to(device),
-            )
-            loss = gradients(wrapped, images, labels, args.slots // world)
+            images = batch["jpg"].to(device, non_blocking=True).float() / 255
+            loss = gradients(wrapped, images, batch["cls"].to(device), args.slots // world)
             optimizer.step()
             step += 1
-            log(
-                os.path.join(args.run, "log.jsonl"),
-                step,
-                loss,
-                batch["__key__"] if args.log_keys else [],
-            )
+            row = {"step": step, "loss": loss, "world": world}
+            log(os.path.join(args.run, "log.jsonl"), row, batch["__key__"] if args.log_keys else [])
+            # All ranks stop after the same step, whichever got the signal first.
             stop = torch.tensor(len(asked), device=device)
-            dist.all_reduce(
-                stop, dist.ReduceOp.MAX
-            )  # all ranks stop after the same step, whichever got the signal first
-            if stop or step % args.save_every == 0:
-                parts = {
-                    "model": model.state_dict(),
-                    "optimizer": optimizer.state_dict(),
-                    "loader": loader.state_dict(),
-                }
-                save(checkpoint, step=step, **parts)
+            dist.all_reduce(stop, dist.ReduceOp.MAX)
+            if stop or step % SAVE_EVERY == 0:
+                save_all()
             if stop:
                 return STOPPED
-    save(
-        checkpoint,
-        step=step,
-        model=model.state_dict(),
-        optimizer=optimizer.state_dict(),
-        loader=loader.state_dict(),
-    )
+    save_all()
     return 0
 
 

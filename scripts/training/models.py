@@ -32,6 +32,8 @@ def small_cnn(classes):
 class Residual(nn.Module):
     """The basic block of He et al. 2016."""
 
+    expansion = 1
+
     def __init__(self, inputs, outputs, stride):
         super().__init__()
         self.body = nn.Sequential(
@@ -44,22 +46,14 @@ class Residual(nn.Module):
         return torch.relu(self.body(x) + self.shortcut(x))
 
 
-def resnet18(classes):
-    """ResNet-18 (He et al. 2016)."""
-    layers = [conv(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)]
-    inputs = 64
-    for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-        layers += [Residual(inputs, outputs, stride), Residual(outputs, outputs, 1)]
-        inputs = outputs
-    return nn.Sequential(*layers, Head(512, classes))
-
-
 class Bottleneck(nn.Module):
     """The bottleneck block of He et al. 2016, with its stride in the 3x3 convolution."""
 
+    expansion = 4
+
     def __init__(self, inputs, width, stride):
         super().__init__()
-        outputs = 4 * width
+        outputs = self.expansion * width
         self.body = nn.Sequential(
             conv(inputs, width, 1),
             conv(width, width, 3, stride),
@@ -72,15 +66,33 @@ class Bottleneck(nn.Module):
         return torch.relu(self.body(x) + self.shortcut(x))
 
 
-def resnet50(classes):
-    """ResNet-50 (He et al. 2016)."""
-    layers = [conv(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)]
-    inputs = 64
-    for width, blocks, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
-        for block in range(blocks):
-            layers.append(Bottleneck(inputs, width, stride if block == 0 else 1))
-            inputs = 4 * width
-    return nn.Sequential(*layers, Head(inputs, classes))
+class ResNet(nn.Module):
+    """Stages of blocks (He et al. 2016), each half as large and twice as wide as the one before."""
+
+    def __init__(self, block, depths, classes, width=64, stem=None):
+        super().__init__()
+        self.stem = stem or nn.Sequential(conv(3, width, 7, 2), nn.MaxPool2d(3, 2, 1))
+        blocks, inputs = [], width
+        for stage, depth in enumerate(depths):
+            for position in range(depth):
+                stride = 2 if stage and position == 0 else 1
+                blocks.append(block(inputs, width << stage, stride))
+                inputs = (width << stage) * block.expansion
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(inputs, classes)
+
+    def forward(self, images):
+        return self.head(self.blocks(self.stem(images)).mean((2, 3)))
+
+
+def resnet18(classes, width=64, stem=None):
+    """ResNet-18; ``stem`` replaces the first layers, which are for 224x224 pixels."""
+    return ResNet(Residual, (2, 2, 2, 2), classes, width, stem)
+
+
+def resnet50(classes, width=64, stem=None):
+    """ResNet-50."""
+    return ResNet(Bottleneck, (3, 4, 6, 3), classes, width, stem)
 
 
 def efficientnet_lite0(classes):
@@ -92,43 +104,6 @@ def efficientnet_lite0(classes):
     return timm.create_model("efficientnet_lite0", num_classes=classes)
 
 
-class ShuffleUnit(nn.Module):
-    """The unit of ShuffleNetV2 (Ma et al. 2018): half of the channels pass, half are worked on,
-    then they are shuffled.
-    """
-
-    def __init__(self, inputs, outputs, stride):
-        super().__init__()
-        self.stride, half = stride, outputs // 2
-        taken = inputs if stride == 2 else inputs // 2
-        self.right = nn.Sequential(
-            conv(taken, half, 1), conv(half, half, 3, stride, half, relu=False), conv(half, half, 1)
-        )
-        self.left = (
-            nn.Sequential(conv(inputs, inputs, 3, 2, inputs, relu=False), conv(inputs, half, 1))
-            if stride == 2
-            else None
-        )
-
-    def forward(self, x):
-        left, right = (x, x) if self.left is not None else x.chunk(2, 1)
-        both = torch.stack((left if self.left is None else self.left(left), self.right(right)), 2)
-        return both.flatten(1, 2)
-
-
-def shufflenet_v2(classes):
-    """ShuffleNetV2 x0.5."""
-    layers, inputs = [conv(3, 24, 3, 2), nn.MaxPool2d(3, 2, 1)], 24
-    for outputs, units in ((48, 4), (96, 8), (192, 4)):
-        layers += [
-            ShuffleUnit(inputs, outputs, 2),
-            *(ShuffleUnit(outputs, outputs, 1) for _ in range(units - 1)),
-        ]
-        inputs = outputs
-    return nn.Sequential(*layers, conv(192, 512, 1), Head(512, classes))
-
-
 MODELS = {
-    function.__name__: function
-    for function in (small_cnn, resnet18, resnet50, shufflenet_v2, efficientnet_lite0)
+    function.__name__: function for function in (small_cnn, resnet18, resnet50, efficientnet_lite0)
 }

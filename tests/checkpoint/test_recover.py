@@ -18,15 +18,10 @@ def lose(folder):
         path.unlink()
 
 
-@pytest.mark.parametrize("how", ["damaged", "cut"])
-def test_every_version_comes_back(tmp_path, how):
+def test_every_version_comes_back(tmp_path):
     """Recovered versions keep their numbers, ids, metrics, and parents, and saving continues."""
     before = make(tmp_path)
-    newest = max(tmp_path.glob("manifest-*"))
-    if how == "damaged":
-        damage(newest, 30)
-    else:
-        newest.write_bytes(newest.read_bytes()[:-7])
+    damage(max(tmp_path.glob("manifest-*")), 30)
     found = recover(str(tmp_path))
     assert (found.versions, found.lost) == (tuple(before), {})
     with DeltaStore(str(tmp_path)) as store:
@@ -69,19 +64,13 @@ def test_what_is_lost_is_named(tmp_path):
 def test_of_two_files_of_a_version_one_is_used(tmp_path):
     """The file that other versions refer to is used; a file under another number is not."""
     before = make(tmp_path / "store", count=3)
-    shutil.copytree(tmp_path / "store", tmp_path / "other")
-    other = DeltaStore(str(tmp_path / "other"))
-    other.delete(keep=[1, 3])
-    rewritten = other.versions()[1].file
-    first = saved(tmp_path / "stranger", 1).versions()[0].file
-    misnamed = rewritten.replace("000003", "000002")
-    shutil.copy(tmp_path / "stranger" / first, tmp_path / "store")
-    for name in (rewritten, misnamed):
-        shutil.copy(tmp_path / "other" / rewritten, tmp_path / "store" / name)
+    stranger = saved(tmp_path / "stranger", 1).versions()[0].file
+    misnamed = stranger.replace("000001", "000002")
+    for name in (stranger, misnamed):
+        shutil.copy(tmp_path / "stranger" / stranger, tmp_path / "store" / name)
     lose(tmp_path / "store")
     found = recover(str(tmp_path / "store"))
-    assert [record.id for record in found.versions] == [record.id for record in before]
-    assert len(found.lost) == 3
-    assert "another file of this version" in found.lost[first]
+    assert found.versions == tuple(before)
+    assert found.lost.keys() == {stranger, misnamed}
+    assert "another file of this version" in found.lost[stranger]
     assert "the number in the name" in found.lost[misnamed]
-    assert DeltaStore(str(tmp_path / "store")).verify() == []

@@ -1,12 +1,10 @@
-"""A store on S3 (moto's server): ranged reads, leftovers, and missing buckets."""
+"""A store on S3 (moto's server): ranged reads and leftovers."""
 
 import fsspec
-import pytest
 import torch
 from states import tiny_state
 
 from pcrshard.checkpoint import DeltaStore
-from pcrshard.errors import StorageError
 
 
 def test_one_tensor_reads_little(s3):
@@ -34,13 +32,3 @@ def test_leftovers_of_killed_writers_are_removed_after_an_hour(s3, monkeypatch):
             assert store.verify() == []
         fs.invalidate_cache()
         assert fs.exists(leftover) == (number == 2)
-
-
-def test_a_store_that_refuses_is_an_error_of_ours(s3):
-    """A missing bucket raises StorageError."""
-    url = "s3://no-such-bucket-at-all/run"
-    with (
-        pytest.raises(StorageError),
-        DeltaStore(url, options=s3.storage_options) as store,
-    ):
-        store.save(tiny_state(1), blocking=True)

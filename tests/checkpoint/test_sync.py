@@ -11,7 +11,6 @@ import shutil
 import sys
 
 import msgpack
-import numpy as np
 import pytest
 import servers
 import torch
@@ -135,23 +134,19 @@ def test_web_servers_and_object_stores(tmp_path, s3):
     check(mirror, weights(1))
 
 
-@pytest.mark.parametrize(("call", "kept"), [(1, 0.0), (2, 0.3), (3, 1.0), (4, 0.3)])
-def test_no_change_is_applied_twice(stream, tmp_path, monkeypatch, call, kept):
-    """If an update stops in the middle of a block, the next update corrects the block."""
+@pytest.mark.parametrize("call", [1, 2, 3, 4])
+def test_no_change_is_applied_twice(stream, tmp_path, monkeypatch, call):
+    """If an update stops between two changes, the next update, or the next mirror, corrects it."""
     publisher, mirror = stream
     for step in (1, 2):
         publisher.publish(weights(step))
     whole, calls = sparse_words.apply, []
 
-    def stop(words, gaps, steps):
-        before = words.copy()
-        changes = whole(words, gaps, steps)
-        calls.append(changes)
-        if len(calls) == call:
-            places = np.flatnonzero(words != before)[int(kept * changes) :]
-            words[places] = before[places]
+    def stop(*args):
+        calls.append(args)
+        if len(calls) > call:
             raise KeyboardInterrupt
-        return changes
+        return whole(*args)
 
     monkeypatch.setattr(sparse_words, "apply", stop)
     with pytest.raises(KeyboardInterrupt):

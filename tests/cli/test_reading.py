@@ -5,9 +5,7 @@ import shutil
 
 import pytest
 
-from pcrshard import EncodeOptions, PrefixCache, Shard, encode, open_dataset
-from pcrshard.cli.main import main
-from pcrshard.testing import make_jpeg
+from pcrshard import PrefixCache, Shard, open_dataset
 
 
 def test_stage_copies_the_difference(dataset, tmp_path, cli):
@@ -17,8 +15,8 @@ def test_stage_copies_the_difference(dataset, tmp_path, cli):
     for scan, copied, kept in ((2, two, 0), (5, five - two, two)):
         _, figures, _ = cli("stage", dataset, tmp_path, "--scan", scan, "--json")
         counts = {"shards": 4, "samples": 24, "copied_bytes": copied, "kept_bytes": kept}
-        assert figures == counts
-    assert "4 shards at scan 5" in cli("stage", dataset, tmp_path, "--scan", "5")[1]
+        assert figures == {"scan": scan} | counts
+    assert "copied bytes: 0 B" in cli("stage", dataset, tmp_path, "--scan", "5")[1]
 
 
 def test_a_cache_is_listed_and_cleared(shard_urls, tmp_path, cli, fails):
@@ -62,39 +60,23 @@ def test_export_goes_on_after_a_damaged_shard(dataset, tmp_path, cli, damage, la
     assert (status, text) == (1, "")
     status, text, err = cli(*command, "--on-error", "skip", "--overwrite")
     assert (status, err.count("left out: ")) == (1, 1)
-    assert "18 samples at scan full" in text
-    assert "; 6 were left out" in text
+    assert text == "samples: 18\nleft out: 6\nscan: full\n"
     assert "data-000001.tar" in err
     assert len(list(out.rglob("*.*"))) == (18 if layout == "folder" else 3)
 
 
-def test_kept_files_are_compared_too(tmp_path, cli):
-    """What could not be rearranged is in the dataset byte for byte, and a changed byte is found."""
-    source, pcr = tmp_path / "source", tmp_path / "pcr"
-    source.mkdir()
-    (source / "a.jpg").write_bytes(make_jpeg(1, 20, 30))
-    (source / "b.jpg").write_bytes(b"\xff\xd8 no JPEG")
-    encode(str(source), str(pcr), EncodeOptions(on_error="keep"), workers=1)
-    command = ["verify", pcr, "--against", source, "--workers", "1", "--json"]
-    assert cli(*command)[:2] == (0, {"samples": 2, "shards": 1, "problems": []})
-    (source / "b.jpg").write_bytes(b"\xff\xd8 no JPEg")
-    status, figures, _ = cli(*command)
-    (problem,) = figures["problems"]
-    assert (status, "key=b" in problem) == (1, True)
-
-
-def test_a_card_is_not_overwritten_by_accident(dataset, tmp_path, capsys, fails):
+def test_a_card_is_not_overwritten_by_accident(dataset, tmp_path, cli, fails):
     """Edits of README.md stay, until --overwrite."""
     folder = shutil.copytree(dataset, tmp_path / "pets")
-    assert main(["card", str(folder), "--url", "hf://datasets/me/pets"]) == 0
-    assert "README.md; edit it to say" in capsys.readouterr().out
+    status, text, _ = cli("card", folder, "--url", "hf://datasets/me/pets")
+    assert (status, "README.md; edit it to say" in text) == (0, True)
     card = (folder / "README.md").read_text()
     assert "# pets\n" in card
     assert "load_dataset('hf://datasets/me/pets', scan=5, streaming=True)" in card
     (folder / "README.md").write_text("mine")
     fails("card", folder, words=["--overwrite"])
     assert (folder / "README.md").read_text() == "mine"
-    assert main(["card", str(folder), "--overwrite", "--name", "other"]) == 0
+    assert cli("card", folder, "--overwrite", "--name", "other")[0] == 0
     assert "# other\n" in (folder / "README.md").read_text()
 
 

@@ -114,22 +114,6 @@ def test_dask_clusters_that_fail(larger_folder, tmp_path):
             pass
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--engine", "dask"], "dask worker ADDRESS"),
-        (["--engine", "dask", "--scheduler", "tcp://x:1", "--workers", "3"], "has its own workers"),
-        (["--scheduler", "tcp://x:1"], "--scheduler needs --engine dask"),
-        (["--engine", "dask", "--slurm-option", "a=b"], "--slurm-option needs --engine slurm"),
-    ],
-)
-def test_options_that_do_not_fit(synthetic_folder, tmp_path, capsys, options, message):
-    """An option that another engine would need is refused, and nothing is written."""
-    assert main(["encode", str(synthetic_folder), str(tmp_path / "dst"), *options]) == 1
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "dst").exists()
-
-
 def test_a_missing_package_is_named(monkeypatch, synthetic_folder, tmp_path):
     """If a package is missing, the error says what to install."""
     for name in ("distributed", "submitit", "submitit.slurm", "submitit.slurm.slurm"):

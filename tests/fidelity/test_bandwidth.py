@@ -220,14 +220,6 @@ def test_it_never_asks_a_staged_copy_for_more_than_it_holds(highest, early):
     assert {row[3] for row in rows} <= {*range(1, highest + 1)}
 
 
-def test_a_slow_link_to_a_staged_copy():
-    """Below its highest scan the search is the same."""
-    tuner = follow(make_tuner(5), 5)
-    rows = simulate(tuner, lambda time: 0.5 * SPEED * SIZES[4], 600)
-    assert stalls(rows[100:]) < 0.06
-    assert {row[3] for row in rows} <= {1, 2, 3, 4, 5}
-
-
 def test_a_floor_above_a_staged_copy_is_refused():
     """What the task needs is not there: that is for the user to know before the job begins."""
     level = ScanLevel(1)

@@ -73,9 +73,7 @@ def test_msssim_of_opposite_images_is_a_number():
 
 
 def test_msssim_refuses_what_it_cannot_compare():
-    """Different shapes, images smaller than the window."""
-    with pytest.raises(ValueError, match="one shape"):
-        msssim(make_pixels(1, 200, 200), make_pixels(1, 200, 201))
+    """Images smaller than the window."""
     with pytest.raises(ValueError, match="11 pixels"):
         msssim(make_pixels(1, 10, 200), make_pixels(1, 10, 200))
 

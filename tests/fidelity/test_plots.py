@@ -44,9 +44,6 @@ def test_a_contact_sheet_has_a_row_for_each_image(large_dataset, tmp_path):
     gray = (pixels == 128).all(axis=2)
     assert gray[:, 690:].sum() > 2 * 5000
     assert gray[:, 690:].sum() > 10 * gray[:, :230].sum()
-    plain = path.read_bytes()
-    contact_sheet(large_dataset, str(path), num_images=2, side=96, smoothing=True)
-    assert path.read_bytes() != plain
     contact_sheet(large_dataset, str(path), [2], num_images=1)
     assert pixels_of(path).shape == (490, 2 * 230, 3)
 
@@ -61,10 +58,8 @@ def test_the_sheet_of_a_staged_copy_ends_at_its_highest_scan(large_dataset, tmp_
 
 @pytest.mark.parametrize("name", ["none/x.png", "x.nonsense"])
 def test_a_picture_that_cannot_be_saved_is_an_error_of_ours(tmp_path, name):
-    """It names the file, before work starts and when it is saved."""
+    """It names the file."""
     path = str(tmp_path / name)
-    with pytest.raises(StorageError, match=r"cannot save the picture.*x\."):
-        plots.check_target(path)
     with pytest.raises(StorageError, match=r"cannot save the picture.*x\."):
         with plots.saved_figure(path, 1, 1):
             pass

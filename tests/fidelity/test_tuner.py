@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from pcrshard import ImageDecoder, PCRDataset, PCRLoader, ScanLevel, ScanTuner, View, stage
+from pcrshard import ImageDecoder, PCRDataset, PCRLoader, ScanLevel, ScanTuner, stage
 from pcrshard.errors import ScanUnavailable
 from pcrshard.fidelity.tuner import Similarity, choose, confidence
 
@@ -53,23 +53,6 @@ def test_the_full_scan_agrees_with_itself(dataset):
     assert high.mean == pytest.approx(1, abs=1e-5)
     assert low.mean < 0.999
     assert -1 <= low.lower <= low.mean <= low.upper <= 1
-
-
-def test_views_are_compared_with_the_same_views(dataset):
-    """Training on several views of an image compares the gradient over all of them."""
-
-    def loss_of_views(model, batch):
-        (large, small), labels = batch
-        assert small.shape[1:] == (3, 3, 32, 32)
-        views = torch.cat([large, small], 1)
-        return loss(model, (views.flatten(0, 1), labels.repeat_interleave(views.shape[1])))
-
-    views = [View(32, scale=(0.5, 1)), View(32, 3, scale=(0.1, 0.3))]
-    made = make_loader(dataset, decoder=ImageDecoder(views=views, flip=0.5), seed=0)
-    tuner = ScanTuner(made, loss_of_views, ScanLevel(), candidates=[1, 10], images=16, trials=2)
-    low, high = tuner.measure(make_model())
-    assert high.mean == pytest.approx(1, abs=1e-5)
-    assert low.mean < 0.999
 
 
 def test_nothing_of_the_training_changes(dataset):

@@ -7,7 +7,6 @@ from webdataset.tariterators import base_plus_ext
 
 from pcrshard.errors import EncodeError
 from pcrshard.format.names import (
-    are_distinct,
     are_legal_keys,
     check_name,
     is_metadata,
@@ -108,9 +107,3 @@ def test_numbered_names_are_told_back(field):
         assert place_in_list(numbered(field, place)) == (field, place)
     for other in (field, f"01.{field}", f"-1.{field}", "0.png", "images0.jpg", "0"):
         assert place_in_list(other) is None
-
-
-def test_distinct():
-    """A name that is there twice is found."""
-    assert are_distinct(["a", "b"])
-    assert not are_distinct(("a", "b", "a"))

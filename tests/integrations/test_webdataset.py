@@ -273,9 +273,9 @@ WRONG = {
         "stage",
     ),
     "a cache": (lambda urls: dataset_of(urls, cache_dir=".").pcr_scan(2), TypeError, "cache_dir"),
-    "scan -1": (lambda urls: dataset_of(urls).pcr_scan(-1), ValueError, "0 or more"),
-    "a string": (lambda urls: dataset_of(urls).pcr_scan("5"), TypeError, "scan number"),
-    "a float": (lambda urls: pcr_scan(2.5), TypeError, "scan number"),
+    "scan -1": (lambda urls: dataset_of(urls).pcr_scan(-1), ScanUnavailable, "0 to 32"),
+    "a string": (lambda urls: dataset_of(urls).pcr_scan("5"), TypeError, "expected a scan"),
+    "a float": (lambda urls: pcr_scan(2.5), TypeError, "expected a scan"),
     "scan 11": (lambda urls: list(dataset_of(urls).pcr_scan(11)), ScanUnavailable, "0 to 10"),
     "a failing pipe": (
         lambda urls: list(dataset_of(["pipe:echo no such thing >&2; exit 4"]).pcr_scan(2)),

@@ -21,13 +21,10 @@ from pcrshard.jpeg.libjpeg_turbo import system
 folder = pathlib.Path(sys.argv[1])
 out = sys.argv[2]
 said = {"system": system()}
-for name in ("arithmetic", "cmyk", "plain"):
-    jpeg = (folder / f"{name}.jpg").read_bytes()
+for path in folder.iterdir():
     for smoothing in (False, True):
-        try:
-            said[f"{name} {smoothing}"] = pcrshard.decode_image(jpeg, smoothing=smoothing).tolist()
-        except pcrshard.PCRError as error:
-            said[f"{name} {smoothing}"] = str(error)
+        pixels = pcrshard.decode_image(path.read_bytes(), smoothing=smoothing)
+        said[f"{path.stem} {smoothing}"] = pixels.tolist()
 try:
     pcrshard.encode(str(folder), out, workers=1)
 except pcrshard.PCRError as error:
@@ -49,20 +46,16 @@ def odd_folder(tmp_path_factory, jpegtran):
     return folder
 
 
-def pixels_of(path):
-    with Image.open(path) as picture:
-        return np.asarray(picture.convert("RGB")).tolist()
-
-
 def test_without_the_library_pillow_decodes(odd_folder, tmp_path):
     """Pillow has libjpeg-turbo inside, so that decoding is the same where it is installed."""
     command = [sys.executable, "-c", PROGRAM, str(odd_folder), str(tmp_path)]
     done = subprocess.run(hide_libturbojpeg(*command), capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
     said = json.loads(done.stdout)
-    for name in ("arithmetic", "cmyk", "plain"):
-        for smoothing in (False, True):
-            assert said[f"{name} {smoothing}"] == pixels_of(odd_folder / f"{name}.jpg")
+    for path in odd_folder.iterdir():
+        with Image.open(path) as picture:
+            expected = np.asarray(picture.convert("RGB")).tolist()
+        assert said[f"{path.stem} False"] == said[f"{path.stem} True"] == expected
     assert "not installed" in said["system"]["libturbojpeg"]
     assert "libturbojpeg" in said["encode"]
     assert "arithmetic" in said["encode"]
@@ -74,10 +67,3 @@ def test_damage_is_told_as_libjpeg_tells_it():
     jpeg = make_jpeg(2, 200, 200)
     with pytest.raises(CorruptJpeg, match="libjpeg-turbo"):
         libjpeg_turbo.make_progressive(jpeg[: len(jpeg) // 2])
-
-
-def test_the_transform_keeps_the_pixels(djpeg):
-    """It makes of an arithmetic-coded JPEG one that the core reads."""
-    jpeg = make_jpeg(2)
-    assert djpeg(libjpeg_turbo.make_progressive(jpeg)) == djpeg(jpeg)
-    assert "turbojpeg" in libjpeg_turbo.system()["libturbojpeg"]

@@ -7,8 +7,8 @@ from pcrshard import native
 from pcrshard.errors import CorruptJpeg, FormatError, UnsupportedJpeg
 from pcrshard.jpeg.image_decoder import ImageDecoder
 from pcrshard.jpeg.limits import check_pixels
-from pcrshard.jpeg.other_formats import to_jpeg
-from pcrshard.jpeg.pixels import decode, decode_image, make_baseline, make_progressive
+from pcrshard.jpeg.other_formats import decode, to_jpeg
+from pcrshard.jpeg.pixels import decode_image, make_baseline
 
 
 def arithmetic(height, width):
@@ -25,13 +25,12 @@ def arithmetic(height, width):
     [
         decode,
         make_baseline,
-        lambda jpeg: make_progressive(jpeg, []),
         lambda jpeg: decode_image(jpeg, size=32),
         lambda jpeg: decode_image(jpeg, smoothing=True),
         lambda jpeg: ImageDecoder(32, "random")(jpeg, 0),
         lambda jpeg: to_jpeg(jpeg, 90, None),
     ],
-    ids=["decode", "baseline", "progressive", "size", "smoothing", "decoder", "convert"],
+    ids=["decode", "baseline", "size", "smoothing", "decoder", "convert"],
 )
 def test_every_decoder_has_the_same_limits(use):
     """A few bytes that claim gigabytes are refused before any decoder takes memory for them."""
@@ -45,8 +44,6 @@ def test_every_decoder_has_the_same_limits(use):
 def test_the_limit_grows_with_the_file():
     """What a file may take follows from its size, so that large photographs are read."""
     check_pixels(10_000, 10_000, 3 << 20, 1 << 30)
-    with pytest.raises(UnsupportedJpeg, match="need 1920"):
-        decode(arithmetic(16_000, 12_000))
     with pytest.raises(UnsupportedJpeg, match="101 bytes are too few"):
         decode(arithmetic(360, 360))
     assert decode(arithmetic(340, 340)).shape == (340, 340, 3)
@@ -59,16 +56,16 @@ def test_the_limit_grows_with_the_file():
 
 
 def test_scans_without_end_are_refused():
-    """Thousands of empty scans over a large image do not keep a decoder busy for minutes."""
+    """Hundreds of empty scans over a large image do not keep a decoder busy for minutes."""
     jpeg = arithmetic(1000, 1000).removesuffix(b"\xff\xd9")
     with pytest.raises(UnsupportedJpeg, match="visits"):
-        decode(jpeg + 1000 * b"\xff\xda\0\x08\1\1\0\0\x3f\0\0\0" + b"\xff\xd9")
+        decode(jpeg + 200 * b"\xff\xda\0\x08\1\1\0\0\x3f\0\0\0" + b"\xff\xd9")
 
 
 def test_a_component_that_is_not_sent_is_not_made_up():
     """A large luma of which nothing came, beside a small chroma, is refused by the core too."""
     jpeg = hostile.chroma_only(1000)
-    with pytest.raises(native.NativeError, match="at least 1 bit per block"):
+    with pytest.raises(CorruptJpeg, match="at least 1 bit per block"):
         native.decode([jpeg])
     with pytest.raises(FormatError):
         decode_image(jpeg)

@@ -1,4 +1,4 @@
-"""The map of a JPEG: every part is found, and what is not a JPEG is refused by name."""
+"""JPEG bytes: every part is found, split and joined; what is not a JPEG is refused by name."""
 
 import io
 import struct
@@ -8,18 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from pcrshard import split_scans
+from pcrshard import join_scans, split_scans
 from pcrshard.errors import CorruptJpeg, FormatError, UnsupportedJpeg
-from pcrshard.jpeg.markers import EOI, SOI, ScanHeader, find_frame, map_jpeg, read_segment
+from pcrshard.jpeg.markers import EOI, SOI, map_jpeg, read_segment
+from pcrshard.jpeg.pixels import make_baseline
+from pcrshard.jpeg.split import check_complete, with_height
 from pcrshard.native import exif_orientation
 from pcrshard.testing import make_jpeg
 
 JPEG = make_jpeg(1, 40, 56, quality=85)
+APP1_WITH_THUMBNAIL = b"\xff\xe1" + struct.pack(">H", 2 + len(JPEG)) + JPEG
 PROGRESSIVE = make_jpeg(1, 40, 56, quality=85, progressive=True)
 DQT_AT = PROGRESSIVE.index(b"\xff\xdb")
 SOF_AT = PROGRESSIVE.index(b"\xff\xc2")
 SOS_AT = PROGRESSIVE.index(b"\xff\xda")
-SIZED = make_jpeg(4, 150, 200, quality=90, progressive=True)
 
 
 def patched(jpeg: bytes, at: int, new: bytes) -> bytes:
@@ -31,7 +33,9 @@ KINDS = [{}, {"mode": "L"}, {"mode": "CMYK"}, {"progressive": True}, {"restart_m
 
 @pytest.mark.parametrize("options", KINDS, ids=str)
 def test_the_parts_are_the_whole_file(options):
-    """No byte is lost or taken twice: SOI, segments, scans and EOI lie side by side."""
+    """No byte is lost or taken twice: SOI, segments, scans and EOI lie side by side; size, sampling
+    and color space are what Pillow reports.
+    """
     jpeg = make_jpeg(2, 50, 70, **options)
     jpeg = jpeg[:2] + b"\xff\xfe\x00\x07hello" + jpeg[2:]
     found = map_jpeg(jpeg)
@@ -41,13 +45,6 @@ def test_the_parts_are_the_whole_file(options):
     parts.sort()
     assert [start for start, _ in parts] == [0, *(stop for _, stop in parts[:-1])]
     assert parts[-1][1] == len(jpeg)
-
-
-@pytest.mark.parametrize("options", KINDS, ids=str)
-def test_frame_and_color_are_pillows(options):
-    """Size, sampling, and color space match what Pillow reports."""
-    jpeg = make_jpeg(2, 50, 70, **options)
-    found = map_jpeg(jpeg)
     picture = Image.open(io.BytesIO(jpeg))
     assert picture.size == (found.frame.width, found.frame.height)
     sampling = [(component.h, component.v) for component in found.frame.components]
@@ -61,26 +58,7 @@ def test_the_size_is_found_after_any_metadata(fill, metadata_bytes):
     """Neither a long EXIF segment nor fill bytes before a marker hide the frame header."""
     segment = b"\xff\xe1" + struct.pack(">H", metadata_bytes) + bytes(metadata_bytes - 2)
     jpeg = JPEG[:2] + segment + b"\xff" * fill + JPEG[2:]
-    assert find_frame(jpeg)[1:3] == (40, 56)
-
-
-@given(st.binary(max_size=80))
-def test_the_size_of_hostile_bytes_is_refused(data):
-    """Whatever follows SOI, a size is found or the file is refused."""
-    try:
-        _, height, width, _ = find_frame(SOI + data)
-    except FormatError:
-        return
-    assert height >= 0
-    assert width > 0
-
-
-def test_the_size_of_a_frame_is_read_from_its_head():
-    """A header is enough, and a file without a frame has no size."""
-    header, _, _ = split_scans(SIZED)
-    assert find_frame(header)[1:3] == (150, 200)
-    with pytest.raises(CorruptJpeg):
-        find_frame(b"\xff\xd8\xff\xd9")
+    assert map_jpeg(jpeg).frame[1:3] == (40, 56)
 
 
 REFUSED = {
@@ -94,7 +72,7 @@ REFUSED = {
     "cut in a length": (PROGRESSIVE[: DQT_AT + 3], CorruptJpeg, "cut inside"),
     "no scan": (PROGRESSIVE[:SOS_AT] + EOI, CorruptJpeg, "scan before EOI"),
     "length 1": (patched(PROGRESSIVE, DQT_AT + 2, b"\0\1"), CorruptJpeg, "claims"),
-    "second SOI": (SOI + PROGRESSIVE, CorruptJpeg, "second"),
+    "second SOI": (SOI + PROGRESSIVE, CorruptJpeg, "FFD8"),
     "second SOF": (
         PROGRESSIVE[:SOS_AT] + PROGRESSIVE[SOF_AT : SOF_AT + 19] + PROGRESSIVE[SOS_AT:],
         CorruptJpeg,
@@ -119,14 +97,13 @@ REFUSED = {
     "height 0": (patched(PROGRESSIVE, SOF_AT + 5, b"\0\0"), CorruptJpeg, "height"),
     "12 bits": (patched(PROGRESSIVE, SOF_AT + 4, b"\x0c"), UnsupportedJpeg, "12-bit"),
     "lossless": (patched(PROGRESSIVE, SOF_AT + 1, b"\xc3"), UnsupportedJpeg, "lossless"),
-    "hierarchical": (patched(PROGRESSIVE, SOF_AT + 1, b"\xc6"), UnsupportedJpeg, "hierarchical"),
-    "arithmetic": (patched(PROGRESSIVE, SOF_AT + 1, b"\xca"), UnsupportedJpeg, "arithmetic"),
-    "sequential": (JPEG, UnsupportedJpeg, "sequential"),
+    "hierarchical": (patched(PROGRESSIVE, SOF_AT + 1, b"\xc6"), UnsupportedJpeg, "SOF6"),
+    "arithmetic": (patched(PROGRESSIVE, SOF_AT + 1, b"\xca"), UnsupportedJpeg, "got SOF10"),
+    "sequential": (JPEG, UnsupportedJpeg, "got SOF0"),
     "148 components": (patched(PROGRESSIVE, SOF_AT + 9, b"\x94"), CorruptJpeg, "components"),
     "sampling 0": (patched(PROGRESSIVE, SOF_AT + 11, b"\x00"), CorruptJpeg, "sampling"),
     "same ids": (patched(PROGRESSIVE, SOF_AT + 13, b"\x01"), CorruptJpeg, "distinct"),
     "unknown component": (patched(PROGRESSIVE, SOS_AT + 5, b"\x09"), CorruptJpeg, "does not have"),
-    "illegal band": (patched(PROGRESSIVE, SOS_AT + 12, b"\x05"), CorruptJpeg, "progressive scan"),
     "3.6 gigapixels": (
         patched(PROGRESSIVE, SOF_AT + 5, struct.pack(">HH", 60000, 60000)),
         UnsupportedJpeg,
@@ -194,12 +171,118 @@ def test_hostile_headers_are_legal_or_refused(code, frame, scan):
     assert max(found.scans[0].components) < len(found.frame.components)
 
 
-def test_a_scan_sends_its_band_of_each_component():
-    """Coefficients are counted as (component, index), both ends of the band included."""
-    assert ScanHeader((0, 2), 3, 4, 0, 1).coefficients == [(0, 3), (0, 4), (2, 3), (2, 4)]
-
-
 @given(st.binary(max_size=60))
 def test_broken_exif_is_no_orientation(data):
     """Hostile EXIF never raises."""
     assert exif_orientation(b"Exif\0\0II*\0" + data) in range(9)
+
+
+# --- split and joined
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"mode": "L"},
+        {"mode": "CMYK"},
+        {"subsampling": 0},
+        {"subsampling": 1},
+        {"restart_marker_blocks": 2},
+        {"height": 1, "width": 1},
+        {"height": 17, "width": 33},
+        {"optimize": False, "quality": 100},
+    ],
+    ids=str,
+)
+def test_every_prefix_decodes_as_the_cut_original(options, djpeg, jpegtran):
+    """Scans 1..k joined are what a decoder sees of the original cut after scan k."""
+    jpeg = jpegtran(make_jpeg(3, **options), "-copy", "none", "-progressive")
+    header, scans, tail = split_scans(jpeg)
+    assert tail == b""
+    assert header + b"".join(scans) + EOI == jpeg
+    for k in range(1, len(scans) + 1):
+        cut = jpeg[: len(header) + sum(map(len, scans[:k]))] + EOI
+        assert join_scans(header, scans[:k]) == cut
+        djpeg(cut)
+
+
+def test_a_joined_file_keeps_metadata_and_trailing_bytes(djpeg):
+    """At full fidelity the file is as the user made it, thumbnail and appended data included."""
+    comment = b"\xff\xfe\x00\x07hello"
+    jpeg = (
+        PROGRESSIVE[:DQT_AT]
+        + APP1_WITH_THUMBNAIL
+        + comment
+        + PROGRESSIVE[DQT_AT:]
+        + b"trailing \xff\xd9 bytes"
+    )
+    header, scans, tail = split_scans(jpeg)
+    assert header + b"".join(scans) + EOI == PROGRESSIVE
+    assert tail == APP1_WITH_THUMBNAIL + comment + EOI + b"trailing \xff\xd9 bytes"
+    assert join_scans(header, scans, tail) == jpeg
+    assert djpeg(join_scans(header, scans)) == djpeg(PROGRESSIVE)
+
+
+def test_fill_bytes_between_segments_are_allowed(djpeg):
+    """Fill bytes before a marker (T.81 B.1.1.2) change nothing."""
+    jpeg = (
+        PROGRESSIVE[:DQT_AT]
+        + b"\xff\xff\xff"
+        + PROGRESSIVE[DQT_AT:SOS_AT]
+        + b"\xff"
+        + PROGRESSIVE[SOS_AT:-2]
+        + b"\xff\xff\xd9"
+    )
+    assert djpeg(join_scans(*split_scans(jpeg))) == djpeg(PROGRESSIVE)
+
+
+def test_several_tables_in_one_segment_stay_together(djpeg, jpegtran):
+    """Tables that one DHT segment holds for many scans come with the first of them."""
+    jpeg = jpegtran(PROGRESSIVE, "-copy", "none", "-progressive")
+    found = map_jpeg(jpeg)
+    tables = [jpeg[a:b] for ranges in found.scan_ranges for a, b in ranges[:-1]]
+    assert len(tables) > 5
+    header, scans, _ = split_scans(jpeg)
+    assert all(b"\xff\xc4" in scan for scan in scans[:5])
+    djpeg(join_scans(header, scans[:1]))
+
+
+def test_a_height_that_only_dnl_tells_is_filled_in(djpeg):
+    """A scanner's JPEG with height 0 and DNL (T.81 B.2.5) decodes like one with the height in its
+    header.
+    """
+    found = map_jpeg(PROGRESSIVE)
+    first_stop = found.scan_ranges[0][-1][1]
+    dnl = b"\xff\xdc\x00\x04" + struct.pack(">H", found.frame.height)
+    jpeg = patched(PROGRESSIVE, SOF_AT + 5, b"\0\0")
+    jpeg = jpeg[:first_stop] + dnl + jpeg[first_stop:]
+    assert map_jpeg(jpeg).frame.height == found.frame.height
+    assert djpeg(join_scans(*split_scans(jpeg))) == djpeg(PROGRESSIVE)
+    assert with_height(jpeg, map_jpeg(jpeg)).replace(dnl, b"") == PROGRESSIVE
+
+
+@pytest.mark.parametrize("fields", [b"\0\0\0", b"\0\x3f\x10", b"\1\x05\0"])
+def test_fields_that_mean_nothing_are_filled_in(fields):
+    """Some cameras write zeros in baseline scan headers, where the values have no meaning."""
+    at = JPEG.index(b"\xff\xda") + 5 + 2 * 3
+    jpeg = patched(JPEG, at, fields)
+    assert make_baseline(jpeg) == make_baseline(JPEG)
+
+
+def test_an_unfinished_progressive_file_is_refused():
+    """A file that decoders would smooth is refused, because a finished copy would look
+    different.
+    """
+    found = map_jpeg(PROGRESSIVE)
+    cut = PROGRESSIVE[: found.scan_ranges[2][-1][1]] + EOI
+    with pytest.raises(UnsupportedJpeg, match="unfinished"):
+        check_complete(map_jpeg(cut))
+    check_complete(found)
+
+
+def test_hostile_tails_are_refused():
+    """A tail that is not made of segments cannot be joined."""
+    header, scans, _ = split_scans(PROGRESSIVE)
+    with pytest.raises(CorruptJpeg, match="tail"):
+        join_scans(header, scans, b"not segments")

@@ -1,10 +1,9 @@
 """Other formats become JPEGs as Pillow reads them, or are refused by name."""
 
-import io
-
 import numpy as np
 import pytest
 from PIL import Image
+from support import saved
 
 from pcrshard.errors import CorruptJpeg, UnsupportedJpeg
 from pcrshard.jpeg.markers import map_jpeg
@@ -19,17 +18,16 @@ from pcrshard.testing import make_jpeg, make_pixels
 )
 def test_other_formats_convert(fmt, mode):
     """Each common format becomes a JPEG of its size."""
-    out = io.BytesIO()
-    picture = (
-        Image.fromarray(make_pixels(1, 20, 30)[..., 0].astype(np.uint16) * 256)
-        if mode == "I;16"
-        else None
-    )
-    (picture or Image.fromarray(make_pixels(1, 20, 30)).convert(mode)).save(out, fmt)
-    frame = map_jpeg(to_jpeg(out.getvalue(), 90, None)).frame
+    pixels = make_pixels(1, 20, 30)
+    if mode == "I;16":
+        picture = Image.fromarray(pixels[..., 0].astype(np.uint16) * 256)
+    else:
+        picture = Image.fromarray(pixels).convert(mode)
+    data = saved(picture, fmt)
+    frame = map_jpeg(to_jpeg(data, 90, None)).frame
     assert (frame.height, frame.width) == (20, 30)
     with pytest.raises(CorruptJpeg, match="Pillow"):
-        to_jpeg(out.getvalue()[:20], 90, None)
+        to_jpeg(data[:20], 90, None)
 
 
 def test_compress_is_close_to_the_pixels():
@@ -41,10 +39,9 @@ def test_compress_is_close_to_the_pixels():
 @pytest.mark.parametrize("kind", [np.int32, np.float32])
 def test_pixels_without_a_known_range_are_refused(kind):
     """A TIFF of measurements would come out black or as noise."""
-    out = io.BytesIO()
-    Image.fromarray(np.arange(600, dtype=kind).reshape(20, 30)).save(out, "TIFF")
+    picture = Image.fromarray(np.arange(600, dtype=kind).reshape(20, 30))
     with pytest.raises(UnsupportedJpeg, match="32 bits"):
-        to_jpeg(out.getvalue(), 90, None)
+        to_jpeg(saved(picture, "TIFF"), 90, None)
 
 
 @pytest.mark.parametrize("subsampling", [0, 1, 2])

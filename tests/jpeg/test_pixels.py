@@ -1,21 +1,14 @@
 """Pixels: lossless transcoding, decoding, conversion."""
 
-import io
-import pathlib
-
 import numpy as np
 import pytest
-from PIL import Image
 
 from pcrshard.errors import CorruptJpeg
 from pcrshard.format.scan_script import STANDARD, scans_for
-from pcrshard.jpeg import libjpeg_turbo
-from pcrshard.jpeg.image_decoder import ImageDecoder
 from pcrshard.jpeg.markers import EOI, map_jpeg
+from pcrshard.jpeg.other_formats import decode
 from pcrshard.jpeg.pixels import (
     _sequential_scans,
-    decode,
-    decode_image,
     make_baseline,
     make_progressive,
 )
@@ -24,7 +17,8 @@ from pcrshard.testing import make_jpeg
 
 def progressive_of(jpeg):
     found = map_jpeg(jpeg)
-    return make_progressive(jpeg, scans_for(STANDARD, found.color, len(found.frame.components)))
+    scans = scans_for(STANDARD, found.color, len(found.frame.components))
+    return make_progressive(jpeg, found, scans)
 
 
 KINDS = [
@@ -71,29 +65,11 @@ def test_a_baseline_export_keeps_the_metadata():
 
 def test_many_blocks_become_scans_of_one_component():
     """More than ten blocks do not fit into the MCU of a common scan."""
-    source = make_jpeg(3, 40, 40, "CMYK")
-    frame = source.index(b"\xff\xc0")
-    wide = bytearray(source)
-    for component in range(4):
-        wide[frame + 11 + 3 * component] = 0x11
-    scans = _sequential_scans(map_jpeg(bytes(wide)).frame)
-    assert [scan.components for scan in scans] == [(0, 1, 2, 3)]
-    for component in range(3):
-        wide[frame + 11 + 3 * component] = 0x22
-    scans = _sequential_scans(map_jpeg(bytes(wide)).frame)
-    assert [scan.components for scan in scans] == [(0,), (1,), (2,), (3,)]
-
-
-@pytest.mark.parametrize("color", ["rgb", "gray"])
-def test_cmyk_becomes_what_pillow_makes_of_it(color):
-    """The core decodes, and the colors are Pillow's to the last bit."""
-    jpeg = make_jpeg(5, 60, 50, "CMYK", quality=95)
-    with Image.open(io.BytesIO(jpeg)) as picture:
-        expected = np.asarray(picture.convert("RGB" if color == "rgb" else "L"))
-    pixels = decode_image(jpeg, color=color)
-    assert np.array_equal(pixels.squeeze(), expected)
-    assert np.array_equal(decode_image(jpeg, color=color, smoothing=True), pixels)
-    assert decode_image(jpeg, color=color, size=20).shape[:2] == (20, 20)
+    frame = map_jpeg(make_jpeg(3, 40, 40, "CMYK")).frame
+    for factor, groups in ((1, [(0, 1, 2, 3)]), (2, [(0,), (1,), (2,), (3,)])):
+        wide = [component._replace(h=factor, v=factor) for component in frame.components]
+        scans = _sequential_scans(frame._replace(components=tuple(wide)))
+        assert [scan.components for scan in scans] == groups
 
 
 def test_damage_is_an_error_even_where_decoding_could_go_on():
@@ -112,27 +88,3 @@ def test_decodes_to_arrays(mode, kind, shape):
     """Decoded arrays have the documented shape and type."""
     pixels = decode(make_jpeg(3, 20, 30, kind), mode)
     assert (pixels.shape, pixels.dtype) == ((20, 30, shape), np.uint8)
-    with pytest.raises(CorruptJpeg):
-        decode(b"\xff\xd8 no", mode)
-
-
-def test_system_names_the_decoder():
-    """A bug report says which library decoded."""
-    assert "turbojpeg" in libjpeg_turbo.system()["libturbojpeg"]
-
-
-@pytest.mark.parametrize("path", ["photo.jpg", pathlib.Path("photo.jpg")])
-def test_a_path_is_no_jpeg(path):
-    """Passing a file name raises an error that shows the line to read the file."""
-    advice = r"pathlib\.Path\('photo\.jpg'\)\.read_bytes\(\)"
-    with pytest.raises(TypeError, match=advice):
-        decode_image(path)
-    with pytest.raises(TypeError, match=advice):
-        ImageDecoder(32, "center")(path, None)
-
-
-@pytest.mark.parametrize("wrong", [5, None, [], ["photo.jpg"], np.zeros(9, np.uint8)])
-def test_what_holds_no_bytes_is_refused(wrong):
-    """By its type, before any decoder sees it."""
-    with pytest.raises(TypeError, match="expected the bytes of a JPEG"):
-        decode_image(wrong)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracle import DATA, PHOTO_STEP, STANDARD, Oracle, scan_ends
+from oracle import DATA, PHOTO_STEP, Oracle, scan_ends, standard_scans
 
 from pcrshard import native
 
@@ -73,7 +73,6 @@ def progressive(photos: list[tuple[str, bytes]]) -> list[tuple[str, bytes, list[
     """(name, source, prefixes): photographs in the standard script, cut after every scan."""
     out = []
     for name, source in photos:
-        header = native.read_header([source])
-        whole = native.rescan(source, STANDARD[header.num_components])
+        whole = native.rescan(source, standard_scans(source))
         out.append((name, source, [whole[:end] for end in scan_ends(whole)]))
     return out

@@ -8,32 +8,18 @@ from pathlib import Path
 
 import numpy as np
 
+from pcrshard.format.scan_script import STANDARD, scans_for
+from pcrshard.jpeg.markers import ScanHeader, map_jpeg
+
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("PCRSHARD_DATA", ROOT.parent / "shared" / "data"))
 PHOTO_STEP = int(os.environ.get("PCRSHARD_PHOTO_STEP", "12"))  # 1: every photograph
 
-STANDARD = {
-    3: [
-        ((0, 1, 2), 0, 0, 0, 1),
-        ((0,), 1, 5, 0, 2),
-        ((2,), 1, 63, 0, 1),
-        ((1,), 1, 63, 0, 1),
-        ((0,), 6, 63, 0, 2),
-        ((0,), 1, 63, 2, 1),
-        ((0, 1, 2), 0, 0, 1, 0),
-        ((2,), 1, 63, 1, 0),
-        ((1,), 1, 63, 1, 0),
-        ((0,), 1, 63, 1, 0),
-    ],
-    1: [
-        ((0,), 0, 0, 0, 1),
-        ((0,), 1, 5, 0, 2),
-        ((0,), 6, 63, 0, 2),
-        ((0,), 1, 63, 2, 1),
-        ((0,), 0, 0, 1, 0),
-        ((0,), 1, 63, 1, 0),
-    ],
-}
+
+def standard_scans(jpeg: bytes) -> list[ScanHeader]:
+    """The scans of a JPEG by the standard script."""
+    found = map_jpeg(jpeg)
+    return scans_for(STANDARD, found.color, len(found.frame.components))
 
 
 def scan_ends(jpeg: bytes) -> list[int]:

@@ -26,17 +26,22 @@ def test_the_gil_stays_off():
     assert subprocess.run(command, env=environment, check=False).returncode == 0
 
 
-def test_threads_share_a_dataset_a_cache_and_a_decoder(tmp_path):
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """64 images in 8 shards."""
+    path = str(tmp_path_factory.mktemp("shards"))
+    with ShardWriter(path, samples_per_shard=8) as writer:
+        for i in range(64):
+            writer.write({"__key__": f"k{i:03d}", "jpg": make_jpeg(i, 60, 80), "cls": i})
+    return path
+
+
+def test_threads_share_a_dataset_a_cache_and_a_decoder(shards, tmp_path):
     """Eight threads that read the same shards through one small cache, each in an order of its own,
     and decode by one decoder, get the pixels of one thread alone.
     """
-    with ShardWriter(str(tmp_path / "shards"), samples_per_shard=8) as writer:
-        for i in range(64):
-            writer.write({"__key__": f"k{i:03d}", "jpg": make_jpeg(i, 60, 80), "cls": i})
     decoder = ImageDecoder(24, "random", flip=0.5)
-    dataset = PCRDataset(
-        str(tmp_path / "shards"), cache_dir=str(tmp_path / "cache"), cache_bytes=100_000
-    )
+    dataset = PCRDataset(shards, cache_dir=str(tmp_path), cache_bytes=100_000)
 
     def read(seed):
         rng = random.Random(seed)
@@ -57,14 +62,11 @@ def test_threads_share_a_dataset_a_cache_and_a_decoder(tmp_path):
         assert all(found == expected for found in pool.map(read, range(1, THREADS + 1)))
 
 
-def test_threads_have_loaders_of_their_own(tmp_path):
+def test_threads_have_loaders_of_their_own(shards):
     """Threads that each iterate a dataset, with threads that decode, do not disturb each other."""
-    with ShardWriter(str(tmp_path), samples_per_shard=8) as writer:
-        for i in range(48):
-            writer.write({"__key__": f"k{i:03d}", "jpg": make_jpeg(i, 60, 80), "cls": i})
 
     def read(_):
-        dataset = PCRDataset(str(tmp_path), decoder=ImageDecoder(24, "random", flip=0.5))
+        dataset = PCRDataset(shards, decoder=ImageDecoder(24, "random", flip=0.5))
         loader = PCRLoader(dataset, 6, threads=2)
         batches = [batch["jpg"].numpy().copy() for batch in loader]
         return np.concatenate(batches).tobytes()

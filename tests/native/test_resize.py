@@ -66,8 +66,7 @@ def test_backends_and_layouts_agree(photos: Photos) -> None:
     """The vector kernels give what the plain ones give, and chw is hwc transposed."""
     rng = random.Random(3)
     for name, source in photos[::2]:
-        header = native.read_header([source])
-        crop = random_box(rng, header.height, header.width)
+        crop = random_box(rng, *native.decode([source]).shape[:2])
         size = rng.randint(1, 300), rng.randint(1, 300)
         fast = native.decode([source], crop=crop, size=size)
         assert np.array_equal(
@@ -81,13 +80,8 @@ def test_backends_and_layouts_agree(photos: Photos) -> None:
 def test_crop_outside_the_image_is_refused(photos: Photos) -> None:
     """A crop or size that does not fit is a ValueError that says what would."""
     _, source = photos[0]
-    header = native.read_header([source])
-    for crop in (
-        (0, 0, header.height + 1, 1),
-        (-1, 0, 1, 1),
-        (0, 0, 0, 5),
-        (0, header.width, 1, 1),
-    ):
+    height, width, _ = native.decode([source]).shape
+    for crop in ((0, 0, height + 1, 1), (-1, 0, 1, 1), (0, 0, 0, 5), (0, width, 1, 1)):
         with pytest.raises(ValueError, match="expected a crop"):
             native.decode([source], crop=crop)
     for size in ((0, 5), (70000, 5)):

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import platform
 from pathlib import Path
 
 import numpy as np
 import pytest
-from oracle import STANDARD, scan_ends
+from oracle import scan_ends, standard_scans
 from PIL import Image, features
 
 from pcrshard import native
-from pcrshard.native.pieces import piece_table
-from pcrshard.native.pool import Pool
+from pcrshard.errors import FormatError
 from pcrshard.testing import make_jpeg
 
 EOI = b"\xff\xd9"
@@ -43,7 +43,7 @@ def pillow(jpeg: bytes, mode: str = "RGB", scale: int = 1) -> np.ndarray:
 
 def prefixes(jpeg: bytes) -> list[bytes]:
     """The stream in the standard script, cut after every scan."""
-    whole = native.rescan(jpeg, STANDARD[native.read_header([jpeg]).num_components])
+    whole = native.rescan(jpeg, standard_scans(jpeg))
     return [whole[:end] for end in scan_ends(whole)]
 
 
@@ -97,13 +97,10 @@ def test_odd_files_match_libjpeg(odd_files: list[Path]) -> None:
     compared = 0
     for path in odd_files:
         jpeg = path.read_bytes()
-        try:
-            if native.read_header([jpeg]).progressive:
-                got = smooth(jpeg)
-                assert np.array_equal(got, pillow(jpeg)), path.name
+        if b"\xff\xc2" in jpeg:  # progressive, perhaps
+            with contextlib.suppress(FormatError):
+                assert np.array_equal(smooth(jpeg), pillow(jpeg)), path.name
                 compared += 1
-        except native.NativeError:
-            continue
     assert compared > 20
 
 
@@ -123,15 +120,3 @@ def test_large_quantizers_match_libjpeg(dc: int, ac: int) -> None:
         segment = b"\xff\xdb" + (2 + len(tables)).to_bytes(2, "big") + tables
         changed = stream[:at] + segment + stream[stop:]
         assert np.array_equal(smooth(changed), pillow(changed)), scan
-
-
-def test_a_batch_is_smoothed(progressive: Progressive) -> None:
-    """Images that are decoded together are smoothed as each is alone."""
-    streams = [streams[0] for _, _, streams in progressive[:5]]
-    table = piece_table([[stream] for stream in streams])
-    out = np.empty((5, 64, 48, 3), np.uint8)
-    with Pool(0) as pool:
-        assert all(pool.decode(table, [out], smoothing=True).wait())
-    for row, stream in zip(out, streams, strict=True):
-        assert np.array_equal(row, native.decode([stream], size=(64, 48), smoothing=True))
-        assert not np.array_equal(row, native.decode([stream], size=(64, 48)))

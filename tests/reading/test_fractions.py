@@ -45,4 +45,4 @@ def test_commands(dataset, half, tmp_path, capsys):
     moved = json.loads(capsys.readouterr().out)["copied_bytes"]
     assert moved == open_dataset(str(dataset))[0].prefix_bytes(half)
     assert main(["export", str(dataset), str(tmp_path / "c"), "--scan", "0.5"]) == 0
-    assert f"at scan {half} " in capsys.readouterr().out
+    assert f"scan: {half}\n" in capsys.readouterr().out

@@ -127,14 +127,14 @@ def test_links_are_listed_as_what_they_lead_to(tmp_path):
 def test_a_folder_that_cannot_be_read_is_an_error(tmp_path, monkeypatch):
     """A class is not left out because its folder may not be read."""
     (tmp_path / "cat").mkdir()
-    scan = os.scandir
+    list_names = os.listdir
 
     def refuse(path):
         if str(path).endswith("cat"):
             raise PermissionError(13, "Permission denied", path)
-        return scan(path)
+        return list_names(path)
 
-    monkeypatch.setattr(os, "scandir", refuse)
+    monkeypatch.setattr(os, "listdir", refuse)
     with pytest.raises(StorageError, match=r"Permission denied.*cat"):
         storage.list_files(str(tmp_path))
 

@@ -2,13 +2,11 @@
 
 import contextlib
 import http.client
-import os
 import pathlib
 import random
 import time
 import urllib.parse
 
-import fsspec
 import pytest
 import servers
 from servers import AS_ASKED, Fault
@@ -80,36 +78,6 @@ def test_a_log_is_exact(folder, start):
         assert sorted(found, key=str) == sorted(expected, key=str)
         server.reset()
         assert server.requests() == []
-
-
-def test_s3_reads_and_writes(folder, monkeypatch, tmp_path):
-    """s3fs reads, lists and writes with ``storage_options``, whatever the user's configuration
-    says, and through a proxy that fails at first; the log has the bytes of each request.
-    """
-    pytest.importorskip("s3fs", reason="S3FS IS NOT INSTALLED: pip install -c constraints.txt s3fs")
-    (tmp_path / ".aws").mkdir()
-    (tmp_path / ".aws" / "config").write_text("[default\nnonsense")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("AWS_PROFILE", "no")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    faults = [Fault(status=500), Fault(status=503, headers={"Retry-After": "0"}), None]
-    with (
-        servers.s3(folder) as bucket,
-        servers.faulty_proxy(bucket.endpoint, faults) as proxy,
-    ):
-        once = {"skip_instance_cache": True}
-        files = fsspec.filesystem("s3", **bucket.storage_options, **once)
-        assert files.cat_file(bucket.url("a.tar"), start=5, end=1005) == DATA[5:1005]
-        expected = ("GET", f"/{bucket.bucket}/data/a.tar", (5, 1005), 206, 1000)
-        assert without_heads(bucket.requests()) == [expected]
-        names = sorted(os.path.basename(name) for name in files.find(bucket.url()))
-        assert names == ["a.tar", "b.txt"]
-        through = bucket.storage_options_at(proxy.endpoint)
-        files = fsspec.filesystem("s3", **through, **once)
-        assert files.cat_file(bucket.url("a.tar"), start=0, end=1000) == DATA[:1000]
-        assert [request.status for request in proxy.requests()] == [500, 503, 206]
-        files.pipe_file(bucket.url("new/ü.bin"), DATA)
-        assert files.cat_file(bucket.url("new/ü.bin"), start=-10) == DATA[-10:]
 
 
 RANGE = DATA[100:200]

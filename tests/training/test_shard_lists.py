@@ -73,13 +73,12 @@ def test_a_frozen_order_is_pointed_out(shard_urls):
         wds.WebDataset(pcrshard.shards(shard_urls), shardshuffle=False).pcr_scan(1)
 
 
-def test_an_order_is_a_sequence_of_the_next_epoch(shard_urls):
+def test_an_order_lists_the_next_epoch(shard_urls):
     """Looking at an order does not advance it; reading does, also in a plain DataPipeline."""
     order = pcrshard.shards("{0..9}.tar", seed=3)
     first = order.of_epoch(0)
-    assert list(order) == list(order) == first == order[:]
+    assert list(order) == list(order) == first
     assert len(order) == 10
-    assert order[0] == first[0]
     assert [item["url"] for item in order()] == first
     assert list(order) == order.of_epoch(1)
     assert repr(order) == "<10 shards, seed 3, next epoch 1>"

@@ -1,15 +1,11 @@
 """Staging: a local copy that is right, grows by the difference, and survives any crash."""
 
-import contextlib
-import json
 import logging
 import multiprocessing
-import os
 import pathlib
 import random
 import shutil
 import signal
-import subprocess
 import tarfile
 import threading
 import time
@@ -23,7 +19,6 @@ import pcrshard
 from pcrshard import open_dataset
 from pcrshard.cli.main import main
 from pcrshard.errors import EncodeError, PCRError, ScanUnavailable, StorageError
-from pcrshard.format.scan import check_scan
 from pcrshard.reading.shard import Shard
 from pcrshard.storage.retry import Retry
 from pcrshard.upkeep.stage import stage
@@ -245,51 +240,6 @@ def test_a_copy_that_grew_in_part_is_sound(dataset, index, tmp_path):
         assert list(Shard(url, entry=entry).samples(2))
 
 
-@contextlib.contextmanager
-def small_disk(folder, size):
-    if os.geteuid():
-        pytest.skip("NOT ROOT: cannot mount a small disk")
-    folder.mkdir()
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder], check=False
-    ).returncode:
-        pytest.skip("NO SMALL DISK")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
-
-
-def test_full_disk_is_an_error_and_the_earlier_stage_stays(dataset, index, tmp_path):
-    """When the disk runs out, the error names the file, and readers of the earlier stage go on."""
-    disk = tmp_path / "disk"
-    size = sum(-(-entry.prefix_stop(2) // 4096) * 4096 for entry in index.shards) + 4096 + 8192
-    with small_disk(disk, size):
-        stage(str(dataset), str(disk), 2)
-        with pytest.raises(StorageError, match=r"cannot write.*No space left.*data-00000"):
-            stage(str(dataset), str(disk), "full")
-        copy, urls = open_dataset(str(disk))
-        assert copy.scan == 2
-        for url, entry in zip(urls, copy.shards, strict=True):
-            assert list(Shard(url, entry=entry).samples(2))
-            assert verify_shard(VerifyTask(url, entry)).problems == ()
-
-
-def test_other_names_of_a_copy_stay_as_they_are(dataset, index, tmp_path):
-    """A snapshot by hard links, and what a link leads to, do not grow with the copy."""
-    copy, snapshot = tmp_path / "copy", tmp_path / "snapshot"
-    stage(str(dataset), str(copy), 2)
-    snapshot.mkdir()
-    first, second = (entry.name for entry in index.shards[:2])
-    (snapshot / first).hardlink_to(copy / first)
-    (copy / second).rename(snapshot / second)
-    (copy / second).symlink_to(snapshot / second)
-    before = {name: (snapshot / name).read_bytes() for name in (first, second)}
-    stage(str(dataset), str(copy), 5)
-    assert_staged(copy, dataset, index, 5)
-    assert {name: (snapshot / name).read_bytes() for name in (first, second)} == before
-
-
 def test_destination_that_cannot_be_written_is_an_error(dataset, index, tmp_path):
     """A folder in the place of a file, and a file in that of the folder, are errors of ours."""
     (tmp_path / "dst" / index.shards[0].name).mkdir(parents=True)
@@ -361,18 +311,3 @@ def test_interrupt_ends_it_soon(dataset, index, tmp_path):
         with pytest.raises(KeyboardInterrupt):
             stage(server.url(), str(tmp_path), 5, retry=Retry(timeout=60, deadline=60))
         assert time.monotonic() - begin < 30  # of 60
-
-
-def test_command(dataset, index, tmp_path, capsys):
-    """``pcrshard stage SRC DST --scan K --json`` reports what it copied and what it kept."""
-    for scan, kept in (("2", 0), ("5", 2), ("5", 5)):
-        assert main(["stage", str(dataset), str(tmp_path), "--scan", scan, "--json"]) == 0
-        figures = json.loads(capsys.readouterr().out)
-        there = index.prefix_bytes(kept) if kept else 0
-        total = index.prefix_bytes(check_scan(int(scan), 10))
-        assert figures == {
-            "shards": 4,
-            "samples": 24,
-            "copied_bytes": total - there,
-            "kept_bytes": there,
-        }

@@ -42,25 +42,6 @@ void pcr_decoder_free(pcr_decoder *dec) {
 
 const char *pcr_decoder_backend(const pcr_decoder *dec) { return dec->kernels->name; }
 
-int pcr_read_header(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,
-                    pcr_header *header) {
-    bool found;
-    pcr_start_stream(dec, pieces, num_pieces);
-    int code = pcr_parse_frame(dec);
-    /* An Adobe marker may follow the frame header, and tells the color space. */
-    if (!code) code = pcr_parse_to_scan(dec, &found);
-    if (code) return code;
-    *header = (pcr_header){.height = dec->height,
-                           .width = dec->width,
-                           .num_components = dec->num_components,
-                           .progressive = dec->progressive,
-                           .color = dec->color,
-                           .orientation = dec->orientation};
-    for (int c = 0; c < dec->num_components; c++)
-        header->h[c] = dec->comp[c].h, header->v[c] = dec->comp[c].v;
-    return PCR_OK;
-}
-
 int pcr_open(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces, int64_t max_pixels) {
     bool found = false;
     pcr_start_stream(dec, pieces, num_pieces);

@@ -42,14 +42,6 @@ typedef struct {
     size_t size;
 } pcr_piece;
 
-typedef struct {
-    int32_t height, width, num_components;
-    int32_t h[4], v[4];
-    int32_t progressive;
-    int32_t color;       /* PCR_COLOR_* */
-    int32_t orientation; /* EXIF orientation, 1 to 8; 0: none */
-} pcr_header;
-
 /* What to decode, in pixels of the picture after it is turned by its orientation. crop_h == 0: the
  * whole image; out_h == 0: no resize. */
 typedef struct {
@@ -116,8 +108,6 @@ const char *pcr_decoder_backend(const pcr_decoder *decoder);
 /* Why the last call on this decoder failed; "" after success. */
 const char *pcr_message(const pcr_decoder *decoder);
 
-int pcr_read_header(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
-                    pcr_header *header);
 /* The height and width that pcr_decode would give; refuses sizes that the bytes cannot hold. */
 int pcr_output_size(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
                     const pcr_request *request, int32_t *height, int32_t *width);

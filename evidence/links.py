@@ -11,11 +11,13 @@ import torch
 
 # A link that queues: with a short queue it drops, and TCP then waits for a second.
 QUEUE = 64 << 20
+HERE = 250  # of this process's link to the router
 
 
 @contextlib.contextmanager
 def network(nodes, storage_rate, node_rate):
-    """(link of the storage, names of the nodes' namespaces), joined by a router.
+    """(link of the storage, names of the nodes' namespaces), joined by a router; this process
+    reaches the storage, too.
 
     The storage sends at most ``storage_rate`` bytes a second, each node gets at most ``node_rate``.
     """
@@ -26,15 +28,16 @@ def network(nodes, storage_rate, node_rate):
         router = _namespace(undo, f"{own}r")
         _run("ip", "netns", "exec", router, "sysctl", "-qw", "net.ipv4.ip_forward=1")
         store = _namespace(undo, f"{own}s")
-        _join(router, store, "198.19.0", "s")
+        _join(router, ("-n", store), 0, "far", store)
         _shape(store, "far", storage_rate)
         names = []
-        for number in range(nodes):
+        for number in range(1, nodes + 1):
             node = _namespace(undo, f"{own}n{number}")
-            _join(router, node, f"198.19.{number + 1}", f"n{number}")
-            _shape(router, f"near{f'n{number}'}", node_rate)
+            _join(router, ("-n", node), number, "far", node)
+            _shape(router, f"near{number}", node_rate)
             names.append(node)
-        _join_here(undo, router)
+        _join(router, (), HERE, own, str(os.getpid()))
+        undo.callback(_run, "ip", "link", "del", own)
         yield servers.Link("198.19.0.2", store), names
 
 
@@ -49,28 +52,17 @@ def _namespace(undo, name):
     return name
 
 
-def _join(router, other, network_of, name):
-    """A cable from the router to another machine, with addresses .1 and .2."""
-    near = f"near{name}"
-    cable = ("link", "add", near, "type", "veth", "peer", "name", "far", "netns", other)
+def _join(router, other, number, device, namespace):
+    """A cable from the router to another machine, with addresses .1 and .2; ``other`` is where
+    ``ip`` finds that machine, ``namespace`` its name or the number of a process in it.
+    """
+    near = f"near{number}"
+    cable = ("link", "add", near, "type", "veth", "peer", "name", device, "netns", namespace)
     _run("ip", "-n", router, *cable)
-    for where, device, address in ((router, near, 1), (other, "far", 2)):
-        _run("ip", "-n", where, "addr", "add", f"{network_of}.{address}/24", "dev", device)
-        _run("ip", "-n", where, "link", "set", device, "up")
-    _run("ip", "-n", other, "route", "add", "default", "via", f"{network_of}.1")
-
-
-def _join_here(undo, router):
-    """A cable to this process, which looks whether the server answers."""
-    name = f"pcrsim{os.getpid()}"
-    cable = ("link", "add", name, "type", "veth", "peer", "name", "here", "netns", router)
-    _run("ip", *cable)
-    undo.callback(_run, "ip", "link", "del", name)
-    _run("ip", "-n", router, "addr", "add", "198.19.250.1/24", "dev", "here")
-    _run("ip", "-n", router, "link", "set", "here", "up")
-    _run("ip", "addr", "add", "198.19.250.2/24", "dev", name)
-    _run("ip", "link", "set", name, "up")
-    _run("ip", "route", "add", "198.19.0.0/24", "via", "198.19.250.1")
+    for where, name, host in ((("-n", router), near, 1), (other, device, 2)):
+        _run("ip", *where, "addr", "add", f"198.19.{number}.{host}/24", "dev", name)
+        _run("ip", *where, "link", "set", name, "up")
+    _run("ip", *other, "route", "add", "198.19.0.0/16", "via", f"198.19.{number}.1")
 
 
 def _shape(namespace, device, rate):
@@ -81,28 +73,36 @@ def _shape(namespace, device, rate):
 
 def enter(namespace):
     """Move this process to a network namespace."""
-    if namespace is None:
-        return
     with open(f"/run/netns/{namespace}") as file:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.setns(file.fileno(), 0x40000000):  # CLONE_NEWNET
             raise OSError(ctypes.get_errno(), f"cannot enter network namespace {namespace}")
 
 
-def apart(function, *arguments, namespace=None):
-    """What a function gives in a process of its own, which leaves nothing behind."""
+def begin(namespace, function, *arguments):
+    """Start a function in a process of its own; call what is returned for its answer."""
     context = multiprocessing.get_context("fork")
     receive, send = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(send, namespace, function, arguments))
+
+    def answer():
+        if namespace is not None:
+            enter(namespace)
+        torch.set_num_threads(1)
+        send.send(function(*arguments))
+
+    process = context.Process(target=answer)
     process.start()
     send.close()
-    try:
-        return receive.recv()
-    finally:
-        process.join()
+
+    def finish():
+        try:
+            return receive.recv()
+        finally:
+            process.join()
+
+    return finish
 
 
-def _answer(send, namespace, function, arguments):
-    enter(namespace)
-    torch.set_num_threads(1)
-    send.send(function(*arguments))
+def apart(function, *arguments, namespace=None):
+    """What a function gives in a process of its own, which leaves nothing behind."""
+    return begin(namespace, function, *arguments)()

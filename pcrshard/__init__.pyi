@@ -1,0 +1,35 @@
+# The public names and their modules, which are imported at first use.
+
+from . import hf as hf
+from ._version import __version__ as __version__
+from .activation.compressor import compress_activations as compress_activations
+from .checkpoint.store import DeltaStore as DeltaStore
+from .encoding.encode_dataset import EncodeOptions as EncodeOptions
+from .encoding.encode_dataset import encode as encode
+from .encoding.shard_writer import ShardWriter as ShardWriter
+from .errors import PCRError as PCRError
+from .fidelity.bandwidth import BandwidthTuner as BandwidthTuner
+from .fidelity.tuner import ScanTuner as ScanTuner
+from .format.dataset_index import DatasetIndex as DatasetIndex
+from .format.shard_format import ShardFormat as ShardFormat
+from .format.shard_index import ShardIndex as ShardIndex
+from .integrations.webdataset import pcr_decode as pcr_decode
+from .integrations.webdataset import pcr_scan as pcr_scan
+from .integrations.webdataset_decode import JpegHandler as JpegHandler
+from .jpeg.image_decoder import ImageDecoder as ImageDecoder
+from .jpeg.pixels import decode_image as decode_image
+from .jpeg.split import join_scans as join_scans
+from .jpeg.split import split_scans as split_scans
+from .jpeg.views import View as View
+from .reading.dataset_folder import open_dataset as open_dataset
+from .reading.options import ReadOptions as ReadOptions
+from .reading.prefix_cache import PrefixCache as PrefixCache
+from .reading.scan_level import ScanLevel as ScanLevel
+from .reading.shard import Shard as Shard
+from .storage.retry import Retry as Retry
+from .training.buckets import Buckets as Buckets
+from .training.dataset import PCRDataset as PCRDataset
+from .training.loader import PCRLoader as PCRLoader
+from .training.shard_lists import shards as shards
+from .training.shard_lists import split_by_node as split_by_node
+from .upkeep.stage import stage as stage
