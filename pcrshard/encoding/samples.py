@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import posixpath
 import re
 from collections.abc import Container, Iterable, Iterator, Sequence
@@ -64,10 +63,12 @@ def unique_keys(paths: Iterable[str]) -> list[str]:
     """Return valid, distinct keys for file names: no dots in the last part, no ``..``."""
     keys: dict[str, None] = {}
     for path in paths:
-        stem = _legal_key(path)
-        numbered_stems = (f"{stem}_{number}" for number in itertools.count(1))
-        candidates = itertools.chain([stem], numbered_stems)
-        keys[next(key for key in candidates if key not in keys)] = None
+        key = stem = _legal_key(path)
+        number = 0
+        while key in keys:
+            number += 1
+            key = f"{stem}_{number}"
+        keys[key] = None
     return list(keys)
 
 

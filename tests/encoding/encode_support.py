@@ -9,6 +9,7 @@ import sys
 import tarfile
 
 import numpy as np
+from PIL import Image
 
 from pcrshard import EncodeOptions, Shard, encode, open_dataset
 from pcrshard.encoding.samples import read_samples as read_listed
@@ -44,8 +45,6 @@ def write_files(folder, files):
 
 def image_bytes(kind, mode="RGB"):
     """A middle gray picture of 30x20 (white in mode 1) in Pillow's format of this name."""
-    from PIL import Image
-
     if mode == "I;16":
         image = Image.fromarray(np.full((20, 30), 128 * 257, np.uint16))
     else:

@@ -9,7 +9,7 @@ import pytest
 from encode_support import encode_parts, start_encode
 from support import read_all, run_encode, wait_for
 
-from pcrshard import EncodeOptions, ShardFormat, ShardWriter, encode, open_dataset, storage
+from pcrshard import EncodeOptions, ShardFormat, ShardWriter, encode, storage
 from pcrshard.encoding.resume_journal import JOURNAL, Journal
 from pcrshard.encoding.shard_plan import plan
 from pcrshard.errors import EncodeError, FormatError
@@ -161,25 +161,6 @@ def test_a_stopped_run_goes_on_with_skip(mixed_folder, tmp_path):
     run_encode(mixed_folder, tmp_path / "a", num_shards=3, resume=True, on_error="skip")
     run_encode(mixed_folder, tmp_path / "b", num_shards=3, on_error="skip")
     assert read_all(tmp_path / "a") == read_all(tmp_path / "b")
-
-
-def test_resume_with_raise_does_not_keep_skipped_samples(mixed_folder, tmp_path):
-    """Skipped samples are tried again by a resumed run that does not skip, so that a mended file
-    gets in.
-    """
-    run_encode(mixed_folder, tmp_path / "a", num_shards=1, on_error="skip")
-    with pytest.raises(FormatError):
-        run_encode(mixed_folder, tmp_path / "a", num_shards=1, resume=True)
-
-
-def test_parts_may_change_what_happens_to_bad_files(mixed_folder, tmp_path):
-    """Parts that resume a complete dataset with another ``on_error`` make their shards again."""
-    for on_error in ("skip", "keep"):
-        options = EncodeOptions(num_shards=3, on_error=on_error)
-        for part in ((0, 2), (1, 2)):
-            index = encode(mixed_folder, tmp_path / "a", options, part=part, workers=1, resume=True)
-        encode(mixed_folder, tmp_path / on_error, options, workers=1)
-        assert index == open_dataset(tmp_path / on_error)[0]
 
 
 @pytest.mark.parametrize("resume", [False, True])

@@ -156,7 +156,8 @@ def test_the_script_follows_the_quality_of_the_sources(tmp_path, capsys, qualiti
     src = str(write_files(tmp_path / "src", files))
     said = {}
     for script in ("auto", "standard"):
-        assert main(["encode", src, str(tmp_path / script), "--script", script]) == 0
+        options = ["--script", script, "--workers", "1"]
+        assert main(["encode", src, str(tmp_path / script), *options]) == 0
         said[script] = capsys.readouterr().out
     chosen = "q95" if is_high else "standard"
     assert f"scan script: {chosen}, by the quality of the sources" in said["auto"]

@@ -13,7 +13,7 @@ from encode_support import image_bytes, make_tar, read_samples, write_files
 from PIL import Image
 from support import run_encode
 
-from pcrshard import open_dataset
+from pcrshard import EncodeOptions, encode
 from pcrshard.cli.main import main
 from pcrshard.encoding.resume_journal import JOURNAL, KEPT, SKIPPED
 from pcrshard.errors import EncodeError, FormatError, PCRError
@@ -183,13 +183,20 @@ def test_a_worker_holds_less_than_three_shards(photos, tmp_path):
     assert shards < 3, f"{shards:.2f} shards of {shard_bytes / 1e6:.0f} MB"
 
 
-def test_another_treatment_makes_a_shard_again(tmp_path):
-    """A run that goes on with ``keep`` after ``skip`` stores what the first one left out."""
+@pytest.mark.parametrize("parts", [(None,), ((0, 2), (1, 2))])
+def test_another_treatment_makes_a_shard_again(tmp_path, parts):
+    """Runs that go on with another ``on_error`` make the shards with bad files again, so that
+    mended files get in; what was left out is stored or raised.
+    """
     src, dst = write_files(tmp_path / "src", ODD), tmp_path / "dst"
     for on_error, samples in (("skip", 1), ("reencode", 2), ("keep", 3)):
-        run_encode(src, dst, on_error=on_error, num_shards=1, resume=True)
-        assert open_dataset(dst)[0].num_samples == samples
+        options = EncodeOptions(on_error=on_error, num_shards=3)
+        for part in parts:
+            index = encode(src, dst, options, part=part, resume=True, workers=1)
+        assert index.num_samples == samples
     assert read_report(dst, SKIPPED) == {}
+    with pytest.raises(FormatError):
+        run_encode(src, dst, num_shards=3, resume=True)
 
 
 def test_a_webdataset_of_anything_comes_back(tmp_path):

@@ -428,16 +428,6 @@ def test_a_silent_server(make_folder, tmp_path, end):
     assert end.partition("?")[0] in str(caught.value)
 
 
-def test_a_server_that_falls_silent_within_a_tar(tmp_path):
-    """The error says how far it came."""
-    make_tar(tmp_path / "a.tar", [(f"{i}.jpg", bytes(3 << 20)) for i in range(4)])
-    late = servers.Fault(stall=60)
-    faults = [None, None, None, *[late] * 50]
-    with servers.faulty(tmp_path, faults) as server:
-        with pytest.raises(StorageError, match=r"came for 0\.5 s after [1-3] entries.*a\.tar"):
-            list_source(server.url("a.tar"), retry=Retry(deadline=0.5))
-
-
 class EndlessTar(http.server.BaseHTTPRequestHandler):
     """A tar of a petabyte of empty hidden members, none of which is a sample."""
 
@@ -449,6 +439,9 @@ class EndlessTar(http.server.BaseHTTPRequestHandler):
         self._answer(200, self.size)
 
     def do_GET(self):
+        if self.server.socket.fileno() < 0:
+            self.close_connection = True  # the test is over, but its thread reads on
+            return
         first, stop = servers.parse_range(self.headers["Range"])
         stop = min(stop or self.size, first + (1 << 22))
         self._answer(206, stop - first, f"bytes {first}-{stop - 1}/{self.size}")
