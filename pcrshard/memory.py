@@ -60,7 +60,7 @@ class BufferPool:
         with suppress(IndexError):
             if len(self._idle) >= self.max_idle:
                 del self._idle[0]  # too small
-        return _allocate(size)
+        return allocate(size)
 
     def _give_back(self, buffer: mmap.mmap) -> None:
         if len(self._idle) < self.max_idle:
@@ -72,7 +72,7 @@ def when_gone(thing: Any, call: Callable[[Any], object], argument: Any) -> None:
     weakref.finalize(thing, call, argument).atexit = False
 
 
-def _allocate(size: int) -> mmap.mmap:
+def allocate(size: int) -> mmap.mmap:
     """Allocate anonymous memory, in huge pages if available: a hundred times fewer page faults."""
     length = max(size, 1)
     if size > _HUGE_PAGE:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import zstandard
@@ -16,8 +18,8 @@ _CODES = zstandard.ZstdCompressionParameters.from_level(
 )
 
 
-class _Coders(threading.local):
-    """Compressors, one per level, and a decompressor for each thread."""
+class _Coders:
+    """Compressors, one per level, and a decompressor, for one thread at a time."""
 
     def __init__(self) -> None:
         self.compressors: dict[int, zstandard.ZstdCompressor] = {}
@@ -25,7 +27,18 @@ class _Coders(threading.local):
         self.decompressor = zstandard.ZstdDecompressor()
 
 
-_coders = _Coders()
+# Not kept by thread: threads of OpenMP are new to Python each time.
+_idle: deque[_Coders] = deque()
+
+
+@contextlib.contextmanager
+def _coders() -> Iterator[_Coders]:
+    try:
+        coders = _idle.pop()
+    except IndexError:
+        coders = _Coders()
+    yield coders
+    _idle.append(coders)
 
 
 def compress(data: Any, level: int = 1) -> bytes:
@@ -35,15 +48,18 @@ def compress(data: Any, level: int = 1) -> bytes:
         data: A contiguous bytes-like object.
         level: 1 is fast, 19 gives the smallest result; negative levels are faster than 1.
     """
-    compressors = _coders.compressors
-    if level not in compressors:
-        compressors[level] = zstandard.ZstdCompressor(level=level, write_content_size=True)
-    return compressors[level].compress(data)
+    with _coders() as coders:
+        if level not in coders.compressors:
+            coders.compressors[level] = zstandard.ZstdCompressor(
+                level=level, write_content_size=True
+            )
+        return coders.compressors[level].compress(data)
 
 
 def compress_codes(data: Any) -> bytes:
     """Return a frame of quantized values, which repeat in runs of zeros only."""
-    return _coders.codes.compress(data)
+    with _coders() as coders:
+        return coders.codes.compress(data)
 
 
 def decompress(data: Any, num_bytes: int) -> bytes:
@@ -63,7 +79,8 @@ def decompress(data: Any, num_bytes: int) -> bytes:
     if promised != num_bytes:
         raise FormatError(f"expected a frame of {num_bytes} bytes, got one of {promised}")
     try:
-        return _coders.decompressor.decompress(data, allow_extra_data=False)
+        with _coders() as coders:
+            return coders.decompressor.decompress(data, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise FormatError(f"expected a Zstandard frame of {num_bytes} bytes: {error}") from error
 

@@ -148,23 +148,6 @@ class Server(abc.ABC):
     def _in_progress(self) -> int: ...
 
 
-def _read_log(path: pathlib.Path) -> list[dict[str, Any]]:
-    whole_lines, _, _ = path.read_bytes().rpartition(b"\n")
-    return [json.loads(line) for line in whole_lines.splitlines()]
-
-
-def _from_log(line: dict[str, Any]) -> Request:
-    return Request(
-        line["method"],
-        line["path"],
-        parse_range(line["range"]),
-        int(line["status"]),
-        line["body"],
-        line["sent"],
-        line["query"],
-    )
-
-
 @dataclasses.dataclass(frozen=True)
 class Link:
     """A network namespace: pass it to a server as ``link=`` to have it listen there."""
@@ -201,52 +184,9 @@ def _listen(link: Link | None = None) -> socket.socket:
     return link.listen() if link else socket.create_server(("127.0.0.1", 0), backlog=511)
 
 
-@contextlib.contextmanager
-def _running(
-    command: Sequence[str],
-    listening: socket.socket,
-    folder: pathlib.Path,
-    environment: Mapping[str, str],
-) -> Iterator[Callable[[], None]]:
-    """Run a server that inherits a listening socket; yields a check that it still runs. It dies
-    with this process.
-    """
-    setpriv = shutil.which("setpriv")
-    die_too = [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []
-    output = folder / "output.txt"
-    with output.open("wb") as file:
-        process = subprocess.Popen(
-            [*die_too, *command],
-            pass_fds=[listening.fileno()],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-        )
-    listening.close()
-
-    def check() -> None:
-        if process.poll() is not None:
-            raise RuntimeError(
-                f"{command[0]} ended with status {process.returncode}: "
-                f"{output.read_text(errors='replace')[-2000:]}"
-            )
-
-    try:
-        yield check
-    finally:
-        process.terminate()
-        try:
-            process.wait(SECONDS / 4)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _answers(host: str, port: int, path: str, check: Callable[[], None]) -> bool:
-    check()
+def _answers(host: str, port: int) -> bool:
     with contextlib.suppress(OSError, http.client.HTTPException):
-        return bool(_ask(host, port, "GET", path)[0])
+        return bool(_ask(host, port, "GET", "/.status")[0])
     return False
 
 
@@ -277,7 +217,7 @@ http {{
   uwsgi_temp_path temp; scgi_temp_path temp;
   log_format exact escape=json
     '{{"method":"$request_method","path":"$uri","query":"$args","range":"$http_range",'
-    '"status":"$status","body":$body_bytes_sent,"sent":$bytes_sent}}';
+    '"status":$status,"body_bytes":$body_bytes_sent,"sent_bytes":$bytes_sent}}';
   access_log access.log exact;
   default_type application/octet-stream; sendfile on; {options}
   server {{
@@ -296,7 +236,12 @@ class Nginx(Server):
         self._log, self._lock, self._own_requests = log, threading.Lock(), 0
 
     def _ended(self) -> list[Request]:
-        return [_from_log(line) for line in _read_log(self._log)]
+        whole_lines, _, _ = self._log.read_bytes().rpartition(b"\n")
+        found = []
+        for line in map(json.loads, whole_lines.splitlines()):
+            line["range"] = parse_range(line["range"])
+            found.append(Request(**line))
+        return found
 
     def _in_progress(self) -> int:
         """nginx counts a request when it begins and logs it when it ends."""
@@ -305,7 +250,7 @@ class Nginx(Server):
             self._own_requests += 1
             found = re.search(rb"requests\s+\d+ \d+ (\d+)", status)
             assert found, status
-            return int(found[1]) - self._own_requests - len(_read_log(self._log))
+            return int(found[1]) - self._own_requests - len(self._ended())
 
 
 @contextlib.contextmanager
@@ -346,40 +291,28 @@ def nginx(
         (own / "nginx.conf").write_text(
             _NGINX.format(user=user, options=options, host=host, port=port)
         )
+        command = [program, "-p", f"{prefix}/", "-c", f"{prefix}/nginx.conf"]
+        if setpriv := shutil.which("setpriv"):  # it dies with this process
+            command = [setpriv, "--pdeathsig", "TERM", "--", *command]
         # nginx takes the descriptors of listening sockets from this variable (its way to upgrade
         # itself).
         environment = {"NGINX": f"{listening.fileno()};"}
-        with _running(
-            [program, "-p", f"{prefix}/", "-c", f"{prefix}/nginx.conf"], listening, own, environment
-        ) as check:
-            _poll(
-                lambda: _answers(host, port, "/.status", check),
-                SECONDS,
-                lambda: "nginx does not answer",
-            )
-            server = Nginx(host, port, own / "access.log")
-            waited_for_it = server._in_progress()
-            server._own_requests += waited_for_it
-            yield server
-
-
-class _Wire(io.RawIOBase):
-    """Writes to a socket, and counts what the socket took."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        super().__init__()
-        self.connection, self.count = connection, 0
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        done = 0
-        while done < len(view):
-            sent = self.connection.send(view[done:])
-            done, self.count = done + sent, self.count + sent
-        return done
+        with subprocess.Popen(
+            command, pass_fds=[listening.fileno()], env=environment, stderr=subprocess.DEVNULL
+        ) as process:
+            try:
+                server = Nginx(host, port, own / "access.log")
+                _poll(
+                    lambda: _answers(host, port),
+                    SECONDS,
+                    lambda: f"nginx does not answer: {(own / 'error.log').read_text()}",
+                )
+                listening.close()
+                waited_for_it = server._in_progress()
+                server._own_requests += waited_for_it
+                yield server
+            finally:
+                process.terminate()
 
 
 # ---------------------------------------------------------------- faults
@@ -600,6 +533,25 @@ def _fill(template: str, ask: Ask, answer: _Answer) -> str:
     return template.format(
         start=start, last=(total if stop is None else min(stop, total)) - 1, total=total
     )
+
+
+class _Wire(io.RawIOBase):
+    """Writes to a socket, and counts what the socket took."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__()
+        self.connection, self.count = connection, 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        done = 0
+        while done < len(view):
+            sent = self.connection.send(view[done:])
+            done, self.count = done + sent, self.count + sent
+        return done
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

@@ -1,7 +1,6 @@
 """A secret in a URL is never shown: not by a message, a log, a warning, nor a file."""
 
 import csv
-import io
 import itertools
 import json
 import logging
@@ -9,7 +8,6 @@ import pickle
 import random
 import re
 import shutil
-import tarfile
 import traceback
 import warnings
 
@@ -307,29 +305,6 @@ def test_http_servers(nothing_shown, dataset, tmp_path, fault):
         assert nothing_shown(0, form, None if fault else refused) == []
         for number, form in enumerate(url_forms(1, host, ["http"]), 1):
             assert nothing_shown(number, form) == []
-
-
-def test_names_of_tars_and_patterns_have_no_secret(tmp_path):
-    """Keys and classes are made of the path of a URL, wherever a password or query may stand."""
-    store = fsspec.filesystem("memory")
-    tar = io.BytesIO()
-    with tarfile.open(fileobj=tar, mode="w") as file:
-        info = tarfile.TarInfo("1.jpg")
-        info.size = len(make_jpeg(1))
-        file.addfile(info, io.BytesIO(make_jpeg(1)))
-    tars = [f"memory://me:{SECRET}@{host}/x.tar" for host in ("one", "two")]
-    images = [f"memory://me:{SECRET}*/{SECRET}@{host}/cat/1.jpg" for host in ("one", "two")]
-    for url in tars:
-        store.pipe_file(url, tar.getvalue())
-    for url in images:
-        store.pipe_file(url, make_jpeg(1))
-    sources = [
-        list_source("::".join(tars), prefix_keys=True),
-        list_source(f"{images[0][:-5]}*.jpg"),
-    ]
-    store.store.clear()
-    keys = [[sample.key for sample in source.samples] for source in sources]
-    assert keys == [["one/x/1", "two/x/1"], ["1"]]
 
 
 def test_a_file_that_names_a_version_has_no_secret(tmp_path):

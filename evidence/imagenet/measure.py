@@ -72,7 +72,7 @@ def _measure_block(classify, chosen, key):
     begun = time.process_time()
     seen = [_see(classify, photograph, key["crop"], key["smoothing"]) for photograph in chosen]
     return {
-        "number": str(classify.number),
+        "number": str(lites.fast_type()),
         "cpu_seconds": time.process_time() - begun,
         "first": chosen[0].path.name,
         "marks": {point: "".join(each[point] for each in seen) for point in seen[0]},
@@ -98,7 +98,7 @@ def _classify(lab):
     for key in lab.missing(keys):
         name = key["network"]
         if name not in networks:
-            networks[name] = lites.Classifier(lites.pretrained(name), fused=not lab.quick)
+            networks[name] = lites.Classifier(lites.pretrained(name))
         lab.append(key | _measure_block(networks[name], blocks[key["block"]], key))
 
 
@@ -121,7 +121,7 @@ def _guesses(lab):
     against the whole photograph.
     """
     decoder = pcrshard.ImageDecoder(64 if lab.quick else 224, "center")
-    classify = lites.Classifier(lites.pretrained("lite0"), fused=not lab.quick)
+    classify = lites.Classifier(lites.pretrained("lite0"))
     chosen = photographs(lab)
     names = [point.name for point in points()]
     scans = [point.name for point in points() if point.scan != "full"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,11 +16,15 @@ from torch import Tensor
 
 from .. import zstd
 from . import bits
+from .blocks import blocks_of, share
 
+# ``int8`` stores codes unchanged, and ``bits`` each block of 64 in its bit width, on any device.
+# ``zstd`` and ``predicted`` compress on the CPU. ``none`` disables compression.
 CodecName = Literal["zstd", "predicted", "bits", "int8", "none"]
+ZSTD_CODECS = ("zstd", "predicted")
 
 # Integer types in order of increasing range, with their minimum values.
-_NARROW = ((torch.uint8, 0), (torch.int16, -(2**15)), (torch.int32, -(2**31)))
+_NARROW = ((torch.int8, -(2**7)), (torch.int16, -(2**15)), (torch.int32, -(2**31)))
 _SAMPLE = 1024
 # Store floats without their zeros if at most this fraction is nonzero.
 _MOST_NONZERO = 0.75
@@ -40,50 +44,38 @@ class Content:
     decode: Callable[[], Tensor]
 
 
-@dataclasses.dataclass(frozen=True)
-class Codec:
-    """A lossless coder of (n,) int8 codes and of raw bytes.
-
-    Attributes:
-        name: ``int8`` stores codes unchanged and ``bits`` packs each block of 64 to its bit width,
-            both on any device. ``zstd`` and ``predicted`` compress on the CPU. ``none`` disables
-            compression.
-
-    Raises:
-        ValueError: The codec name is unknown.
-    """
-
-    name: CodecName
-
-    def __post_init__(self) -> None:
-        if self.name not in get_args(CodecName):
-            raise ValueError(f"expected a codec of {get_args(CodecName)}, got {self.name!r}")
-
-    @property
-    def is_zstd(self) -> bool:
-        """Whether results are Zstandard frames."""
-        return self.name in ("zstd", "predicted")
-
-    def encode(self, codes: Tensor) -> Content:
-        """Encode (n,) int8 codes; they are decoded onto their device."""
+def encode_codes(codes: Tensor, codec: CodecName) -> Content:
+    """Encode (n,) int8 codes; they are decoded onto their device."""
+    if codec in ZSTD_CODECS:
+        return _compress(codes)
+    if codec == "bits":
+        planes, head = bits.pack(codes)
         count = codes.numel()
-        device = codes.device
-        if self.is_zstd:
-            frame = zstd.compress_codes(codes.cpu().numpy())
-
-            def decompress() -> Tensor:
-                # Copied, because a tensor must not share the memory of an immutable object.
-                found = np.frombuffer(zstd.decompress(frame, count), np.int8).copy()
-                return torch.from_numpy(found).to(device)
-
-            return Content(len(frame), decompress)
-        if self.name == "bits":
-            planes, head = bits.pack(codes)
-            return Content(planes.nbytes + head.nbytes, lambda: bits.unpack(planes, head, count))
-        return Content(codes.nbytes, lambda: codes)
+        return Content(planes.nbytes + head.nbytes, lambda: bits.unpack(planes, head, count))
+    return Content(codes.nbytes, lambda: codes)
 
 
-def pack_exactly(flat: Tensor, codec: Codec) -> Content | None:
+def _compress(codes: Tensor) -> Content:
+    device = codes.device
+    raw = codes.cpu().numpy()
+    parts = blocks_of(len(raw))
+    frames = share(lambda part: zstd.compress_codes(raw[part]), parts)
+    count = len(raw)
+
+    def decompress() -> Tensor:
+        found = np.empty(count, np.int8)
+
+        def work(place: int) -> None:
+            content = zstd.decompress(frames[place], len(found[parts[place]]))
+            found[parts[place]] = np.frombuffer(content, np.int8)
+
+        share(work, range(len(parts)))
+        return torch.from_numpy(found).to(device)
+
+    return Content(sum(map(len, frames)), decompress)
+
+
+def pack_exactly(flat: Tensor, codec: CodecName) -> Content | None:
     """Pack booleans eight to a byte, integers by their range, floats without their zeros.
 
     Args:
@@ -93,8 +85,8 @@ def pack_exactly(flat: Tensor, codec: Codec) -> Content | None:
     Returns:
         The packed tensor; ``None`` for other types or if packing would save nothing.
     """
-    if not codec.is_zstd:
-        codec = dataclasses.replace(codec, name="int8")
+    if codec == "bits":
+        codec = "int8"
     if flat.dtype == torch.bool:
         return _pack_booleans(flat, codec)
     if flat.dtype.is_floating_point:
@@ -104,15 +96,15 @@ def pack_exactly(flat: Tensor, codec: Codec) -> Content | None:
     return None
 
 
-def _pack_booleans(flat: Tensor, codec: Codec) -> Content:
+def _pack_booleans(flat: Tensor, codec: CodecName) -> Content:
     count = flat.numel()
-    packed = codec.encode(bits.pack_booleans(flat).view(torch.int8))
+    packed = encode_codes(bits.pack_booleans(flat).view(torch.int8), codec)
     return Content(
         packed.num_bytes, lambda: bits.unpack_booleans(packed.decode().view(torch.uint8), count)
     )
 
 
-def _pack_nonzero(flat: Tensor, codec: Codec) -> Content | None:
+def _pack_nonzero(flat: Tensor, codec: CodecName) -> Content | None:
     # Compare bits, because -0.0 equals 0.0 but is a different value.
     words = flat.view(_WORDS[flat.element_size()])
     sample = words[:: max(flat.numel() // _SAMPLE, 1)]
@@ -137,7 +129,7 @@ def _pack_nonzero(flat: Tensor, codec: Codec) -> Content | None:
     return Content(num_bytes, decode)
 
 
-def _pack_integers(flat: Tensor, codec: Codec) -> Content | None:
+def _pack_integers(flat: Tensor, codec: CodecName) -> Content | None:
     low, high = (int(end) for end in flat.aminmax())
     fitting = (narrow for narrow in _NARROW if high - low < 2 ** (8 * narrow[0].itemsize))
     narrow, least = next(fitting, (flat.dtype, 0))
@@ -147,17 +139,20 @@ def _pack_integers(flat: Tensor, codec: Codec) -> Content | None:
     dtype = flat.dtype
     shift = least - low
     raw = (flat.to(torch.int64) + shift).to(narrow)
-    if codec.is_zstd:
-        # Neighboring pools have close indices: high bytes of differences are mostly 0 or 255.
+    if codec in ZSTD_CODECS:
+        # Neighboring pools have close indices. With the sign of their difference in the lowest bit,
+        # nearly all high bytes are 0.
         raw[1:] -= raw[:-1].clone()
-        raw = raw.view(torch.int8).view(-1, width).t().contiguous().flatten()
-    packed = codec.encode(raw.view(torch.int8))
+        raw = (raw << 1) ^ (raw >> 8 * width - 1)
+        raw = torch.stack([(raw >> 8 * byte).to(torch.int8) for byte in range(width)]).flatten()
+    packed = encode_codes(raw.view(torch.int8), codec)
 
     def decode() -> Tensor:
         found = packed.decode()
-        if codec.is_zstd:
-            planes = found.view(width, -1).t().contiguous().flatten()
-            found = planes.view(narrow).cumsum(0, dtype=narrow)
+        if codec in ZSTD_CODECS:
+            steps = torch.stack(list(found.view(width, -1)), 1).view(narrow).flatten()
+            steps = ((steps >> 1) & torch.iinfo(narrow).max) ^ -(steps & 1)
+            found = steps.cumsum(0, dtype=narrow)
         return found.view(narrow).to(dtype).sub_(shift)
 
     return Content(packed.num_bytes, decode)

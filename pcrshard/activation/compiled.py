@@ -21,7 +21,7 @@ from ..errorbound import Absolute, RelativeStd
 from .bits import from_planes, pack_booleans, to_planes, unpack_booleans
 from .layout import Layout, flatten, layout_of, restore, size_hint
 from .options import ActivationOptions
-from .quantizer import MARGIN, MAX_CODE, nearest_codes, standard_deviation
+from .quantizer import MARGIN, MAX_CODE, estimated_deviation, nearest_codes
 from .report import Row
 
 _BLOCK = 256
@@ -165,7 +165,7 @@ class CompiledHooks:
         most = min(MAX_CODE, 2 ** (bits - signed) - 1)
         bound = self._bound
         if isinstance(bound, RelativeStd):
-            std = standard_deviation(flat, bound.outlier_guard)
+            std = estimated_deviation(flat, bound.outlier_guard)
             error_bound = std.nan_to_num(0).float() * bound.fraction
         else:
             error_bound = torch.full((), bound.error_bound, device=tensor.device)

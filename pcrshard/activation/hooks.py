@@ -19,15 +19,16 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 
+from ..memory import when_gone
 from .codecs import Content
 from .compiled import SENSITIVE, VIEWS, CompiledHooks, canonical, graph_of, tracing
-from .layout import Layout, flatten, layout_of, restore
+from .layout import Layout, layout_of, restore, spans
 from .noise import CONVOLUTIONS
 from .options import ActivationOptions
 from .report import Row
 
-# Encodes the flat tensor at a position; returns None to keep the tensor unchanged.
-Encode = Callable[[Tensor, Layout, int, Row], Content | None]
+# Encodes a tensor, or returns None to keep it unchanged.
+Encode = Callable[[Tensor, Layout, Row], Content | None]
 
 
 class Ledger:
@@ -46,7 +47,7 @@ class Ledger:
     def add(self, content: Content) -> None:
         """Count a compressed tensor until it is garbage-collected."""
         self._change(content.num_bytes)
-        weakref.finalize(content, self._change, -content.num_bytes).atexit = False
+        when_gone(content, self._change, -content.num_bytes)
 
     def _change(self, num_bytes: int) -> None:
         with self._lock:
@@ -54,8 +55,7 @@ class Ledger:
             self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
 
-@dataclasses.dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
-class _Blob:
+class _Blob(NamedTuple):
     """A compressed tensor that the graph holds in place of the original."""
 
     content: Content
@@ -86,20 +86,27 @@ class _Kept(NamedTuple):
         return self.detached
 
 
-class _Seen(NamedTuple):
-    """A tensor that was saved before: its storage, its blob if compressed, and its row's index."""
+@dataclasses.dataclass
+class _Seen:
+    """A tensor that was saved before.
+
+    Attributes:
+        storage: Its storage.
+        row: Its row.
+        content: Returns its content if it is compressed and alive.
+    """
 
     storage: StorageWeakRef
-    blob: weakref.ref[_Blob] | None
-    ordinal: int
+    row: Row
+    content: Callable[[], Content | None] = lambda: None
 
 
 class Hooks:
     """The hooks that pack and unpack the saved tensors of one model.
 
     The same memory is stored once. It is identified by the storage object, held by a weak reference
-    so that freed and reallocated memory counts as a different storage, and by the offset, shape,
-    strides, type, and version, so that views, transposes, and in-place changes are distinguished.
+    so that freed and reallocated memory counts as a different storage, and by the elements' places
+    in it, their type, and the version. Views of the same elements share what is stored.
 
     Attributes:
         rows: One row for each tensor that eager code saved in the last forward pass.
@@ -109,12 +116,10 @@ class Hooks:
     Args:
         encode: Packs flat tensors.
         options: Selects the floats to compress.
-        compiled: Packs tensors in compiled code; ``None`` to pack nothing there.
+        compiled: Packs tensors in compiled code.
     """
 
-    def __init__(
-        self, encode: Encode, options: ActivationOptions, compiled: CompiledHooks | None
-    ) -> None:
+    def __init__(self, encode: Encode, options: ActivationOptions, compiled: CompiledHooks) -> None:
         self.rows: list[Row] = []
         self.ledger = Ledger()
         # Created once, because compiled code has guards on their identity.
@@ -126,8 +131,8 @@ class Hooks:
         self._parameters: set[int] = set()
         self._seen: dict[object, _Seen] = {}
         # A decoded tensor may be needed again immediately (by a convolution, then by the ReLU
-        # before it), so the last one is cached, with its version, while its blob is alive.
-        self._decoded: weakref.WeakKeyDictionary[_Blob, tuple[Tensor, int]] = (
+        # before it), so the last one is cached, with its version, while its content is alive.
+        self._decoded: weakref.WeakKeyDictionary[Content, tuple[Tensor, int]] = (
             weakref.WeakKeyDictionary()
         )
 
@@ -146,40 +151,53 @@ class Hooks:
         """Return the object that the graph stores in place of a tensor."""
         saved = tracing()
         if saved is not None:
-            return tensor if self._compiled is None else self._compiled.pack(tensor, saved)
+            return self._compiled.pack(tensor, saved)
         kept = _Kept(tensor.detach(), tensor._version)
         if type(tensor) is not Tensor or tensor.layout != torch.strided:
             return kept  # a parameter, or a subclass with unknown semantics
         if _storage_id(tensor) in self._parameters or _is_weight(tensor):
             return kept
+        layout = layout_of(tensor)
+        kind = _kind_of(tensor, self._options)
         key = (
             _storage_id(tensor),
             tensor.data_ptr(),
-            tuple(tensor.shape),
-            tensor.stride(),
+            tuple(spans(tensor, layout)),
             tensor.dtype,
             tensor._version,
-            tensor.requires_grad,
+            kind,
         )
-        seen = self._seen.get(key)
-        # torch does not annotate StorageWeakRef.
-        if seen is not None and seen.storage.expired():  # type: ignore[no-untyped-call]
-            seen = None  # the memory was freed, and belongs to another tensor
-        ordinal = len(self.rows) if seen is None else seen.ordinal
         name, convolution = self._module_of(tensor)
-        if seen is None:
-            self.rows.append(_row(tensor, name))
-        if convolution is not None and convolution not in self.rows[ordinal].read_by:
-            self.rows[ordinal].read_by += (convolution,)
-        if seen is not None and seen.blob is None:
-            return kept
-        blob = seen.blob() if seen is not None and seen.blob is not None else None
-        if blob is None:  # new, or its graph was freed but the tensor was not
-            blob = self._make(tensor, ordinal)
-            # torch does not annotate StorageWeakRef.
+        seen = self._seen.get(key)
+        # torch does not annotate StorageWeakRef. Freed memory may belong to another tensor by now.
+        if seen is None or seen.storage.expired():  # type: ignore[no-untyped-call]
             storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-            self._seen[key] = _Seen(storage, None if blob is None else weakref.ref(blob), ordinal)
-        return kept if blob is None else blob
+            seen = self._seen[key] = _Seen(storage, self._new_row(tensor, name, kind))
+        row = seen.row
+        if convolution is not None and convolution not in row.read_by:
+            row.read_by += (convolution,)
+        content = seen.content()
+        # It is new, or its graph was freed but the tensor was not.
+        if content is None and row.kind != "exact":
+            content = self._make(tensor.detach(), layout, row)
+        if content is None:
+            return kept
+        seen.content = weakref.ref(content)
+        return _Blob(content, layout, row)
+
+    def _new_row(self, tensor: Tensor, name: str, kind: str) -> Row:
+        row = Row(
+            name,
+            "" if tensor.grad_fn is None else _operation(tensor.grad_fn),
+            kind,
+            tuple(tensor.shape),
+            tensor.dtype,
+            tensor.nbytes,
+            tensor.nbytes,
+            position=len(self.rows),
+        )
+        self.rows.append(row)
+        return row
 
     def _module_of(self, tensor: Tensor) -> tuple[str, str | None]:
         """Return the innermost running module, and the convolution whose input a tensor is.
@@ -203,47 +221,41 @@ class Hooks:
         return "", None
 
     @torch.no_grad()
-    def _make(self, tensor: Tensor, ordinal: int) -> _Blob | None:
-        kind = _kind_of(tensor, self._options)
-        if kind == "exact":
-            return None
-        layout = layout_of(tensor)
-        row = self.rows[ordinal]
-        row.kind = kind
+    def _make(self, tensor: Tensor, layout: Layout, row: Row) -> Content | None:
         begun = time.perf_counter()
-        content = self._encode(flatten(tensor.detach(), layout), layout, ordinal, row)
+        content = self._encode(tensor, layout, row)
         row.seconds += time.perf_counter() - begun
         if content is None:
             row.kind = "exact"
             row.error_bound = 0.0
             return None
         row.stored_bytes = content.num_bytes
-        # Other tensors predicted from the content may keep it alive longer than the blob.
+        # Other tensors predicted from the content may keep it alive longer than the graph.
         self.ledger.add(content)
-        return _Blob(content, layout, row)
+        return content
 
     def unpack(self, kept: Any) -> Tensor:
         """Return the tensor with its original shape, order in memory, type, and device."""
         saved = tracing()
         if saved is not None:
-            return kept if self._compiled is None else self._compiled.unpack(kept, saved)
+            return self._compiled.unpack(kept, saved)
         if isinstance(kept, _Kept):
             return kept.tensor()
-        tensor, version = self._decoded.get(kept, (None, 0))
-        if tensor is None or tensor._version != version:
+        flat, version = self._decoded.get(kept.content, (None, 0))
+        if flat is None or flat._version != version:
             begun = time.perf_counter()
             with torch.no_grad():
-                tensor = restore(kept.content.decode(), kept.layout)
+                flat = kept.content.decode()
             kept.row.seconds += time.perf_counter() - begun
             self._decoded.clear()
-            self._decoded[kept] = (tensor, tensor._version)
-        return tensor
+            self._decoded[kept.content] = (flat, flat._version)
+        return restore(flat, kept.layout)
 
 
 def _kind_of(tensor: Tensor, options: ActivationOptions) -> str:
     """Return how a tensor may be stored: ``lossy``, ``lossless``, or ``exact``."""
     is_expanded = 0 in tensor.stride()
-    if tensor.nbytes < options.min_bytes or tensor.dtype.is_complex or is_expanded:
+    if tensor.nbytes < max(options.min_bytes, 1) or tensor.dtype.is_complex or is_expanded:
         return "exact"
     if not tensor.dtype.is_floating_point or not (tensor.requires_grad or options.inputs):
         return "lossless"  # integers, masks; inputs and statistics, which are seldom smaller
@@ -256,12 +268,6 @@ def _kind_of(tensor: Tensor, options: ActivationOptions) -> str:
     if base is None or tensor.dim() < 2 or base.dim() < options.min_dims:
         return "lossless"
     return "lossy" if base.shape[0] < tensor.shape[0] else "lossless"
-
-
-def _row(tensor: Tensor, name: str) -> Row:
-    function = "" if tensor.grad_fn is None else _operation(tensor.grad_fn)
-    shape = tuple(tensor.shape)
-    return Row(name, function, "exact", shape, tensor.dtype, tensor.nbytes, tensor.nbytes)
 
 
 def _storage_id(tensor: Tensor) -> int:

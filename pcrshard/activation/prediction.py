@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..errorbound import Quantized
 from ..native import fused_quantizer as native
-from .codecs import Codec, Content
+from .codecs import ZSTD_CODECS, CodecName, Content, encode_codes
 from .layout import Layout
 from .quantizer import SignExactLattice, quantize, restore
 
@@ -118,9 +118,9 @@ class Encoder:
         codec: The lossless coder of codes.
     """
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, codec: CodecName) -> None:
         self._codec = codec
-        remembers = codec.name == "predicted"
+        remembers = codec == "predicted"
         self._known: deque[_Known] = deque(maxlen=_REMEMBERED if remembers else 0)
 
     def forget(self) -> None:
@@ -129,39 +129,41 @@ class Encoder:
 
     def encode(
         self,
-        flat: Tensor,
+        rows: Tensor,
         lattice: SignExactLattice,
         layout: Layout,
         generator: torch.Generator | None = None,
     ) -> Coded | None:
-        """Quantize and code (n,) floats; return ``None`` if this would save nothing.
+        """Quantize and code floats; return ``None`` if this would save nothing.
 
         Args:
-            flat: The floats.
+            rows: (rows, run) floats; see :func:`.layout.rows_of`.
             lattice: The values that codes represent.
             layout: The memory layout of the floats.
             generator: Random generator for stochastic rounding.
         """
-        quantized = quantize(flat, lattice, generator)
+        quantized = quantize(rows, lattice, generator)
         if quantized is None:
             return None
         index, words = quantized.escape_index, quantized.escape_words
-        device = flat.device
-        codes = quantized.codes.cpu() if self._codec.is_zstd else quantized.codes
+        device = rows.device
+        codes = quantized.codes.cpu() if self._codec in ZSTD_CODECS else quantized.codes
         num_bytes = index.nbytes + words.nbytes
         grid = _grid_of(layout) if self._known.maxlen else None
         lines = sample = None
         depth = 0
         if grid is not None and grid[0] * grid[2] >= _WORTH_A_TABLE:
             sample = _sample(codes, grid)
-            lines = self._predict(_sample(flat, grid).float().cpu(), sample, lattice, layout)
+            lines = self._predict(
+                _sample(rows.reshape(-1), grid).float().cpu(), sample, lattice, layout
+            )
         if lines is not None:
             lines.shift(codes, [source.codes() for source in lines.sources], grid, -1)
             depth = 1 + max(source.depth for source in lines.sources)
             num_bytes += lines.slopes.nbytes + lines.offset.nbytes
-        packed = self._codec.encode(codes)
+        packed = encode_codes(codes, self._codec)
         num_bytes += packed.num_bytes
-        if num_bytes >= flat.nbytes:
+        if num_bytes >= rows.nbytes:
             return None
 
         def decode_codes() -> Tensor:

@@ -14,6 +14,7 @@ are one bit longer.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from ..errorbound import MEDIAN_OF_NORMAL, Quantized
 from ..native import fused_quantizer as native
+from .blocks import blocks_of, empty_floats, share
 
 Rounding = Literal["nearest", "stochastic"]
 
@@ -33,6 +35,7 @@ _INDEX_BYTES = 4
 _MAX_COUNT = 2**31 - 1
 # Where the native core quantizes; elsewhere, PyTorch operations do.
 CORE_DEVICE = "cpu"
+_NATIVE_TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 # The sample for standard_deviation: this many runs of this many neighbors.
 _RUN = 64
 _RUNS = 512
@@ -81,17 +84,27 @@ def lattice_for(
     return None
 
 
-def standard_deviation(flat: Tensor, outlier_guard: float = float("inf")) -> Tensor:
-    """Estimate the standard deviation of the finite values of (n,) floats, as a scalar tensor.
+def standard_deviation(rows: Tensor, outlier_guard: float = math.inf) -> float:
+    """Estimate the standard deviation of the finite values of floats (rows, run).
 
-    Samples 512 runs of 64 neighbors at an odd stride, to avoid aliasing with power-of-two channel
-    sizes: accurate to a percent with a hundredth of the reads of a large tensor. NaN if no value is
-    finite.
+    Samples 512 to 1023 runs of 64 neighbors at an odd stride, to avoid aliasing with power-of-two
+    channel sizes: accurate to a percent with a hundredth of the reads of a large tensor. NaN if no
+    value is finite.
 
     Args:
-        flat: The floats.
+        rows: The floats.
         outlier_guard: See :class:`pcrshard.errorbound.RelativeStd`.
     """
+    name = _NATIVE_TYPES.get(rows.dtype)
+    if name is None or rows.device.type != CORE_DEVICE:
+        return float(estimated_deviation(rows.reshape(-1), outlier_guard))
+    layout = (rows.shape[1], rows.stride(0))
+    guard = outlier_guard / MEDIAN_OF_NORMAL
+    return native.deviation(rows.data_ptr(), rows.numel(), name, layout, guard)
+
+
+def estimated_deviation(flat: Tensor, outlier_guard: float) -> Tensor:
+    """Return the same of (n,) floats in PyTorch operations, which may be compiled."""
     sample = flat
     if flat.shape[0] > 2 * _RUN * _RUNS:
         runs = flat[: flat.shape[0] // _RUN * _RUN].view(-1, _RUN)
@@ -99,8 +112,6 @@ def standard_deviation(flat: Tensor, outlier_guard: float = float("inf")) -> Ten
     exact = sample.to(_exact_type(flat.dtype))
     exact = torch.where(exact.isfinite(), exact, torch.nan)
     std = (exact - exact.nanmean()).square().nanmean().sqrt()
-    if outlier_guard == float("inf"):
-        return std
     some = exact[::_MEDIAN_STRIDE].abs()
     typical = torch.where(some > 0, some, torch.nan).nanmedian()
     # fmin ignores the NaN that results from an all-zero sample.
@@ -108,7 +119,7 @@ def standard_deviation(flat: Tensor, outlier_guard: float = float("inf")) -> Ten
 
 
 def quantize(
-    flat: Tensor, lattice: SignExactLattice, generator: torch.Generator | None = None
+    rows: Tensor, lattice: SignExactLattice, generator: torch.Generator | None = None
 ) -> Quantized[Tensor] | None:
     """Quantize a tensor; return ``None`` if the codes would take more memory than the tensor.
 
@@ -116,31 +127,43 @@ def quantize(
     on any device, synchronizing once to count the escapes.
 
     Args:
-        flat: (n,) contiguous floats.
+        rows: (rows, run) floats; the elements of a run are contiguous.
         lattice: The values that codes represent.
         generator: Random generator for stochastic rounding, on the tensor's device.
     """
-    if flat.numel() > _MAX_COUNT:
+    count = rows.numel()
+    if count > _MAX_COUNT:
         return None
-    if _is_native(flat.device, lattice):
-        source = flat.float() if flat.dtype == torch.float16 else flat
-        name = "bfloat16" if flat.dtype == torch.bfloat16 else "float32"
-        codes = torch.empty(flat.shape, dtype=torch.int8)
-        escapes = native.quantize(
-            source.data_ptr(), flat.numel(), name, lattice.step, codes.data_ptr()
-        )
+    if _is_native(rows.device, lattice):
+        codes, escapes = _quantize_native(rows, lattice.step)
     else:
-        codes = _quantize_torch(flat, lattice, generator)
+        codes = _quantize_torch(rows.reshape(-1), lattice, generator)
         escapes = int((codes == ESCAPE).sum())
     if escapes == 0:
         nothing = codes[:0]
-        return Quantized(codes, nothing.int(), nothing.to(flat.dtype))
-    if flat.numel() + escapes * (_INDEX_BYTES + flat.element_size()) >= flat.nbytes:
+        return Quantized(codes, nothing.int(), nothing.to(rows.dtype))
+    if count + escapes * (_INDEX_BYTES + rows.element_size()) >= rows.nbytes:
         return None
     index = (codes == ESCAPE).nonzero().flatten()
     # Escaped values are in the list; nonzero codes would only widen their blocks.
     codes[index] = 0
-    return Quantized(codes, index.int(), flat[index])
+    return Quantized(codes, index.int(), rows[index // rows.shape[1], index % rows.shape[1]])
+
+
+def _quantize_native(rows: Tensor, step: float) -> tuple[Tensor, int]:
+    """Return the codes and the number of escapes."""
+    source = rows.float() if rows.dtype == torch.float16 else rows
+    name = _NATIVE_TYPES[source.dtype]
+    codes = torch.empty(rows.numel(), dtype=torch.int8)
+    layout = (rows.shape[1], source.stride(0))
+
+    def work(part: slice) -> int:
+        start, stop = part.start, part.stop
+        return native.quantize(
+            source.data_ptr(), stop, name, step, codes.data_ptr(), start=start, rows=layout
+        )
+
+    return codes, sum(share(work, blocks_of(rows.numel())))
 
 
 def _is_native(device: torch.device, lattice: SignExactLattice) -> bool:
@@ -178,8 +201,15 @@ def restore(quantized: Quantized[Tensor], lattice: SignExactLattice) -> Tensor:
     """Return the (n,) values on the device of the codes."""
     codes = quantized.codes
     if _is_native(codes.device, lattice):
-        exact = torch.empty(codes.shape, dtype=torch.float32)
-        native.dequantize(codes.data_ptr(), codes.numel(), lattice.step, exact.data_ptr())
+        exact = empty_floats(len(codes))
+
+        def work(part: slice) -> None:
+            start, count = part.start, part.stop - part.start
+            native.dequantize(
+                codes.data_ptr() + start, count, lattice.step, exact.data_ptr() + 4 * start
+            )
+
+        share(work, blocks_of(len(codes)))
         values = exact.to(lattice.dtype)
     else:
         values = lattice.values(codes)

@@ -62,11 +62,6 @@ def _names(text: str) -> tuple[str, ...]:
     return () if text in ("none", "") else tuple(text.split(","))
 
 
-def _slurm_option(text: str) -> tuple[str, str]:
-    key, value = key_value(text)
-    return key.lstrip("-"), value
-
-
 def _part(text: str) -> tuple[int, int]:
     number, _, count = text.partition("/")
     if not (number.isdecimal() and count.isdecimal() and int(number) < int(count)):
@@ -105,7 +100,7 @@ def encode(
     workers: Count | None = None,
     engine: Annotated[str, Keywords(choices=("local", "dask", "slurm"))] = "local",
     scheduler: str | None = None,
-    slurm_option: Annotated[dict[str, str] | None, pairs(_slurm_option)] = None,
+    slurm_option: Annotated[dict[str, str] | None, pairs(key_value)] = None,
     part: Annotated[tuple[int, int] | None, Keywords(type=_part, metavar="I/N")] = None,
     resume: bool = False,
     storage_option: StorageOptions = None,

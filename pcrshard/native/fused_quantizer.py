@@ -13,25 +13,63 @@ from ._core import ffi, lib
 
 
 def quantize(
-    values: int, count: int, dtype: str, step: float, codes: int, backend: Backend = "auto"
+    values: int,
+    stop: int,
+    dtype: str,
+    step: float,
+    codes: int,
+    backend: Backend = "auto",
+    *,
+    start: int = 0,
+    rows: tuple[int, int] | None = None,
 ) -> int:
-    """Write ``count`` int8 codes: 0 for 0, else sign(x) * ceil(|x| / (2 step)).
+    """Write int8 codes: 0 for 0, else sign(x) * ceil(|x| / (2 step)).
 
     Args:
-        values: Address of ``count`` contiguous floats.
-        count: Number of floats.
+        values: Address of the floats.
+        stop: Position after the last value to quantize.
         dtype: ``float32`` or ``bfloat16``.
         step: Half the width of a bin, a positive normal float32.
-        codes: Address of ``count`` writable bytes.
+        codes: Address of ``stop`` bytes, writable from ``start``.
         backend: ``portable`` forces the plain C code.
+        start: Position of the first value to quantize.
+        rows: Number of contiguous floats in a row, and floats from one row to the next; ``None`` if
+            all are contiguous.
 
     Returns: The number of codes equal to -128: values not finite, or too large for a code.
     """
     source = ffi.cast("const void *", values)
     target = ffi.cast("int8_t *", codes)
+    run, stride = rows or (stop, 0)
     return int(
-        lib.pcr_quantize(source, count, dtype == "bfloat16", step, target, backend == "portable")
+        lib.pcr_quantize(
+            source,
+            run,
+            stride,
+            start,
+            stop,
+            dtype == "bfloat16",
+            step,
+            target,
+            backend == "portable",
+        )
     )
+
+
+def deviation(values: int, count: int, dtype: str, rows: tuple[int, int], guard: float) -> float:
+    """Estimate the standard deviation of the finite values, from a sample if there are many.
+
+    Args:
+        values: Address of the floats.
+        count: Number of floats.
+        dtype: ``float32`` or ``bfloat16``.
+        rows: As in :func:`quantize`.
+        guard: Upper limit, in median magnitudes of the values that are not 0.
+
+    Returns: The standard deviation; NaN if no value is finite.
+    """
+    source = ffi.cast("const void *", values)
+    return float(lib.pcr_deviation(source, count, *rows, dtype == "bfloat16", guard))
 
 
 def dequantize(codes: int, count: int, step: float, values: int, backend: Backend = "auto") -> None:

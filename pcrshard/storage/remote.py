@@ -118,15 +118,17 @@ class RangeRead:
                 sent.
         """
         while self.todo:
-            await self._fetch()
-            if _process.part_seconds.get(self.store, 0.0) >= _FAST_SECONDS:
-                in_flight = BYTES_IN_FLIGHT // self.part_bytes
-                workers = [asyncio.create_task(self._work()) for _ in range(in_flight)]
-                try:
-                    await asyncio.gather(*workers)
-                finally:
-                    for worker in workers:
-                        worker.cancel()
+            is_fast = _process.part_seconds.get(self.store, 0.0) < _FAST_SECONDS
+            if is_fast or self.failures:
+                await self._fetch()
+                continue
+            in_flight = BYTES_IN_FLIGHT // self.part_bytes
+            workers = [asyncio.create_task(self._work()) for _ in range(in_flight)]
+            try:
+                await asyncio.gather(*workers)
+            finally:
+                for worker in workers:
+                    worker.cancel()
 
     async def _work(self) -> None:
         """Fetch parts until none is left, or one fails and is then requested alone."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -78,6 +79,7 @@ class FieldImages:
 
 def begin_field(
     rows: list[Row],
+    prefixes: Iterable[Prefix],
     field: str,
     image: ImageDecoder,
     key: tuple[int, int],
@@ -88,6 +90,7 @@ def begin_field(
 
     Args:
         rows: The samples.
+        prefixes: The prefix of each sample, once.
         field: Name of the field.
         image: The decoder; must have a size.
         key: Seed and epoch of the random crops and flips.
@@ -95,17 +98,19 @@ def begin_field(
         pin: Whether to decode into pinned memory.
     """
     # For each prefix, the positions in the batch of its images, and their units.
-    places: dict[Prefix, list[int]] = {prefix: [] for _, prefix, _ in rows}
-    units: dict[Prefix, list[int]] = {prefix: [] for prefix in places}
-    lists = {prefix for prefix in places if field in prefix.index.schema.lists}
+    places: dict[Prefix, list[int]] = {prefix: [] for prefix in prefixes}
+    units: dict[Prefix, list[int]] = {prefix: [] for prefix in prefixes}
+    lists = {prefix for prefix in prefixes if field in prefix.index.schema.lists}
     ids: list[int] = []
     first = [0]
     for sample, prefix, row in rows:
         found = prefix.units_of(row, field)
-        places[prefix].extend(range(len(ids), len(ids) + len(found)))
-        units[prefix].extend(found)
-        # A missing image gets space, too, unless this shard has a list here.
-        ids.extend([sample] * (len(found) if prefix in lists else 1))
+        for unit in found:
+            places[prefix].append(len(ids))
+            units[prefix].append(unit)
+            ids.append(sample)
+        if not found and prefix not in lists:
+            ids.append(sample)  # a missing image gets space, too
         first.append(len(ids))
     # An empty stream stands for a missing or damaged image and is not decoded.
     tables = {prefix: prefix.table(own) for prefix, own in units.items()}
@@ -121,7 +126,7 @@ def begin_field(
         [array.numpy() for array in arrays],
         draw_keys(key, ids),
         orientations=orientations,
-        keep=[prefix.contents for prefix in places],
+        keep=[prefix.contents for prefix in prefixes],
     )
     return FieldImages(arrays, image, first, bool(lists), decoding)
 

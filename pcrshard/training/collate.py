@@ -18,11 +18,12 @@ from ..jpeg.image_decoder import ImageDecoder
 from ..jpeg.views import Picture, geometry_field
 from ..native.pool import Pool, draw_key
 from ..reading.field_values import CONVERSIONS, INTEGERS, convert, extension
-from ..reading.prefix import Sample
+from ..reading.prefix import Prefix, Sample
 from .batch_images import FieldImages, as_tensors, begin_field, stack_images
 from .shard_set import Row
 
 Rows = list[Row]
+Prefixes = list[Prefix]
 # Images of a batch by field.
 Images = dict[str, FieldImages]
 # Values of each sample by field.
@@ -69,19 +70,20 @@ class Collator:
         Returns:
             A function that finishes the batch and returns it.
         """
+        prefixes = list(dict.fromkeys(prefix for _, prefix, _ in rows))
         images: Images = {}
         if pool is not None and self.image is not None and self.image.is_sized:
             pin = pin and self.transform is None  # torch copies a transform's results
-            streams = dict.fromkeys(stream for _, prefix, _ in rows for stream in prefix.streams)
+            streams = dict.fromkeys(stream for prefix in prefixes for stream in prefix.streams)
             images = {
-                name: begin_field(rows, name, self.image, self.key, pool, pin)
+                name: begin_field(rows, prefixes, name, self.image, self.key, pool, pin)
                 for name in filter(self._is_read, streams)
             }
-        return partial(self._finish, rows, images)
+        return partial(self._finish, rows, prefixes, images)
 
     def one(self, row: Row) -> Any:
         """Return one sample: ``transform``'s result, or a tuple or dict with images as tensors."""
-        [sample] = self._samples(self._values([row], {}))
+        [sample] = self._samples(self._values([row], [row[1]], {}))
         if self.transform is not None:
             return self.transform(sample)
         return self._chosen({name: as_tensors(value) for name, value in sample.items()}, [row])
@@ -90,12 +92,11 @@ class Collator:
         """Return a collator that crops to the shape (height, width) and resizes to that size."""
         if self.image is None:
             return self
-        height, width = size
-        shape = (width / height, width / height)
-        box: dict[str, Any] = {"crop": "random", "ratio": shape}
-        if self.image.crop != "random":
-            box["scale"] = (1.0, 1.0)  # the largest centered box of that shape
-        return replace(self, image=replace(self.image, size=size, **box))
+        ratio = size[1] / size[0]
+        # Without a random crop, the largest centered box of that shape.
+        scale = self.image.scale if self.image.crop == "random" else (1.0, 1.0)
+        box = replace(self.image, size=size, crop="random", ratio=(ratio, ratio), scale=scale)
+        return replace(self, image=box)
 
     @property
     def is_upright(self) -> bool:
@@ -107,13 +108,13 @@ class Collator:
         # A subclass may override decoding.
         return Pool(threads) if type(self.image) is ImageDecoder else nullcontext()
 
-    def _finish(self, rows: Rows, images: Images) -> Any:
+    def _finish(self, rows: Rows, prefixes: Prefixes, images: Images) -> Any:
         batch: dict[str, Any] = {}
         if self.transform is None:
             for name, own in images.items():
                 if own.is_complete:
                     batch |= own.columns(name)
-        columns = self._values(rows, images, batch)
+        columns = self._values(rows, prefixes, images, batch)
         if self.transform is not None:
             return default_collate(list(map(self.transform, self._samples(columns))))
         for name in columns if self.fields is None else filter(columns.get, self.fields):
@@ -131,12 +132,13 @@ class Collator:
                 raise _missing(name, rows)
         return tuple(found[name] for name in self.fields)
 
-    def _values(self, rows: Rows, images: Images, done: Container[str] = ()) -> Columns:
+    def _values(
+        self, rows: Rows, prefixes: Prefixes, images: Images, done: Container[str] = ()
+    ) -> Columns:
         """Return the value of each sample in each field not ``done``, images as arrays.
 
         A sample that lacks a field has ``None``.
         """
-        prefixes = dict.fromkeys(prefix for _, prefix, _ in rows)
         names = dict.fromkeys(
             name for prefix in prefixes for name in (*prefix.streams, *prefix.fields)
         )

@@ -330,16 +330,14 @@ class PCRLoader:
         highest = FULL if FULL in scans else max(map(int, scans))
         collate = self.dataset.collator(self.rules.seed, epoch)
         ids = [self.dataset.sample_ids(numbers) for numbers in batches]
-        with collate.open_pool(0) as pool:
 
-            def begin(rows: list[Row]) -> Callable[[], dict[Scan, Any]]:
-                begun = {}
-                for scan in scans:
-                    lower = [(sample, prefix.at(scan), row) for sample, prefix, row in rows]
-                    begun[scan] = collate.begin(lower, pool)
-                return lambda: {scan: finish() for scan, finish in begun.items()}
+        def begin(rows: list[Row]) -> Callable[[], dict[Scan, Any]]:
+            def at(scan: Scan) -> Any:
+                return collate.begin([(each, prefix.at(scan), row) for each, prefix, row in rows])()
 
-            yield from read_batches(self.dataset.shards, ids, highest, begin)
+            return lambda: {scan: at(scan) for scan in scans}
+
+        yield from read_batches(self.dataset.shards, ids, highest, begin)
 
     @property
     def _geometry(self) -> Geometry:

@@ -311,9 +311,6 @@ def _fail(error: Exception) -> NoReturn:
 
 
 def _load(
-    shards: ShardSet,
-    scan: ScanChoice,
-    request: tuple[int, int],
-    cancel: threading.Event,
+    shards: ShardSet, scan: ScanChoice, request: tuple[int, int], cancel: threading.Event
 ) -> Prefix:
     return shards.open(request[0]).load(current_scan(scan), cancel=cancel)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from pcrshard import compress_activations
+from pcrshard import compress_activations, zstd
 from pcrshard.activation import Absolute, ActivationOptions, quantizer
 
 CODECS = ("zstd", "predicted", "bits", "int8")
@@ -105,6 +105,59 @@ def test_the_native_core_and_pytorch_agree_bit_for_bit(monkeypatch):
         monkeypatch.setattr(quantizer, "CORE_DEVICE", "nowhere")
         _, slow = saved(values.to(dtype))
         assert torch.equal(fast, slow)
+
+
+@pytest.fixture
+def two_threads():
+    """PyTorch with two threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_the_number_of_threads_changes_no_bit(monkeypatch):
+    """Blocks of large tensors, packed and unpacked together; an error in one is raised."""
+    values = torch.randn(9_000_001, generator=torch.Generator().manual_seed(0)).relu()
+    together = saved(values)[1]
+    torch.set_num_threads(1)
+    assert torch.equal(together, saved(values)[1])
+    torch.set_num_threads(2)
+
+    def fail(data):
+        raise KeyError
+
+    monkeypatch.setattr(zstd, "compress_codes", fail)
+    with pytest.raises(KeyError):
+        saved(values)
+
+
+def test_parts_of_a_projection_are_read_where_they_lie():
+    """Queries, keys and values of attention have gaps; the bound holds for each part's elements."""
+    tokens = torch.randn(40, 25, 3, 2, 64, generator=torch.Generator().manual_seed(0))
+    tokens[:, :, 1] *= 10
+    saver = compress_activations(nn.Identity(), options=options())
+    with saver:
+        parts = (tokens.requires_grad_() * 1.0).permute(2, 0, 3, 1, 4).unbind()
+        outs = [part.pow(2) for part in parts]
+    assert len(saver.report().rows) == 3
+    for row, part, out in zip(saver.report().rows, parts, outs, strict=True):
+        assert row.error_bound == pytest.approx(0.05 * float(part.detach().std()), rel=0.02)
+        check(row, part.detach(), out.grad_fn._saved_self.detach())
+
+
+def test_views_of_the_same_elements_share_what_is_stored():
+    """What one layer saves as tokens and another as a matrix is packed and counted once."""
+    values = torch.randn(8, 16, 64, requires_grad=True)
+    saver = compress_activations(nn.Identity(), options=options())
+    with saver:
+        tokens = values * 1.0
+        outs = [tokens.pow(2), tokens.flatten(0, 1).pow(2), tokens.transpose(0, 1).pow(2)]
+    assert len(saver.report().rows) == 1
+    first = outs[0].grad_fn._saved_self
+    assert torch.equal(outs[1].grad_fn._saved_self, first.flatten(0, 1))
+    assert torch.equal(outs[2].grad_fn._saved_self, first.transpose(0, 1))
 
 
 def test_stochastic_rounding_is_unbiased_and_leaves_the_global_generator_alone():

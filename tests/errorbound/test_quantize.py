@@ -49,8 +49,21 @@ def test_any_bits_come_back_within_the_bound(data, name, bound):
     values = kind.widen(words)
     special = ~np.isfinite(values) | (np.abs(values) < kind.smallest_normal)
     assert np.array_equal(restored[special], words[special])
-    again = quantize(words, kind, lattice)
+    points = np.empty_like(words)
+    again = quantize(words, kind, lattice, points)
     assert np.array_equal(again.codes, quantized.codes)
+    assert np.array_equal(points, restored)
+
+
+def test_the_core_chooses_the_codes_that_numpy_chooses():
+    """A NaN makes numpy quantize its block; the codes of all other values stay the same."""
+    kind = FLOAT_TYPES["float32"]
+    values = np.random.default_rng(0).normal(0, 1, 40_000).astype(np.float32)
+    values[5:9] = 0.0, 0.015, 0.025, 1e7  # among them two halfway between points
+    lattice = LinearLattice(0.01, 0.0051)
+    codes = quantize(values.view(np.uint32), kind, lattice).codes
+    values[0] = np.nan
+    assert np.array_equal(quantize(values.view(np.uint32), kind, lattice).codes[1:], codes[1:])
 
 
 @pytest.mark.parametrize("name", FLOAT_TYPES)

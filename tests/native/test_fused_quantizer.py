@@ -48,6 +48,40 @@ def test_codes_are_exact_in_zero_sign_and_bound(numbers, step):
         assert (error <= step * (1 + 2.0**-14)).all()
 
 
+@pytest.mark.parametrize("shape", [(3, 50), (1, 200_003), (700, 192)])
+def test_the_deviation_is_that_of_the_finite_values(shape):
+    """Of all or of a sample, in rows with gaps; at most a multiple of the median magnitude."""
+    rng = np.random.default_rng(0)
+    whole = rng.standard_normal((shape[0], shape[1] + 8)).astype(np.float32)
+    whole[0, :3] = [np.nan, np.inf, 0]
+    rows = whole[:, : shape[1]]
+    for array in (whole, (whole.view(np.uint32) >> 16).astype(np.uint16)):
+        name = "float32" if array is whole else "bfloat16"
+        layout = (shape[1], shape[1] + 8)
+        args = (array.ctypes.data, rows.size, name, layout)
+        close = 1e-6 if rows.size < 65_536 and array is whole else 0.02
+        expected = rows[np.isfinite(rows)].astype(np.float64).std()
+        assert native.deviation(*args, np.inf) == pytest.approx(expected, rel=close)
+        assert native.deviation(*args, 1.0) == pytest.approx(0.674, rel=0.15)
+    whole[:] = np.nan
+    assert np.isnan(native.deviation(whole.ctypes.data, rows.size, "float32", layout, 8.0))
+    whole[:] = 0
+    assert native.deviation(whole.ctypes.data, rows.size, "float32", layout, 8.0) == 0
+
+
+def test_rows_with_gaps_and_parts_of_a_range():
+    """The codes of a strided matrix, in two calls, are those of its copy."""
+    matrix = np.random.default_rng(0).standard_normal((20, 100)).astype(np.float32)
+    expected, _ = codes_of(np.ascontiguousarray(matrix[:, :70]).ravel(), 0.01, "auto")
+    codes = np.zeros(1400, np.int8)
+    for start, stop in ((0, 333), (333, 1400)):
+        address = codes.ctypes.data
+        native.quantize(
+            matrix.ctypes.data, stop, "float32", 0.01, address, start=start, rows=(70, 100)
+        )
+    assert np.array_equal(codes, expected)
+
+
 @pytest.mark.parametrize("count", [0, 1, 7, 31, 32, 33, 64, 1000])
 def test_both_backends_give_the_same_bytes(count):
     """The vector kernels and the plain ones agree on every code, at every length."""

@@ -137,18 +137,6 @@ def test_damage_elsewhere_does_not_matter(url, tmp_path):
     assert sum(a != b["jpg"] for a, b in zip(unchecked, Shard(url).samples(5), strict=True)) == 1
 
 
-def test_damage_is_named_without_another_read(url, tmp_path):
-    """What was loaded says itself what is damaged, also after the shard was replaced or removed."""
-    bad = damage(url, tmp_path / "bad.tar", 2, 1)
-    errors = []
-    with Shard(bad).load(1) as loaded:
-        os.unlink(bad)
-        samples = list(loaded.samples(on_error=lambda error: errors.append(str(error)) or True))
-    assert [sample["__key__"] for sample in samples] == ["k0", "k1", "k3", "k4", "k5"]
-    assert len(errors) == 1
-    assert "key=k2, scan=1" in errors[0]
-
-
 def test_samples_do_not_outlive_what_was_loaded(url):
     """To ask after closing is an error, and to go on after closing never a shorter epoch."""
     with Shard(url).load(1) as loaded:

@@ -145,19 +145,6 @@ def test_read_ranges_reports_each_range_by_itself(data_file):
     assert storage.read_ranges([]) == []
 
 
-def test_buffers_are_reused_without_leaking(tmp_path):
-    """A view never shows bytes of an earlier, larger read; nested reads do not share a buffer."""
-    large, small = tmp_path / "large", tmp_path / "small"
-    large.write_bytes(b"S" * 4096)
-    small.write_bytes(b"x" * 100)
-    for _ in range(3):
-        outer = storage.read(str(large), 0, 4096)
-        inner = storage.read(str(small), 0, 100)
-        assert (outer.tobytes(), inner.tobytes()) == (b"S" * 4096, b"x" * 100)
-        del outer, inner
-        assert storage.read(str(small), 10, 90).tobytes() == b"x" * 80
-
-
 def test_a_thread_may_take_the_last_buffer_first(data_file, monkeypatch):
     """The pool being emptied by another thread between look and take is no error."""
     pool = memory.BufferPool(max_idle=1)

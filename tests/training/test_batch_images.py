@@ -18,7 +18,6 @@ from pcrshard import (
     EncodeOptions,
     ImageDecoder,
     PCRDataset,
-    ScanLevel,
     Shard,
     ShardWriter,
     View,
@@ -111,23 +110,6 @@ def test_threads_change_nothing(folders, kind):
         assert batches(folders[kind], threads, epochs=2) == expected
 
 
-@pytest.mark.parametrize(
-    "image",
-    [
-        ImageDecoder(),
-        ImageDecoder(12),
-        ImageDecoder((9, 14), "center", layout="hwc"),
-        ImageDecoder(16, "random", color="gray", scale=(0.3, 0.5), ratio=(0.5, 2.0)),
-        ImageDecoder(16, flip=0.5, smoothing=True),
-        None,
-    ],
-)
-def test_every_decoder_works_with_threads(folders, image):
-    """Threads work with every decoder, including those without batched decoding in the core."""
-    expected = batches(folders["images"], 0, decoder=image)
-    assert batches(folders["images"], 2, decoder=image) == expected
-
-
 def shrink(sample):
     """A transform of a user's, which also writes to what it gets."""
     sample["jpg"] //= 2
@@ -205,26 +187,6 @@ def test_an_error_comes_with_its_batch(folders, tmp_path, how):
     assert loader.state_dict()["segments"][-1][-1] == 6
 
 
-def test_a_level_counts_from_the_batches_that_are_not_begun(folders):
-    """A scan changed during the loop applies after the batches already decoded ahead, for any
-    number of threads.
-    """
-    seen = set()
-    for threads in (1, 3):
-        level = ScanLevel(1)
-        how = {"threads": threads} | OPTIONS
-        found = []
-        for number, batch in enumerate(
-            loader_of(folders["images"], 6, scan=level, decoder=16, **how)
-        ):
-            found.append(plain(batch))
-            if number == 2:
-                level.value = "full"
-        seen.add(str(found))
-    assert len(seen) == 1
-    assert str(batches(folders["images"], 2, scan=1)) not in seen
-
-
 # --- views and geometry
 
 VIEWS = [View(24, 2, scale=(0.25, 1)), View((9, 12), 3, scale=(0.05, 0.25))]
@@ -300,9 +262,7 @@ def larger(epoch):
 
 @pytest.mark.parametrize("options", [{"threads": 0}, {"threads": 2}, {"num_workers": 1}])
 def test_sizes_may_change_from_epoch_to_epoch(folders, options):
-    """Progressive resizing: a function of the epoch says how its images are decoded; a job that
-    goes on in the middle of an epoch has its size.
-    """
+    """Progressive resizing: a function of the epoch says how its images are decoded."""
     choices = {"scan": 2, "fields": ("jpg",)} | OPTIONS
     loader = loader_of(folders["images"], 8, decoder=larger, **choices, **options)
     for epoch, size in enumerate((8, 12, 16)):
@@ -310,7 +270,3 @@ def test_sizes_may_change_from_epoch_to_epoch(folders, options):
         expected = [images for (images,) in alike]
         assert expected[0].shape == (8, 3, size, size)
         assert [plain(images) for (images,) in loader] == list(map(plain, expected))
-    next(iter(loader))
-    resumed = loader_of(folders["images"], 8, decoder=larger, **choices, **options)
-    resumed.load_state_dict(loader.state_dict())
-    assert {images.shape[-1] for (images,) in resumed} == {20}

@@ -84,16 +84,6 @@ def test_each_epoch_has_each_sample_once_in_batches_of_one_shape(folder, world):
     assert near > SAMPLES * 0.6
 
 
-def test_ranks_have_one_shape_at_a_time(tmp_path):
-    """Where ranks have as many images of each shape, most steps have one shape on all of them."""
-    jpegs = [make_jpeg(1, 32, 32), make_jpeg(2, 24, 40), make_jpeg(3, 40, 24)]
-    samples = [{"__key__": f"{i}", "jpg": jpegs[i % 3], "cls": i} for i in range(600)]
-    loaders = ranks(write(tmp_path, samples, 50), 4, batch=8)
-    steps = taken(loaders)
-    alike = sum(len({shape for _, shape in step}) == 1 for step in steps)
-    assert alike > len(steps) * 0.8
-
-
 @pytest.mark.parametrize("buckets", [BUCKETS, Buckets(pixels=12_000)])
 @pytest.mark.parametrize(("world", "stop"), [(1, 3), (2, 10), (4, 3)])
 def test_they_resume_exactly(folder, buckets, world, stop):

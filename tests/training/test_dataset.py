@@ -1,10 +1,7 @@
 """PCRDataset: samples by number or key, labels and sizes, views, and any DataLoader over it."""
 
-import copy
 import io
-import pickle
 import random
-import shutil
 import threading
 import warnings
 
@@ -24,7 +21,6 @@ from pcrshard import (
     Shard,
     View,
     decode_image,
-    open_dataset,
     stage,
 )
 from pcrshard.errors import ScanUnavailable
@@ -114,33 +110,11 @@ def test_scan_zero_is_labels_without_pixels(folder):
     assert {stop for _, _, stop in CountingFS.requests} <= stops
 
 
-def test_a_fraction_is_the_highest_scan_within_it(folder):
-    """``scan=0.5`` reads at most half of the full bytes, and the next scan would be more."""
-    index, _ = open_dataset(folder)
-    full = index.prefix_bytes("full")
-    fractions = [index.prefix_bytes(scan) / full for scan in range(1, index.num_groups + 1)]
-    for fraction in (fractions[0], 0.9, 0.97, 0.999):
-        scan = PCRDataset(folder, scan=fraction).scan
-        assert fractions[scan - 1] <= fraction
-        assert scan == index.num_groups or fractions[scan] > fraction
-        assert PCRDataset(folder).at(fraction).scan == scan
-    with pytest.raises(ScanUnavailable, match="scan 1 takes"):
-        PCRDataset(folder, scan=fractions[0] / 2)
-
-
 @pytest.mark.parametrize("scan", [11, ScanLevel(11), "5", 2.0, lambda: 11])
 def test_bad_scans_are_refused_at_construction(folder, scan):
     """A bad scan is refused at construction, not by the first worker that reads."""
     with pytest.raises((ScanUnavailable, TypeError, ValueError), match=r"expected .*'full'"):
         PCRDataset(folder, scan=scan)
-
-
-def test_a_level_beyond_the_dataset_is_refused(folder):
-    """A level above the dataset's scans raises an error that names the dataset and its scans."""
-    level = ScanLevel(1)
-    PCRDataset(folder, scan=level)
-    with pytest.raises(ScanUnavailable, match=f"1 to 10 or 'full' for {folder}, got 12"):
-        level.value = 12
 
 
 def test_a_level_is_read_at_each_sample(folder):
@@ -204,16 +178,6 @@ def test_labels_sizes_and_keys(folder):
     stop = max(entry.prefix_stop(0) for entry in dataset.shards.entries)
     assert len(CountingFS.requests) == SAMPLES // ROWS
     assert all(b <= stop for _, _, b in CountingFS.requests)
-
-
-def test_labels_come_from_the_cache(folder, tmp_path):
-    """With a cache they are kept there: a second job reads nothing from the source."""
-    shutil.copytree(folder, tmp_path / "copy")
-    cache = {"cache_dir": str(tmp_path / "cache"), "cache_bytes": 1 << 24}
-    first = PCRDataset(str(tmp_path / "copy"), **cache).labels
-    for path in (tmp_path / "copy").glob("*.tar"):
-        path.write_bytes(b"")
-    assert np.array_equal(PCRDataset(str(tmp_path / "copy"), **cache).labels, first)
 
 
 def test_samples_without_labels_or_images(tmp_path):
@@ -337,19 +301,6 @@ def test_torchdata_resumes_over_it(folder):
         assert seen + ids(made[1]) == [list(range(start, start + 6)) for start in range(0, 60, 6)]
 
 
-@pytest.mark.parametrize(
-    "duplicate", [copy.copy, copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))]
-)
-def test_copies(folder, duplicate):
-    """A dataset that is copied, or sent to a job as submitit does, has the same samples."""
-    dataset = PCRDataset(folder, scan=2, decoder=8).subset(range(7, 30))
-    assert dataset[0]["cls"] == 7
-    other = duplicate(dataset)
-    assert torch.equal(other[3]["jpg"], dataset[3]["jpg"])
-    assert np.array_equal(other.labels, dataset.labels)
-    assert other.keys == dataset.keys
-
-
 def test_neighbors_cost_one_read(folder):
     """Threads that read samples of a shard at once cost one request for it; what is held stays
     below its bound.
@@ -373,17 +324,6 @@ def test_neighbors_cost_one_read(folder):
     CountingFS.requests.clear()
     assert [tight[number]["cls"] for number in (0, 1, 59, 58, 2)] == [0, 1, 59, 58, 2]
     assert len(CountingFS.requests) == 3
-
-
-def test_cache_stats_count_workers(folder, tmp_path):
-    """Cache statistics include reads and hits of DataLoader workers, even on a cold cache."""
-    dataset = PCRDataset(folder, cache_dir=str(tmp_path), transform=lambda sample: sample["cls"])
-    for epoch in range(2):
-        loader = PCRLoader(dataset, 5, shuffle=False, num_workers=2, lanes_per_rank=2)
-        assert sum(len(batch) for batch in loader) == SAMPLES
-        hit, fetched = dataset.cache_stats()
-        assert fetched > 0
-        assert hit > 0 or epoch == 0
 
 
 def test_changes_of_a_dataset_count(folder):

@@ -13,7 +13,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from numbered import flat, ids, loader_of, numbered, through_json, write
+from numbered import flat, ids, loader_of, numbered, write
 
 from pcrshard import ImageDecoder, PCRDataset, PCRLoader, ScanLevel
 from pcrshard.native.pool import draw_key
@@ -48,10 +48,10 @@ def planned(batch, epoch=0, world=1, rank=0, lanes=4, **rules):
 @pytest.mark.parametrize(
     "options", [{}, {"threads": 0}, {"threads": 2}, {"num_workers": 3}], ids=str
 )
-@pytest.mark.parametrize("taken", [0, 15])
+@pytest.mark.parametrize("taken", [0, 14, 15])
 def test_each_loop_is_the_next_epoch(folder, options, taken):
-    """``for i, batch in enumerate(loader): if i == N: break`` has other batches in each epoch: five
-    loops are five orders, those of epochs 0 to 4.
+    """``for i, batch in enumerate(loader): if i == N: break`` has other batches in each epoch, also
+    if it breaks at the last batch: five loops are five orders, those of epochs 0 to 4.
     """
     loader = loader_of(folder, 4, seed=7, **options)
     for epoch in range(5):
@@ -74,20 +74,6 @@ def test_looking_changes_nothing(folder):
     loader.state_dict()
     assert (loader.epoch, ids(loader)) == (0, planned(4))
     assert (loader.epoch, ids(loader)) == (1, planned(4, 1))
-
-
-def test_a_loop_of_len_batches_is_a_whole_epoch(folder):
-    """Lightning asks for len() batches and no more: its epochs are those of a plain loop, and a
-    state that is saved after the last batch continues with the next epoch, never an empty one.
-    """
-    counted = loader_of(folder, 4, seed=7)
-    for epoch in range(3):
-        batches = iter(counted)
-        assert [next(batches)["cls"].tolist() for _ in range(15)] == planned(4, epoch, seed=7)
-    other = loader_of(folder, 4, seed=7)
-    other.load_state_dict(through_json(counted.state_dict()))
-    assert other.epoch == 3
-    assert ids(other) == planned(4, 3, seed=7)
 
 
 def test_two_loaders_do_not_disturb_each_other(folder):
@@ -193,42 +179,21 @@ def test_spawned_workers(folder):
         assert torch.equal(batch["jpg"], same["jpg"])
 
 
-@pytest.mark.parametrize(
-    ("world", "size", "drop_last", "batches"),
-    [
-        (1, 7, True, 8),
-        (2, 7, True, 4),
-        (3, 7, True, 2),
-        (4, 7, True, 2),
-        (2, 7, "pad", 5),
-        (4, 7, "pad", 3),
-        (4, 9, "pad", 2),
-        (1, 7, False, 9),
-        (3, 19, False, 2),
-        (4, 14, False, 2),
-        (7, 60, False, 1),
-    ],
-)
-def test_ranks_have_equal_batches(folder, world, size, drop_last, batches):
-    """Every rank gets as many batches as the others, all of one size.
-
-    With ``drop_last=True`` no sample comes twice, with ``"pad"`` each comes. With ``False`` each
-    comes exactly once, in batches of which the last are smaller.
+@pytest.mark.parametrize("drop_last", [True, "pad", False])
+@pytest.mark.parametrize(("world", "size"), [(1, 7), (3, 7), (4, 9), (3, 19), (7, 8)])
+def test_ranks_have_equal_batches(folder, world, size, drop_last):
+    """Every rank gets as many batches as ``len`` says; with ``drop_last=True`` no sample comes
+    twice, with ``"pad"`` each comes, in batches of one size, and with ``False`` each exactly once.
     """
-    parts = [
-        loader_of(folder, size, seed=1, drop_last=drop_last, rank=rank, world_size=world)
-        for rank in range(world)
-    ]
+    how = {"seed": 1, "drop_last": drop_last, "world_size": world}
+    parts = [loader_of(folder, size, rank=rank, **how) for rank in range(world)]
     seen = [ids(part) for part in parts]
     assert [len(part) for part in parts] == list(map(len, seen))
-    assert {len(one) for one in seen} <= {batches - (drop_last is False), batches}
-    counts = collections.Counter(number for one in seen for batch in one for number in batch)
-    if drop_last is False:
-        assert sorted(counts.elements()) == list(range(SAMPLES))
-        return
-    assert {len(batch) for one in seen for batch in one} == {size}
-    assert max(counts.values()) == 1 if drop_last is True else len(counts) == SAMPLES
-    assert sum(counts.values()) == batches * world * size
+    assert max(map(len, seen)) - min(map(len, seen)) <= (drop_last is False)
+    every = flat(flat(seen))
+    assert drop_last == "pad" or len(set(every)) == len(every)
+    assert drop_last is True or len(set(every)) == SAMPLES
+    assert drop_last is False or {len(batch) for one in seen for batch in one} == {size}
 
 
 def test_shuffle_takes_a_number_of_shards(folder):
@@ -304,14 +269,6 @@ def test_weighted_mixing(two):
     assert {counts[number] for number in range(24, 36)} == {15}
 
 
-def test_weights_of_a_view(two):
-    """A view of several datasets mixes its own samples of each."""
-    view = PCRDataset(two, scan=1).subset([*range(8), *range(30, 36)])
-    seen = flat(ids(PCRLoader(view, 4, weights=(1, 1), num_samples=12)))
-    assert sum(number < 8 for number in seen) == 6
-    assert set(seen) <= {*range(8), *range(30, 36)}
-
-
 def test_several_datasets_without_weights(two):
     """Without weights, several datasets act as one, and each sample comes once per epoch."""
     assert sorted(flat(ids(loader_of(two, 4)))) == list(range(36))
@@ -332,22 +289,14 @@ def test_several_datasets_without_weights(two):
     ids=str,
 )
 def test_draws_depend_on_seed_epoch_and_sample_only(folder, size, how):
-    """Crops and flips are the same for any workers, ranks, batch size and scan, and differ in
-    another epoch or for another seed.
-    """
+    """Crops and flips are the same for any workers, ranks, batch size and scan."""
     decoder = ImageDecoder(12, "random", flip=0.5)
     dataset = PCRDataset(folder, scan=how.get("scan", 5))
     own = how.get("seed", 0), how.get("epoch", 0)
-    others = set(itertools.product((0, 1), (0, 1))) - {own}
-    same = 0
     for batch in loader_of(folder, size, **{"scan": 5, "decoder": decoder} | how):
         for number, pixels in zip(batch["cls"].tolist(), batch["jpg"].numpy(), strict=True):
             jpeg = dataset[number]["jpg"]
             assert np.array_equal(pixels, decoder(jpeg, draw_key(*own, number)))
-            same += any(
-                np.array_equal(pixels, decoder(jpeg, draw_key(*other, number))) for other in others
-            )
-    assert same < SAMPLES / 10
 
 
 # --- errors, forks
@@ -359,20 +308,6 @@ def test_a_missing_shard_is_named(folder, tmp_path):
     (tmp_path / "data-000003.tar").unlink()
     with pytest.raises(Exception, match=r"data-000003\.tar"):
         list(loader_of(str(tmp_path), 4))
-
-
-def test_the_cache_arrives_in_workers(folder, tmp_path):
-    """A second epoch reads no shard from its source."""
-    source = tmp_path / "copy"
-    shutil.copytree(folder, source)
-    dataset = PCRDataset(
-        str(source), scan=2, cache_dir=str(tmp_path / "cache"), cache_bytes=1 << 30
-    )
-    loader = PCRLoader(dataset, 4, num_workers=2)
-    list(loader)
-    for path in source.glob("*.tar"):
-        path.write_bytes(b"")
-    assert ids(loader) == planned(4, 1)
 
 
 def forked_reads(loader, batches, sent):

@@ -7,8 +7,6 @@ import pytest
 import webdataset as wds
 
 import pcrshard
-from pcrshard.training.ranks import Rank
-from pcrshard.training.shard_lists import SplitByNode
 
 URLS = [f"{i}.tar" for i in range(20)]
 
@@ -44,18 +42,6 @@ def test_a_spawned_worker_keeps_its_parents_rank(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE")
     assert list(pickle.loads(sent)(URLS)) == URLS[1::4]
     assert list(pcrshard.split_by_node(URLS)) == URLS
-
-
-def test_webdataset_takes_the_splitter(shard_urls):
-    """The splitter works as ``nodesplitter=`` in a real pipeline."""
-    keys = []
-    for rank in range(2):
-        dataset = wds.WebDataset(
-            shard_urls, shardshuffle=False, nodesplitter=SplitByNode(Rank(rank, 2))
-        ).pcr_scan(1)
-        keys.append([sample["__key__"] for sample in dataset])
-    assert not set(keys[0]) & set(keys[1])
-    assert len(keys[0]) + len(keys[1]) == sum(pcrshard.Shard(url).num_samples for url in shard_urls)
 
 
 def test_a_frozen_order_is_pointed_out(shard_urls):

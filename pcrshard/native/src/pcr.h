@@ -149,10 +149,16 @@ int pcr_rescan(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
                size_t *out_size);
 
 /* The error-bounded quantizer. Codes are 0 for 0, else sign(x) * ceil(|x| / (2 step)), or -128
- * where that does not fit or x is not finite; returns how many are -128. type: PCR_FLOAT32 or
- * PCR_BFLOAT16. step: normal and positive. backend: PCR_BACKEND_*. */
-size_t pcr_quantize(const void *values, size_t count, int type, float step, int8_t *codes,
-                    int backend);
+ * where that does not fit or x is not finite; returns how many are -128. Quantizes the values from
+ * start to stop, of which value i is at i / run * stride + i % run and its code at i. type:
+ * PCR_FLOAT32 or PCR_BFLOAT16. step: normal and positive. backend: PCR_BACKEND_*. */
+size_t pcr_quantize(const void *values, size_t run, size_t stride, size_t start, size_t stop,
+                    int type, float step, int8_t *codes, int backend);
+/* The standard deviation of the finite ones of count values, which lie as in pcr_quantize; at most
+ * guard times the median magnitude of those that are not 0. Of more than 65,536 values, 512 to
+ * 1,023 runs of 64 are a sample. NaN if no value is finite, or without memory. */
+double pcr_deviation(const void *values, size_t count, size_t run, size_t stride, int type,
+                     double guard);
 /* sign(q) * (2 |q| - 1) * step, as float32; -128 is taken as any other code. */
 void pcr_dequantize(const int8_t *codes, size_t count, float step, float *values, int backend);
 /* Adds to (outer, channels, inner) codes, modulo 256, or takes from them if sign is below 0, what
@@ -200,5 +206,11 @@ int64_t pcr_sparse_encode(const void *now, void *was, size_t count, int item_byt
  * long, or leave the words: some words may then have changed. */
 int64_t pcr_sparse_apply(void *words, size_t count, int item_bytes, const uint8_t *gaps,
                          size_t gap_bytes, const uint8_t *steps, size_t step_bytes);
+
+/* The codes of float32 values on a lattice of a step, and the words that they restore to. Returns
+ * whether a value misses the bound, is subnormal, -0.0 or not finite, or has a code above 2^30: the
+ * output is then meaningless. */
+int pcr_quantize_linear(const uint32_t *words, size_t count, double step, double error_bound,
+                        int32_t *codes, uint32_t *restored);
 
 #endif

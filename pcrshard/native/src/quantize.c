@@ -1,6 +1,9 @@
 /* The error-bounded quantizer: the choice of the kernels. */
 #include "quantize.h"
 
+#include <stdbool.h>
+#include <stdlib.h>
+
 #include "avx2.h"
 #include "pcr.h"
 
@@ -13,17 +16,120 @@ static int use_vectors(int backend) {
 #endif
 }
 
-size_t pcr_quantize(const void *values, size_t count, int type, float step, int8_t *codes,
-                    int backend) {
-    float scale = 1 / (2 * step);
+static size_t quantize_run(const void *values, size_t first, size_t count, int type, float scale,
+                           int8_t *codes, int backend) {
+    const float *floats = (const float *)values + first;
+    const uint16_t *halves = (const uint16_t *)values + first;
+    int is_half = type == PCR_BFLOAT16;
 #if PCR_HAVE_VECTORS
-    if (use_vectors(backend)) {
-        if (type == PCR_BFLOAT16) return pcr_quantize_bf16_avx2(values, count, scale, codes);
-        return pcr_quantize_f32_avx2(values, count, scale, codes);
-    }
+    if (use_vectors(backend))
+        return is_half ? pcr_quantize_bf16_avx2(halves, count, scale, codes)
+                       : pcr_quantize_f32_avx2(floats, count, scale, codes);
+#else
+    (void)backend;
 #endif
-    if (type == PCR_BFLOAT16) return pcr_quantize_bf16_portable(values, count, scale, codes);
-    return pcr_quantize_f32_portable(values, count, scale, codes);
+    return is_half ? pcr_quantize_bf16_portable(halves, count, scale, codes)
+                   : pcr_quantize_f32_portable(floats, count, scale, codes);
+}
+
+size_t pcr_quantize(const void *values, size_t run, size_t stride, size_t start, size_t stop,
+                    int type, float step, int8_t *codes, int backend) {
+    size_t escapes = 0;
+    while (start < stop) {
+        size_t at = start % run;
+        size_t count = run - at < stop - start ? run - at : stop - start;
+        size_t first = start / run * stride + at;
+        escapes += quantize_run(values, first, count, type, 1 / (2 * step), codes + start, backend);
+        start += count;
+    }
+    return escapes;
+}
+
+enum { RUN = 64, RUNS = 512, EVERY = 8 };
+
+/* Copies a sample of the values; returns how many. The stride between runs is odd, because channels
+ * often have sizes that are powers of two. */
+static size_t take_sample(const void *values, size_t count, size_t run, size_t stride, int type,
+                          float *sample) {
+    size_t few = count <= 2 * RUN * RUNS, length = few ? run : RUN;
+    size_t across = run / length, runs = count / run * across;
+    size_t step = few ? 1 : runs / RUNS | 1;
+    float *end = sample;
+    for (size_t k = 0; k < runs; k += step, end += length) {
+        size_t first = k / across * stride + k % across * length;
+        if (type == PCR_BFLOAT16)
+            for (size_t i = 0; i < length; i++)
+                end[i] = pcr_from_bfloat16(((const uint16_t *)values)[first + i]);
+        else
+            memcpy(end, (const float *)values + first, length * sizeof *end);
+    }
+    return (size_t)(end - sample);
+}
+
+static size_t drop_nonfinite(float *values, size_t count) {
+    size_t kept = 0;
+    for (size_t i = 0; i < count; i++)
+        if (isfinite(values[i])) values[kept++] = values[i];
+    return kept;
+}
+
+/* The median magnitude of every eighth value that is not 0; infinity if there is none. Floats that
+ * are not negative are ordered as their bits are. */
+static double median_magnitude(const float *values, size_t count) {
+    uint32_t known = 0, bits;
+    size_t rank = 0;
+    for (size_t i = 0; i < count; i += EVERY) rank += values[i] != 0;
+    if (!rank) return INFINITY;
+    rank = (rank - 1) / 2;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        size_t counts[256] = {0}, digit = 0;
+        for (size_t i = 0; i < count; i += EVERY) {
+            float magnitude = fabsf(values[i]);
+            memcpy(&bits, &magnitude, sizeof bits);
+            bool is_candidate = shift == 24 || bits >> (shift + 8) == known;
+            if (bits && is_candidate) counts[bits >> shift & 255]++;
+        }
+        while (rank >= counts[digit]) rank -= counts[digit++];
+        known = known << 8 | (uint32_t)digit;
+    }
+    float median;
+    memcpy(&median, &known, sizeof median);
+    return median;
+}
+
+/* The mean of the squares of what values differ from a center, or of the differences. Several sums
+ * in turn do not wait for each other. */
+static double mean_of(const float *values, size_t count, double center, int squares) {
+    double sums[8] = {0};
+    size_t i = 0;
+    for (; i + 8 <= count; i += 8)
+        for (size_t j = 0; j < 8; j++) {
+            double off = values[i + j] - center;
+            sums[j] += squares ? off * off : off;
+        }
+    for (; i < count; i++) {
+        double off = values[i] - center;
+        sums[0] += squares ? off * off : off;
+    }
+    for (size_t j = 1; j < 8; j++) sums[0] += sums[j];
+    return sums[0] / (double)count;
+}
+
+double pcr_deviation(const void *values, size_t count, size_t run, size_t stride, int type,
+                     double guard) {
+    float *sample = malloc(2 * RUN * RUNS * sizeof *sample);
+    size_t found = sample ? take_sample(values, count, run, stride, type, sample) : 0;
+    double mean = mean_of(sample, found, 0, 0), deviation = NAN;
+    if (found && !isfinite(mean)) {
+        found = drop_nonfinite(sample, found);
+        mean = mean_of(sample, found, 0, 0);
+    }
+    if (found) {
+        deviation = sqrt(mean_of(sample, found, mean, 1));
+        if (guard < INFINITY) deviation = fmin(deviation, guard * median_magnitude(sample, found));
+    }
+    free(sample);
+    return deviation;
 }
 
 void pcr_dequantize(const int8_t *codes, size_t count, float step, float *values, int backend) {

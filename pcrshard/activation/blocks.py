@@ -1,0 +1,74 @@
+"""Work on large tensors on a CPU: in blocks, on several threads, in large pages of memory."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from ..memory import allocate
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+# As long as a block of Zstandard.
+_LEAST = 1 << 17
+_BLOCKS_PER_THREAD = 4
+# The C library maps larger memory anew for each tensor, and the system clears it page by page; that
+# of huge pages takes a fifth of the time.
+_LARGE = 1 << 25
+_TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+# What compilers make of ``#pragma omp parallel``; found if PyTorch loaded OpenMP.
+_parallel = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
+
+
+def blocks_of(count: int) -> list[slice]:
+    """Return a few blocks of (count,) elements for each thread, all equally long."""
+    threads = torch.get_num_threads()
+    number = min(max(count // _LEAST, 1), _BLOCKS_PER_THREAD * threads)
+    if number > threads:
+        number -= number % threads
+    size = -(-count // number)
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def share(work: Callable[[S], T], items: Sequence[S]) -> list[T]:
+    """Return ``work(item)`` of each item, in order.
+
+    The items are shared among PyTorch's own threads, which wait actively for some milliseconds
+    after each operation, so that other threads would not get their processors. Where PyTorch does
+    not use OpenMP, this thread does all the work.
+
+    Args:
+        work: Must release the GIL to gain from it, and must not use PyTorch.
+        items: What to work on.
+    """
+    waiting = iter(range(len(items)))
+    done: dict[int, T] = {}
+    errors: list[BaseException] = []
+
+    def take(_: object) -> None:
+        try:
+            for place in waiting:
+                done[place] = work(items[place])
+        except BaseException as error:  # raised below, because OpenMP would drop it
+            errors.append(error)
+
+    threads = min(torch.get_num_threads(), len(items))
+    if threads > 1 and _parallel is not None:
+        _parallel(_TASK(take), None, threads, 0)
+    else:
+        take(None)
+    for error in errors:
+        raise error
+    return [done[place] for place in range(len(items))]
+
+
+def empty_floats(count: int) -> Tensor:
+    """Return (count,) float32 of any value."""
+    if 4 * count < _LARGE:
+        return torch.empty(count)
+    return torch.frombuffer(allocate(4 * count), dtype=torch.float32, count=count)
