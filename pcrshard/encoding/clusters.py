@@ -92,21 +92,21 @@ def encode_on_slurm(
         executor: Any = SlurmExecutor(folder, max_num_timeout=100)
         executor.update_parameters(additional_parameters=parameters)
         parts = [(number, jobs) for number in range(jobs)]
-        submitted = executor.map_array(EncodePart(), parts)  # type: ignore[no-untyped-call]  # theirs
+        queued = executor.map_array(EncodePart(), parts)  # type: ignore[no-untyped-call]  # theirs
     except Exception as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise EncodeError(f"cannot submit SLURM jobs: {error}") from error
     try:
-        while _is_queued(submitted[0].job_id.partition("_")[0]):
+        while _is_queued(queued[0].job_id.partition("_")[0]):
             done = sum(len(planned.shards[number]) for number in journal.written())
             progress(done, sum(map(len, planned.shards)))
             time.sleep(poll)
     except BaseException:
-        for job in submitted:
+        for job in queued:
             job.cancel()
         raise
     if (index := commit(journal)) is None:
-        log = max((job.stderr() or "" for job in submitted), key=lambda log: "Traceback" in log)
+        log = max((job.stderr() or "" for job in queued), key=lambda log: "Traceback" in log)
         ends = log[-1000:].strip() or f"it left no log: do all nodes see {folder}?"
         raise EncodeError(f"a SLURM job failed; the logs are in {folder}; one ends with: {ends}")
     shutil.rmtree(folder, ignore_errors=True)
