@@ -1,9 +1,10 @@
 """Ways to save memory for backward, side by side: peak memory, time, and error of the gradients.
 
-With a GPU: ResNet-50 and ViT-Tiny at 224x224, seconds of its work, peaks of its allocator. On a CPU
-smaller ones, CPU seconds, and peaks of the resident set of a process whose C library gives freed
-memory back. Each row of the first tables is a process of its own; overhead is interleaved.
+On a GPU of its work and allocator; on a CPU, of smaller networks, CPU time and the resident set of
+a process whose C library gives freed memory back. Each row of the first tables is a process of its
+own. ``python -m benchmarks activation --worker overhead`` measures the time of a step alone.
 """
+# ruff: noqa: I001  (evidence says where training is)
 
 import contextlib
 import functools
@@ -14,34 +15,29 @@ import time
 import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from training.models import conv, resnet18, resnet50
 
 from evidence.transformers.models import ViT
 from pcrshard import compress_activations
-from pcrshard.activation import peak_memory
+from pcrshard.activation import Compressor, peak_memory
+from training.models import conv, resnet18, resnet50
 
-from .harness import ratios
+from .harness import Bench, ratios
 
 ROUNDS = 5
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def small_stem(size, width=64):
-    """First layers for small images; ``None`` for those that a ResNet has."""
-    return conv(3, width) if size < 100 else None
-
-
 NETWORKS = {
-    "ResNet-50": lambda size: resnet50(10, stem=small_stem(size)),
-    "ResNet-18": lambda size: resnet18(10, stem=small_stem(size)),
-    "ViT": lambda size: ViT(10, size=size, patch=16 if size > 100 else 4),
-    "narrow": lambda size: resnet18(10, 16, small_stem(size, 16)),
+    "ResNet-50": lambda _: resnet50(10),
+    "ResNet-18": lambda _: resnet18(10),
+    "ViT": lambda size: ViT(10, size=size, patch=16),
+    "narrow": lambda _: resnet18(10, 16, conv(3, 16)),  # for small images
 }
 EAGER = ("plain", "int8", "bits", "zstd", "offload", "checkpoint", "zstd+checkpoint")
 # In each of two compilers; fp8 is Inductor's own activation quantization.
 COMPILED = ("aot_eager plain", "aot_eager int8", "inductor plain", "inductor int8",
             "inductor bits", "inductor fp8")  # fmt: skip
-OVERHEAD = {"int8": 0.08, "bits": None, "zstd": 0.15}
+LIMITS = {"int8": 0.08, "zstd": 0.15}  # of the overhead
 FP8 = {"quant_type": "torch.float8_e5m2", "size_in_mb": 1, "use_scaling": True,
        "allowed_dtypes": "torch.float32;torch.bfloat16"}  # fmt: skip
 
@@ -60,7 +56,7 @@ class Step:
             for block in self.model.blocks:
                 block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
         codec = method.removesuffix("+checkpoint")
-        if codec in OVERHEAD:
+        if codec in ("int8", "bits", "zstd"):
             self.context = compress_activations(self.model, codec=codec)
         elif method == "offload":
             self.context = torch.autograd.graph.save_on_cpu(pin_memory=DEVICE == "cuda")
@@ -112,7 +108,7 @@ def measure(way, network, batch, size, rounds):
     row = {"": way, "held MB": "", "loss": float(loss.detach()), "error of gradients": wrong}
     if step.forward is not step.model:
         row["held MB"] = held_bytes(loss, step.model, step.images) / 1e6
-    elif way in OVERHEAD:  # whose hooks would unpack what they hold
+    elif isinstance(step.context, Compressor):  # whose hooks would unpack what they hold
         row["held MB"] = step.context.report().stored_bytes / 1e6
     loss.backward()
     with peak_memory(DEVICE) as peak:
@@ -124,43 +120,44 @@ def measure(way, network, batch, size, rounds):
     return json.dumps(row)
 
 
-def _compare(bench, ways, network, batch, size):
-    rows = [bench.worker("measure", way, network, batch, size, bench.rounds) for way in ways]
-    by_way = {row[""]: row for row in rows}
-    for row in rows:
-        assert abs(row["loss"] - rows[0]["loss"]) < 1e-2 * rows[0]["loss"]
-    title = f"{network}, batch {batch}, {size}x{size}, {DEVICE}"
-    bench.show(title, rows)
-    if "aot_eager int8" in by_way:
+def overhead(rounds=ROUNDS, bench=None):
+    """As JSON: the time of a step with each codec over that of a plain one."""
+    bench = bench or Bench("activation", int(rounds))
+    for network, size in (("ResNet-18", 112), ("ViT", 112), ("narrow", 32)):
+        steps = {way: Step(way, network, 64, size) for way in ("plain", *LIMITS)}
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            for step in steps.values():
+                step()
+            title = f"Step of {network}, batch 64, {size}x{size}, {DEVICE}, threads: {threads}"
+            seconds = bench.compare(title, steps, _clock if threads == 1 else time.perf_counter)
+            for way, limit in LIMITS.items():
+                packing = steps[way].context.report().seconds
+                print(f"{way}: {packing:.3f} s of packing and unpacking in the last step")
+                over = ratios(seconds[way], seconds["plain"])
+                bench.target(
+                    f"{title}: {way} over plain", over, most=1 + (limit if size > 100 else 0.2)
+                )
+    return json.dumps(bench.targets)
+
+
+def run(bench):
+    os.environ |= {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    large = ("ResNet-50", 64, 224) if DEVICE == "cuda" else ("ResNet-18", 8, 112)
+    for network, batch, size in (
+        [("narrow", 4, 32)] if bench.quick else [large, ("ViT", *large[1:])]
+    ):
+        ways = EAGER if bench.quick else EAGER + COMPILED
+        rows = [bench.worker("measure", way, network, batch, size, bench.rounds) for way in ways]
+        assert all(abs(row["loss"] - rows[0]["loss"]) < 1e-2 * rows[0]["loss"] for row in rows)
+        title = f"{network}, batch {batch}, {size}x{size}, {DEVICE}"
+        bench.show(title, rows)
+        if bench.quick:
+            return
+        by_way = {row[""]: row for row in rows}
         plain, packed = by_way["aot_eager plain"], by_way["aot_eager int8"]
         assert plain["error of gradients"] < 1e-5
         assert packed["error of gradients"] < 1.1 * by_way["int8"]["error of gradients"]
         ratio = plain["held MB"] / packed["held MB"]
         bench.target(f"{title}, compiled: saved bytes, int8", ratio, least=3.5)
-
-
-def _overhead(bench, network, batch, size, limits):
-    steps = {way: Step(way, network, batch, size) for way in ("plain", *limits)}
-    for step in steps.values():
-        step()
-    title = f"Time of a step, {network}, batch {batch}, {size}x{size}, {DEVICE}"
-    seconds = bench.compare(title, steps, _clock)
-    for way, limit in limits.items():
-        if limit is not None:
-            over = ratios(seconds[way], seconds["plain"])
-            bench.target(f"{title}: {way} over plain", over, most=1 + limit)
-
-
-def run(bench):
-    os.environ |= {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    torch.set_num_threads(1)
-    if bench.quick:
-        _compare(bench, EAGER, "narrow", 4, 32)
-        return
-    large = ("ResNet-50", 64, 224) if DEVICE == "cuda" else ("ResNet-18", 8, 112)
-    for network in (large[0], "ViT"):
-        _compare(bench, EAGER + COMPILED, network, *large[1:])
-    batch = 64 if DEVICE == "cuda" else 16
-    for network in ("ResNet-18", "ViT"):
-        _overhead(bench, network, batch, 112, OVERHEAD)
-    _overhead(bench, "narrow", batch, 32, dict.fromkeys(OVERHEAD, 0.2))
+    overhead(bench=bench)

@@ -33,7 +33,7 @@ ROOMS = {
     "upkeep": {"reading", "storage", "format", "jpeg", "encoding"},
     "fidelity": {"training", "reading", "storage", "format", "jpeg"},
     "integrations": {"training", "reading", "storage", "format", "jpeg", "native", "checkpoint"},
-    "errorbound": set(),
+    "errorbound": {"native"},
     "checkpoint": {"errorbound", "native", "storage"},
     "simulation": {"training", "reading", "format", "jpeg"},
     "activation": {"errorbound", "native"},

@@ -3,6 +3,7 @@ epoch.
 """
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -41,13 +42,8 @@ class Recipe:
     gathers: bool
 
 
-def lite0(classes):
-    """Lite0 with the weights of ImageNet and a new last layer."""
-    return lites.quick_backward(lites.pretrained("lite0", classes))
-
-
 RECIPES = (
-    Recipe(LITE0, 224, 2, lite0, 2e-4, 1e-3, gathers=False),
+    Recipe(LITE0, 224, 2, functools.partial(lites.pretrained, "lite0"), 2e-4, 1e-3, gathers=False),
     Recipe(RESNET, 112, 6, resnet18, 1e-3, 1e-3, gathers=True),
 )
 
@@ -68,66 +64,51 @@ class Model(nn.Module):
             return self.network(pixels).float().cpu()
 
 
-class Run:
-    """A training run: a recipe, a task, a scan, a seed."""
+def train(lab, recipe, task, scan, seed):
+    """Train, and return one entry per epoch, the final accuracies, and what it took."""
+    torch.manual_seed(seed)
+    epochs = lab.scale * (4 if lab.quick else recipe.epochs)
+    side = recipe.side // (4 if lab.quick else 1)
 
-    def __init__(self, lab, recipe, task, scan, seed):
-        torch.manual_seed(seed)
-        self.lab = lab
-        self.recipe = recipe
-        self.task = task
-        self.scan = scan
-        self.seed = seed
-        self.epochs = lab.scale * (4 if lab.quick else recipe.epochs)
-        self.loader = self._open("train", scan)
-        self.model = Model(recipe.network(self.loader.dataset.num_classes))
-        *others, weight, bias = self.model.parameters()
-        groups = [
-            {"params": others, "lr": recipe.rate},
-            {"params": [weight, bias], "lr": recipe.last_rate},
-        ]
-        self.optimizer = torch.optim.AdamW(groups, weight_decay=WEIGHT_DECAY)
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._factor)
+    def read(split, at, **order):
+        return loader(lab.dataset(task.name, split), at, side, split, threads=1, **order)
 
-    def _factor(self, step):
-        done = (step + 0.5) / (self.epochs * len(self.loader))
+    source = read("train", scan, seed=seed)
+    model = Model(recipe.network(source.dataset.num_classes))
+    *others, weight, bias = model.parameters()
+    groups = [
+        {"params": others, "lr": recipe.rate},
+        {"params": [weight, bias], "lr": recipe.last_rate},
+    ]
+    optimizer = torch.optim.AdamW(groups, weight_decay=WEIGHT_DECAY)
+
+    def factor(step):
+        done = (step + 0.5) / (epochs * len(source))
         return min(1, done / RISE) * (1 + math.cos(math.pi * done)) / 2
 
-    def _open(self, split, scan):
-        side = self.recipe.side // (4 if self.lab.quick else 1)
-        order = {"seed": self.seed} if split == "train" else {"shuffle": False}
-        url = self.lab.dataset(self.task.name, split)
-        return loader(url, scan, side, split, threads=1, **order)
+    def accuracy(at):
+        model.eval()
+        return share(model, read("val", at, shuffle=False))
 
-    def accuracy(self, scan):
-        """Share of the validation pictures at a scan that are told right."""
-        self.model.eval()
-        return share(self.model, self._open("val", scan))
-
-    def _train_epoch(self):
-        self.model.train(self.recipe.gathers)
-        fit(self.model, self.optimizer, self.loader, schedule=self.schedule)
-
-    def perform(self):
-        """Train and return one row per epoch and the final accuracies."""
-        size = self.lab.index(self.task.name, "train").prefix_bytes(self.scan)
-        begun = time.process_time()
-        training = 0.0
-        rows = []
-        for _ in range(self.epochs):
-            before = time.process_time()
-            self._train_epoch()
-            training += time.process_time() - before
-            rows.append({"bytes": size, "accuracy": self.accuracy(FULL)})
-        found = {str(scan): self.accuracy(scan) for scan in SCANS if scan != FULL}
-        found[FULL] = rows[-1]["accuracy"]
-        head = {"network": self.recipe.name, "task": self.task.name, "kind": self.scan}
-        costs = {
-            "images": self.epochs * len(self.loader.dataset),
-            "training_cpu_seconds": training,
-            "cpu_seconds": time.process_time() - begun,
-        }
-        return head | {"seed": self.seed, "epochs": rows, "accuracy": found} | costs
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    size = lab.index(task.name, "train").prefix_bytes(scan)
+    begun = time.process_time()
+    training = 0.0
+    rows = []
+    for _ in range(epochs):
+        before = time.process_time()
+        model.train(recipe.gathers)
+        fit(model, optimizer, source, schedule=schedule)
+        training += time.process_time() - before
+        rows.append({"bytes": size, "accuracy": accuracy(FULL)})
+    found = {str(at): accuracy(at) for at in SCANS if at != FULL}
+    return {
+        "epochs": rows,
+        "accuracy": found | {FULL: rows[-1]["accuracy"]},
+        "images": epochs * len(source.dataset),
+        "training_cpu_seconds": training,
+        "cpu_seconds": time.process_time() - begun,
+    }
 
 
 def measure(lab):
@@ -135,12 +116,12 @@ def measure(lab):
     recipes = {recipe.name: recipe for recipe in RECIPES}
     seeds = range(lab.scale * (1 if lab.quick else SEEDS))
     keys = [
-        {"network": name, "kind": scan, "seed": seed}
+        {"network": name, "task": lab.task(0).name, "kind": scan, "seed": seed}
         for scans in ((FULL, 5), (2,))
         for seed in seeds
         for scan in scans
         for name in recipes
     ]
     for key in lab.missing(keys, "layers"):
-        run = Run(lab, recipes[key["network"]], lab.task(0), key["kind"], key["seed"])
-        lab.append(run.perform(), "layers")
+        recipe = recipes[key["network"]]
+        lab.append(key | train(lab, recipe, lab.task(0), key["kind"], key["seed"]), "layers")

@@ -43,9 +43,9 @@ def _epoch(lab, url, scan):
     """An epoch: read, decode, trunk, a step of the tail."""
     side = 64 if lab.quick else tails.SIZE
     loader = tails.loader(url, scan, side, "train", lanes_per_rank=1)
-    whole = tails.Whole(tails.trunk(lab), tails.tail(1000))
+    whole = tails.Whole(tails.trunk(), tails.tail(1000))
     optimizer = torch.optim.AdamW(whole.tail.parameters(), **tails.ADAMW)
-    # The trunk is traced, and the memory is there, before the clock starts.
+    # The memory is there before the clock starts.
     blank = torch.zeros(tails.BATCH, 3, side, side, dtype=torch.uint8)
     fit(whole, optimizer, [(blank, torch.zeros(tails.BATCH, dtype=torch.long))] * 3)
     begun = time.monotonic()

@@ -80,97 +80,92 @@ class Task:
         }
 
 
-class Run:
-    """A training run: a task, what it is trained on, a seed."""
+def _tuner(task, level):
+    loader = tails.open_split(task.lab, task.task, "train")
+    return pcrshard.ScanTuner(
+        loader,
+        classify,
+        level,
+        candidates=[scan for scan in SCANS if scan != FULL],
+        threshold=THRESHOLD,
+        images=16 if task.lab.quick else IMAGES,
+        trials=TRIALS,
+        first=1,
+        every=EVERY,
+    )
 
-    def __init__(self, task, kind, seed, look):
-        torch.manual_seed(seed)
-        self.task = task
-        self.kind = kind
-        self.seed = seed
-        self.tail = tails.tail(task.classes)
-        self.optimizer = torch.optim.AdamW(self.tail.parameters(), **tails.ADAMW)
-        steps = task.epochs * math.ceil(len(task.labels) / tails.BATCH)
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, lambda step: (1 + math.cos(math.pi * step / steps)) / 2
-        )
-        self.level = pcrshard.ScanLevel(FULL)
-        self.tuner = self._tuner() if kind == TUNER else None
-        self.whole = tails.Whole(look, self.tail)
 
-    def _tuner(self):
-        loader = tails.open_split(self.task.lab, self.task.task, "train")
-        return pcrshard.ScanTuner(
-            loader,
-            classify,
-            self.level,
-            candidates=[scan for scan in SCANS if scan != FULL],
-            threshold=THRESHOLD,
-            images=16 if self.task.lab.quick else IMAGES,
-            trials=TRIALS,
-            first=1,
-            every=EVERY,
-        )
+def _scans(kind, count, generator):
+    """The scans of an epoch's pictures."""
+    among = {MIXED: SCANS, MOSTLY: (FULL, 2, 2, 2, 2)}.get(kind, (kind,))
+    if len(among) == 1:
+        return [kind] * count
+    drawn = torch.randint(len(among), (count,), generator=generator)
+    return [among[number] for number in drawn.tolist()]
 
-    def _scans(self, count, generator):
-        """The scans of an epoch's pictures."""
-        among = {MIXED: SCANS, MOSTLY: (FULL, 2, 2, 2, 2)}.get(self.kind)
-        if among:
-            drawn = torch.randint(len(among), (count,), generator=generator)
-            return [among[number] for number in drawn.tolist()]
-        return [self.level.value if self.kind == TUNER else self.kind] * count
 
-    def _epoch(self, epoch):
-        """Train an epoch; the bytes of its pictures."""
-        task = self.task
-        generator = torch.Generator().manual_seed(1000 * self.seed + epoch)
-        order = torch.randperm(len(task.labels), generator=generator)
-        views = torch.randint(len(task.train[FULL]), (len(order),), generator=generator)
-        scans = self._scans(len(order), generator)
-        parts = [slice(at, at + tails.BATCH) for at in range(0, len(order), tails.BATCH)]
-        batches = (task.batch(order[part], scans[part], views[part]) for part in parts)
-        fit(self.tail, self.optimizer, batches, schedule=self.schedule)
-        return sum(task.bytes[scan] for scan in scans)
+def _train_epoch(task, kind, generator, tail, optimizer, schedule):
+    """Train an epoch; the bytes of its pictures."""
+    order = torch.randperm(len(task.labels), generator=generator)
+    views = torch.randint(len(task.train[FULL]), (len(order),), generator=generator)
+    scans = _scans(kind, len(order), generator)
+    parts = [slice(at, at + tails.BATCH) for at in range(0, len(order), tails.BATCH)]
+    batches = (task.batch(order[part], scans[part], views[part]) for part in parts)
+    fit(tail, optimizer, batches, schedule=schedule)
+    return sum(task.bytes[scan] for scan in scans)
 
-    def perform(self):
-        """Train and return one row per epoch and the final accuracies."""
-        rows = []
-        begun = time.process_time()
-        for epoch in range(self.task.epochs):
-            tuned = self.tuner.step(self.whole, epoch) if self.tuner else None
-            read = self._epoch(epoch) + (self.task.tuning_bytes if tuned else 0)
-            last = epoch == self.task.epochs - 1
-            found = self.task.accuracies(self.tail, None if last else (FULL,))
-            row = {"scan": self.level.value if self.tuner else self.kind, "bytes": read}
-            rows.append(row | {"accuracy": found[FULL]})
-        row = {"task": self.task.task.name, "kind": self.kind, "seed": self.seed}
-        row |= {"epochs": rows, "accuracy": found, "cpu_seconds": time.process_time() - begun}
-        return row | ({"tunings": self._tunings()} if self.tuner else {})
 
-    def _tunings(self):
-        return [
-            {
-                "epoch": report.epoch,
-                "scan": report.scan,
-                "cosines": [list(found) for found in report.similarities],
-                "images": report.images,
-                "bytes": self.task.tuning_bytes,
-                "seconds": report.seconds,
-            }
-            for report in self.tuner.reports
-        ]
+def _train(task, kind, seed, look):
+    """Train, and return one entry per epoch, the final accuracies, and what was tuned."""
+    torch.manual_seed(seed)
+    tail = tails.tail(task.classes)
+    optimizer = torch.optim.AdamW(tail.parameters(), **tails.ADAMW)
+    steps = task.epochs * math.ceil(len(task.labels) / tails.BATCH)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: (1 + math.cos(math.pi * step / steps)) / 2
+    )
+    level = pcrshard.ScanLevel(FULL)
+    tuner = _tuner(task, level) if kind == TUNER else None
+    whole = tails.Whole(look, tail)
+    rows = []
+    begun = time.process_time()
+    for epoch in range(task.epochs):
+        tuned = tuner and tuner.step(whole, epoch)
+        scan = level.value if tuner else kind
+        generator = torch.Generator().manual_seed(1000 * seed + epoch)
+        read = _train_epoch(task, scan, generator, tail, optimizer, schedule)
+        last = epoch == task.epochs - 1
+        found = task.accuracies(tail, None if last else (FULL,))
+        read += task.tuning_bytes if tuned else 0
+        rows.append({"scan": scan, "bytes": read, "accuracy": found[FULL]})
+    row = {"epochs": rows, "accuracy": found, "cpu_seconds": time.process_time() - begun}
+    return row | ({"tunings": _tunings(tuner, task)} if tuner else {})
+
+
+def _tunings(tuner, task):
+    return [
+        {
+            "epoch": report.epoch,
+            "scan": report.scan,
+            "cosines": [list(found) for found in report.similarities],
+            "images": report.images,
+            "bytes": task.tuning_bytes,
+            "seconds": report.seconds,
+        }
+        for report in tuner.reports
+    ]
 
 
 def _measure_tails(lab):
     """The runs that are missing, the smallest task first."""
-    look = tails.trunk(lab)
+    look = tails.trunk()
     for task in sorted(lab.tasks, key=lambda task: lab.index(task.name, "train").num_samples):
         seeds = range(lab.scale * (1 if lab.quick else SEEDS))
         keys = [{"task": task.name, "kind": k, "seed": seed} for k in KINDS for seed in seeds]
         prepared = None
         for key in lab.missing(keys):
             prepared = prepared or Task(lab, task)
-            lab.append(Run(prepared, key["kind"], key["seed"], look).perform())
+            lab.append(key | _train(prepared, key["kind"], key["seed"], look))
 
 
 def _measure_link(lab):

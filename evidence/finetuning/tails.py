@@ -78,9 +78,9 @@ class Whole(nn.Module):
         return self.tail(through(self.look, images).float())
 
 
-def trunk(lab):
+def trunk():
     """The trunk, which only looks."""
-    return lites.Classifier(Trunk(lites.pretrained("lite0")), fused=not lab.quick)
+    return lites.Classifier(Trunk(lites.pretrained("lite0")))
 
 
 def tail(classes):
@@ -131,7 +131,7 @@ def _look_at(lab, task, split, view, smoothing):
     source = open_split(lab, task, split, smoothing=smoothing)
     scans = SMOOTHED if smoothing else SCANS
     ids = [part.numpy() for part in torch.arange(len(source.dataset)).split(BATCH)]
-    look = trunk(lab)
+    look = trunk()
     outputs = {scan: [] for scan in scans}
     labels = []
     for batches in source.views(ids, scans, epoch=view):

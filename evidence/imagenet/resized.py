@@ -33,9 +33,8 @@ def measure(lab):
     """
     chosen = photographs(lab)
     labels = {photograph.path.stem: photograph.label for photograph in chosen}
-    fused = not lab.quick
     networks = {
-        name: lites.Classifier(lites.pretrained(name), fused=fused)
+        name: lites.Classifier(lites.pretrained(name))
         for name in lites.NAMES
         if lites.available(name)
     }

@@ -13,7 +13,6 @@ from ..imagenet import figures as imagenet
 from ..lab import SCANS
 from ..pages import Estimate, NotMeasured, estimate, paired
 from ..plots import label
-from .runs import known, replay_key, replayed
 
 TOLERANCE = 0.01  # of accuracy, below full fidelity's
 
@@ -121,9 +120,7 @@ def select(lab, task, scan, epochs, *, script="standard", seeds=None, full=None,
     wanted = {"task": task, "scan": scan, "epochs": epochs, "script": script}
     wanted["bandwidth"] = bandwidth
     found = {
-        run["spec"]["seed"]: run
-        for run in known(lab).values()
-        if wanted.items() <= run["spec"].items()
+        run["spec"]["seed"]: run for run in lab.rows() if wanted.items() <= run["spec"].items()
     }
     found = {seed: found[seed] for seed in seeds or lab.seeds if seed in found}
     sizes = lab.load("bytes") or {}
@@ -235,16 +232,17 @@ class _Limited:
 
     def __init__(self, lab, task, limit):
         self.task = task
-        self.tuned, picked = picks(lab, task)
-        replays = replayed(lab)
+        _, picked = picks(lab, task)
+        replays = [row for row in lab.rows("replays") if row["bandwidth"] == limit]
         self.runs, self.seconds, self.real = {}, {}, {}
         for name in ("full", 5, 2, 1, "tuner"):
             group = select(lab, task.name, name, task.epochs)
             runs = group.runs.values() if group else ()
-            keys = [replay_key(run["spec"], limit) for run in runs]
-            if keys and all(key in replays for key in keys):
+            specs = [run["spec"] for run in runs]
+            seconds = [row["seconds"] for row in replays if row["spec"] in specs]
+            if specs and len(seconds) == len(specs):
                 self.runs[name] = group
-                self.seconds[name] = np.array([replays[key] for key in keys])
+                self.seconds[name] = np.array(seconds)
                 self.real[name] = select(lab, task.name, name, task.epochs, bandwidth=limit)
         seeds = lab.seeds if lab.quick else range(10)
         self.picked = {s: select(lab, task.name, s, task.epochs, seeds=seeds) for s in picked}

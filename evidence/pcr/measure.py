@@ -1,38 +1,27 @@
 """Everything that the page shows, part by part; training runs are shared by most parts."""
 
-from pcrshard.fidelity.tuner import ScanTuner
-
 from ..lab import SCANS
-from . import costs, figures, rates
-from .runs import Spec, perform, replays, runs
-
-LIMIT = 1.0  # MB/s of the limited runs
+from . import costs, figures, wait
+from .runs import Spec, perform, replays, runs, tuning_images
 
 
 def _gradients(lab):
     """Cosines of all scans while models train at full fidelity, as in the paper on HAM10000."""
-    images = 32 if lab.quick else 128
-    tasks = {task.name: _watch_gradients(lab, task, images) for task in lab.tasks}
-    return {"images": images, "tasks": tasks}
+    tasks = {task.name: _cosines(lab, task) for task in lab.tasks}
+    return {"images": tuning_images(lab), "tasks": tasks}
 
 
-def _watch_gradients(lab, task, images):
+def _cosines(lab, task):
     index = lab.index(task.name, "train")
     scans = list(range(1, index.num_groups + 1))
-    wanted, found = {round(i * (task.epochs - 1) / 4) for i in range(5)}, []
-
-    def watch(run, epoch):
-        if epoch in wanted:
-            tuner = ScanTuner(
-                run.loader, run.loss, run.level, candidates=scans, images=images, trials=3
-            )
-            rows = [list(row) for row in tuner.measure(run.model, epoch)]
-            found.append([epoch, rows])
-            print(task.name, "epoch", epoch, [f"{row[1]:.2f}" for row in rows], flush=True)
-
-    perform(lab, Spec(task.name, "full", 0, task.epochs), watch)
-    savings = [index.prefix_bytes("full") / index.prefix_bytes(scan) for scan in scans]
-    return {"epochs": found, "savings": savings}
+    every = max(1, (task.epochs - 1) // 4)
+    how = [f"+policy.candidates={scans}", "policy.first=0", f"policy.every={every}"]
+    # No cosine reaches this threshold: the tuner measures, and stays at full fidelity.
+    row = perform(lab, Spec(task.name, "tuner", 0, task.epochs), *how, "policy.threshold=2")
+    return {
+        "epochs": [[epoch, cosines] for epoch, _, cosines, *_ in row["reports"]],
+        "savings": [index.prefix_bytes("full") / index.prefix_bytes(scan) for scan in scans],
+    }
 
 
 def _static(lab):
@@ -68,7 +57,7 @@ def _autotune(lab):
     """Runs at a limited bandwidth, of two tasks: replayed for every seed, real ones as a check; and
     what the tuner picks on more seeds.
     """
-    limit = 20.0 if lab.quick else LIMIT
+    limit = figures.limit_of(lab)
     for task in (lab.task(1), lab.task(2)):
         kinds = ("full", 5, 2, 1, "tuner")
         made = runs(lab, [Spec(task.name, k, s, task.epochs) for k in kinds for s in lab.seeds])
@@ -90,15 +79,15 @@ def _autotune(lab):
             )
 
 
+KEPT = ("bandwidth",)  # measured once
 MEASURED = {
     "bytes": costs.bytes_per_image,
     "sizes": costs.sizes,
     "decode": costs.decode_rates,
-    "bandwidth": rates.bandwidth,
     "gradients": _gradients,
     "msssim": costs.msssim,
     "msssim-q95": costs.msssim_q95,
-    "wait": rates.wait,
+    "wait": wait.wait,
 }
 TRAINED = {
     "time": _static,

@@ -4,7 +4,6 @@ is made once. The last line of a kind counts.
 
 import dataclasses
 import itertools
-import json
 import os
 import statistics
 import tempfile
@@ -35,20 +34,19 @@ class Spec:
     bandwidth: float | None = None
     script: str = "standard"
 
-    @property
-    def key(self):
-        """As rows are found by."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True)
-
 
 def config(lab, spec, out, *more):
     """conf/train with a run's settings, and more overrides."""
     policy = ["policy=constant", f"policy.scan={spec.scan}"]
     if spec.scan == "tuner":
-        images = 32 if lab.quick else 128
         # One tuning, after an epoch: with so few images, another one would cost as much as two
         # epochs.
-        policy = ["policy=tuner", f"policy.images={images}", "policy.first=1", "policy.every=1000"]
+        policy = [
+            "policy=tuner",
+            f"policy.images={tuning_images(lab)}",
+            "policy.first=1",
+            "policy.every=1000",
+        ]
     overrides = [
         f"data.train={lab.dataset(spec.task, 'train', spec.script)}",
         f"data.val={lab.dataset(spec.task, 'val')}",
@@ -78,26 +76,25 @@ def config(lab, spec, out, *more):
     return cfg
 
 
+def tuning_images(lab):
+    """Images of a trial of the tuner."""
+    return 32 if lab.quick else 128
+
+
 def batch(lab):
     """Images of a step."""
     return 16 if lab.quick else 32
 
 
 class Watched(train.Run):
-    """A training run that counts the CPU time of tuning and training, without evaluation.
+    """A training run that counts the CPU time of tuning and training, without evaluation."""
 
-    ``before_epoch(run, epoch)`` is called before each epoch.
-    """
-
-    def __init__(self, cfg, before_epoch=None):
+    def __init__(self, cfg):
         super().__init__(cfg, train.current(), torch.device("cpu"))
-        self.before_epoch = before_epoch
         self.computed = 0.0
         self.begun = time.process_time()
 
     def train_epoch(self, num_steps):
-        if self.before_epoch is not None:
-            self.before_epoch(self, self.epoch)
         super().train_epoch(num_steps)
         self.computed += time.process_time() - self.begun
 
@@ -106,12 +103,12 @@ class Watched(train.Run):
         self.begun = time.process_time()
 
 
-def perform(lab, spec, watch=None):
-    """Train; ``watch(run, epoch)`` is called before each epoch."""
+def perform(lab, spec, *more):
+    """Train, with more overrides of the configuration; what is kept of it."""
     torch.set_num_threads(1)
     torch.manual_seed(spec.seed)
     with tempfile.TemporaryDirectory(prefix="pcrshard-run-") as out:
-        run = Watched(config(lab, spec, out), watch)
+        run = Watched(config(lab, spec, out, *more))
         rows = []
         run.train(lambda row: rows.append(row | {"cpu_seconds": run.computed}))
         steps = run.dataset.num_samples // run.cfg.batch_size
@@ -128,17 +125,12 @@ def perform(lab, spec, watch=None):
     }
 
 
-def known(lab):
-    """All runs that are kept, by their settings."""
-    return {json.dumps(row["spec"], sort_keys=True): row for row in lab.rows()}
-
-
 def runs(lab, specs):
     """The runs of some settings, made where they are missing, one after another."""
-    for key in lab.missing({"spec": dataclasses.asdict(spec)} for spec in specs):
+    keys = [{"spec": dataclasses.asdict(spec)} for spec in specs]
+    for key in lab.missing(keys):
         lab.append(perform(lab, Spec(**key["spec"])))
-    have = known(lab)
-    return [have[spec.key] for spec in specs]
+    return [row for row in lab.rows() if {"spec": row["spec"]} in keys]
 
 
 def _replay(lab, record, bandwidth):
@@ -184,19 +176,8 @@ def paced(loader, step):
         time.sleep(max(0.0, end - time.monotonic()))
 
 
-def replayed(lab):
-    """All replays that are kept: {key of spec and bandwidth: seconds by epoch}."""
-    return {row["key"]: row["seconds"] for row in lab.rows("replays")}
-
-
-def replay_key(spec, bandwidth):
-    """As replays are found by."""
-    return json.dumps([spec, bandwidth], sort_keys=True)
-
-
 def replays(lab, records, bandwidth):
     """Replay the runs that were not; lines of replays.jsonl."""
     for record in records:
-        key = replay_key(record["spec"], bandwidth)
-        if key not in replayed(lab):
-            lab.append({"key": key, "seconds": _replay(lab, record, bandwidth)}, "replays")
+        for key in lab.missing([{"spec": record["spec"], "bandwidth": bandwidth}], "replays"):
+            lab.append(key | {"seconds": _replay(lab, record, bandwidth)}, "replays")

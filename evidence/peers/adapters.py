@@ -35,7 +35,6 @@ class Peer:
 
     form = ""
     environment = "torch"
-    packages = ()
     streams = False  # whether it reads from a server
     s3 = False  # whether it calls the server a bucket
     started = None  # what one epoch leaves for the next, where starting it again takes seconds
@@ -62,7 +61,6 @@ def decoding(dataset, decode):
 class PCRShard(Peer):
     form = "pcr"
     environment = "pcrshard"
-    packages = ("pcrshard", "torch")
     streams = True
     resized = ()  # options of encode
 
@@ -115,7 +113,6 @@ class PCRInWebDataset(PCRShard):
 class WebDataset(Peer):
     form = "tar"
     environment = "torch"
-    packages = ("webdataset", "torch", "pillow", "simplejpeg", "opencv-python-headless")
     streams = True
 
     def prepare(self, images, folder):
@@ -172,7 +169,6 @@ class Files(Peer):
     """A file an image, by a torch Dataset."""
 
     form = "files"
-    packages = ("torch", "pillow", "torchvision")
 
     def prepare(self, images, folder):
         import shutil
@@ -193,7 +189,6 @@ class TorchFiles(Files):
     """The same by torchvision's or torchcodec's decoder."""
 
     environment = "torchvision"
-    packages = ("torch", "torchvision", "torchcodec")
 
     def decode_file(self, path):
         import torch
@@ -240,7 +235,6 @@ class Streaming(Peer):
 
     form = "mds"
     environment = "torchvision"
-    packages = ("mosaicml-streaming", "torch", "torchvision", "simplejpeg")
     streams = True
     s3 = True
 
@@ -274,7 +268,6 @@ def fresh_folder():
 class LitData(Peer):
     form = "litdata"
     environment = "litdata"
-    packages = ("litdata", "torch", "pillow", "simplejpeg", "opencv-python-headless")
     streams = True
     s3 = True
 
@@ -316,7 +309,6 @@ class HuggingFace(Peer):
 
     form = "parquet"
     environment = "hf"
-    packages = ("datasets", "torch", "pillow")
     streams = True
 
     def prepare(self, images, folder):
@@ -359,7 +351,6 @@ class TFRecord(Peer):
 
     form = "tfrecord"
     environment = "tensorflow"
-    packages = ("tensorflow-cpu",)
 
     def prepare(self, images, folder):
         import tensorflow as tf
@@ -412,7 +403,6 @@ class Grain(Peer):
 
     form = "arrayrecord"
     environment = "grain"
-    packages = ("grain", "array-record", "pillow", "simplejpeg", "opencv-python-headless")
 
     def prepare(self, images, folder):
         from array_record.python import array_record_module
@@ -449,7 +439,6 @@ class SPDL(Files):
     """SPDL: files read and decoded by threads; FFmpeg crops and scales."""
 
     environment = "spdl"
-    packages = ("spdl", "spdl-io")
 
     def epoch(self, folder, workers):
         import numpy as np
@@ -484,7 +473,6 @@ class DALI(WebDataset):
     """DALI's CPU pipeline over tars: decodes only the crop."""
 
     environment = "dali"
-    packages = ("nvidia-dali-cuda120",)
     streams = False
 
     def epoch(self, folder, workers):
@@ -528,7 +516,6 @@ class FFCV(Peer):
 
     form = "ffcv"
     environment = "ffcv"
-    packages = ("ffcv", "torch", "numba")
 
     def prepare(self, images, folder):
         from ffcv.fields import IntField, RGBImageField

@@ -1,43 +1,30 @@
 """One virtual environment for each peer, in a cache folder; the versions that were measured."""
 
-import json
 import os
 import subprocess
 import sys
 
+PIL = "pillow==13.0.0"
+TUNED = ("simplejpeg==1.9.0", "opencv-python-headless==5.0.0.93")
 # torchvision and its torch are one environment for three peers, because it has five gigabytes.
 ENVIRONMENTS = {
     "pcrshard": None,  # the one that this runs in
-    "torch": [
-        "torch==2.13.0",
-        "webdataset==1.0.2",
-        "pillow",
-        "simplejpeg==1.9.0",
-        "opencv-python-headless",
-    ],
+    "torch": ["torch==2.13.0", "webdataset==1.0.2", PIL, *TUNED],
     "torchvision": [
         "torch==2.14.1",
         "torchvision==0.29.1",
         "torchcodec==0.17.0",
         "mosaicml-streaming==0.13.0",
-        "simplejpeg==1.9.0",
-        "opencv-python-headless",
+        *TUNED,
     ],
-    "litdata": [
-        "torch==2.13.0",
-        "litdata==0.2.76",
-        "boto3",
-        "pillow",
-        "simplejpeg==1.9.0",
-        "opencv-python-headless",
-    ],
-    "hf": ["torch==2.13.0", "datasets==5.2.0", "pillow", "aiohttp", "requests"],
+    "litdata": ["torch==2.13.0", "litdata==0.2.76", "boto3", PIL, *TUNED],
+    "hf": ["torch==2.13.0", "datasets==5.2.0", PIL, "aiohttp", "requests"],
     "tensorflow": ["tensorflow-cpu==2.21.0"],
-    "grain": ["grain==0.2.18", "pillow", "simplejpeg==1.9.0", "opencv-python-headless"],
+    "grain": ["grain==0.2.18", PIL, *TUNED],
     "spdl": ["spdl==0.8.0", "spdl-io==0.8.0", "numpy"],
     "dali": ["nvidia-dali-cuda120==2.4.0", "numpy"],
     # Compiled here: needs libopencv-dev, libturbojpeg0-dev and a C++ compiler.
-    "ffcv": ["torch==2.13.0", "ffcv==1.0.2", "numba", "opencv-python-headless", "pillow"],
+    "ffcv": ["torch==2.13.0", "ffcv==1.0.2", "numba", "opencv-python-headless", PIL],
 }
 
 
@@ -61,17 +48,3 @@ def python_of(name, cache):
             os.rename(folder, f"{folder}.failed")
             return None
     return python
-
-
-def versions(python, packages):
-    """What is installed of some packages."""
-    program = (
-        "import importlib.metadata as m, json, sys\n"
-        "said = {}\n"
-        "for name in sys.argv[1:]:\n"
-        "    try: said[name] = m.version(name)\n"
-        "    except m.PackageNotFoundError: pass\n"
-        "print(json.dumps(said))"
-    )
-    done = subprocess.run([python, "-c", program, *packages], capture_output=True, check=True)
-    return json.loads(done.stdout)

@@ -19,7 +19,7 @@ import time
 # Workers run these modules in environments without this package.
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from adapters import PEERS, SHARD_IMAGES
-from environments import python_of, versions
+from environments import python_of
 from server import SlowServer
 
 # 780 images are enough where nothing is waited for; a link needs more, because the first seconds of
@@ -27,8 +27,8 @@ from server import SlowServer
 COPIES = {"data": 3, "data-link": 12}
 LINKS = ((20e6, "data"), (20e6, "data-link"), (80e6, "data"))  # bytes a second, which set
 LIMIT_S = {"prepare": 180, "epoch": 75}
-# imread.py measures it, in an environment of its own; what once.jsonl has is not measured again.
-KEPT = ("imread", "once")
+# Measured once.
+KEPT = ("imread", "once", "versions")
 QUICK = ("pcrshard scan 5", "pcrshard scan 5, threads")
 SERVED = {
     "AWS_ACCESS_KEY_ID": "peers",
@@ -116,19 +116,10 @@ class Peers:
         print(f"  {name}, {action}: {reason}", flush=True)
         return None
 
-    def over_link(self, name, action, rate, **options):
-        """What a worker says whose data come over a link, with the bytes of the link."""
-        with SlowServer(options["folder"], rate) as server:
-            ends = {"S3_ENDPOINT_URL": server.url, "AWS_ENDPOINT_URL": server.url}
-            environment = SERVED | ends | options.pop("environment", {})
-            said = self.call(name, action, server=server.url, environment=environment, **options)
-            return said and {**said, "bytes": server.link.bytes}
-
     def add(self, question, name, figures, **conditions):
         """Keep a row."""
         row = {"question": question, "peer": name, **conditions, **figures, "at": time.time()}
         self.lab.append(row)
-        print(row, flush=True)
 
     # The questions
 
@@ -162,10 +153,13 @@ class Peers:
     def link(self):
         for rate, data in LINKS:
             for name in [name for name in self.names if PEERS[name].streams]:
-                folder = self.folder(name, data)
-                said = self.over_link(name, "epoch", rate, folder=folder, workers=2, epochs=1)
+                options = {"folder": self.folder(name, data), "workers": 2, "epochs": 1}
+                with SlowServer(options["folder"], rate) as server:
+                    ends = {"S3_ENDPOINT_URL": server.url, "AWS_ENDPOINT_URL": server.url}
+                    options |= {"server": server.url, "environment": SERVED | ends}
+                    said = self.call(name, "epoch", **options)
                 if said is not None:
-                    figures = said["epochs"][0] | {"bytes": said["bytes"]}
+                    figures = said["epochs"][0] | {"bytes": server.link.bytes}
                     self.add("link", name, figures, rate=rate, data=data)
 
 
@@ -185,10 +179,3 @@ def measure(lab, parts=()):
     peers = Peers(lab)
     for question in parts or QUESTIONS:
         getattr(peers, question)()
-    found = {
-        name: versions(
-            peers.python(PEERS[name].environment) or sys.executable, PEERS[name].packages
-        )
-        for name in peers.names
-    }
-    lab.save("versions", found)

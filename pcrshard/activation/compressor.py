@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Self, get_args
@@ -120,10 +122,10 @@ class Compressor:
         self._options = options
         self._generators: dict[torch.device, torch.Generator] = {}
         self._encoder = Encoder(codec)
-        self._compiled = None
-        if codec != "none":
-            fixed = RelativeStd(_FALLBACK) if isinstance(bound, GradientNoise) else bound
-            self._compiled = CompiledHooks(fixed, options, use_bits=codec == "bits")
+        if codec == "none":  # every tensor is too small
+            options = dataclasses.replace(options, min_bytes=sys.maxsize)
+        fixed = RelativeStd(_FALLBACK) if isinstance(bound, GradientNoise) else bound
+        self._compiled = CompiledHooks(fixed, options, use_bits=codec == "bits")
         self._hooks = Hooks(self._encode, options, self._compiled)
         self.ledger = self._hooks.ledger
         self._context = contextlib.ExitStack()
@@ -158,8 +160,8 @@ class Compressor:
         self._hooks.end()
         self._encoder.forget()
         self._passes += 1
-        if error[0] is None and self._only is None and self._compiled is not None:
-            self._warn_of_little(self._compiled)
+        if error[0] is None and self._only is None and self._codec != "none":
+            self._warn_of_little()
 
     @contextlib.contextmanager
     def trial(self, positions: set[int]) -> Iterator[None]:
@@ -177,7 +179,7 @@ class Compressor:
             self._only = None
             self._passes = passes
 
-    def _warn_of_little(self, compiled: CompiledHooks) -> None:
+    def _warn_of_little(self) -> None:
         """Warn if less is compressed than a user would expect."""
         report = self.report()
         if report.raw_bytes > _WORTH_A_WARNING and report.stored_bytes == report.raw_bytes:
@@ -187,7 +189,7 @@ class Compressor:
                 stacklevel=4,
             )
         is_other = isinstance(self.bound, GradientNoise) or self._options.rounding != "nearest"
-        if compiled.rows and (self._codec in ZSTD_CODECS or is_other):
+        if self._compiled.rows and (self._codec in ZSTD_CODECS or is_other):
             self._warn(
                 "torch.compile: compiled code packs codes as int8, rounded to the nearest one, "
                 "with a fraction of the standard deviation as the bound; another codec, rounding, "
@@ -201,10 +203,10 @@ class Compressor:
             self._warned.add(message)
             warnings.warn(message, stacklevel=stacklevel)
 
-    def _encode(self, tensor: Tensor, layout: Layout, ordinal: int, row: Row) -> Content | None:
+    def _encode(self, tensor: Tensor, layout: Layout, row: Row) -> Content | None:
         """Encode a tensor; return ``None`` to keep the tensor itself."""
-        is_left_out = self._only is not None and ordinal not in self._only
-        if self._codec == "none" or (row.kind == "lossy" and is_left_out):
+        is_left_out = self._only is not None and row.position not in self._only
+        if row.kind == "lossy" and is_left_out:
             return None
         if row.kind == "lossless":
             return pack_exactly(flatten(tensor, layout), self._codec)
@@ -214,22 +216,22 @@ class Compressor:
         if row.deviation == 0 and bool((rows == rows[0, 0]).all()):
             row.kind = "lossless"
             return pack_exactly(rows.reshape(-1), self._codec)
-        row.error_bound = self._error_bound(ordinal, row)
+        row.error_bound = self._error_bound(row)
         lattice = lattice_for(row.error_bound, rows.dtype, self._options.rounding)
         if lattice is None:
             return None
         return self._encoder.encode(rows, lattice, layout, self._generator(rows.device))
 
-    def _error_bound(self, ordinal: int, row: Row) -> float:
+    def _error_bound(self, row: Row) -> float:
         if isinstance(self.bound, Absolute):
             return self.bound.error_bound
         if isinstance(self.bound, RelativeStd):
             return self.bound.fraction * row.deviation
         # Another batch size, as at the end of an epoch, keeps the bound; another tensor does not.
-        if ordinal in self._bounds:
-            profiled = self._profiled[ordinal]
+        if row.position in self._bounds:
+            profiled = self._profiled[row.position]
             if (profiled.dtype, profiled.shape[1:]) == (row.dtype, row.shape[1:]):
-                return min(self._bounds[ordinal], _MOST * row.deviation)
+                return min(self._bounds[row.position], _MOST * row.deviation)
         return _FALLBACK * row.deviation
 
     def _generator(self, device: torch.device) -> torch.Generator | None:
@@ -271,10 +273,9 @@ class Compressor:
 
     def report(self) -> Report:
         """Return the figures of the last forward pass, at no cost."""
-        compiled = () if self._compiled is None else self._compiled.rows.values()
         return Report(
             self.ledger.peak_bytes,
-            (*self._hooks.rows, *compiled),
+            (*self._hooks.rows, *self._compiled.rows.values()),
             layers(self.profiles, self._profiled, self._options.rounding),
             tuple(self._warned),
         )

@@ -5,6 +5,7 @@ Parameters, buffers, copies of weights, and results that backward divides by are
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import threading
 import time
@@ -26,8 +27,8 @@ from .noise import CONVOLUTIONS
 from .options import ActivationOptions
 from .report import Row
 
-# Encodes the tensor at a position; returns None to keep the tensor unchanged.
-Encode = Callable[[Tensor, Layout, int, Row], Content | None]
+# Encodes a tensor, or returns None to keep it unchanged.
+Encode = Callable[[Tensor, Layout, Row], Content | None]
 
 
 class Ledger:
@@ -85,18 +86,19 @@ class _Kept(NamedTuple):
         return self.detached
 
 
-class _Seen(NamedTuple):
+@dataclasses.dataclass
+class _Seen:
     """A tensor that was saved before.
 
     Attributes:
         storage: Its storage.
-        ordinal: The index of its row.
-        content: Its content if it is compressed.
+        row: Its row.
+        content: Returns its content if it is compressed and alive.
     """
 
     storage: StorageWeakRef
-    ordinal: int
-    content: weakref.ref[Content] | None
+    row: Row
+    content: Callable[[], Content | None] = lambda: None
 
 
 class Hooks:
@@ -114,12 +116,10 @@ class Hooks:
     Args:
         encode: Packs flat tensors.
         options: Selects the floats to compress.
-        compiled: Packs tensors in compiled code; ``None`` to pack nothing there.
+        compiled: Packs tensors in compiled code.
     """
 
-    def __init__(
-        self, encode: Encode, options: ActivationOptions, compiled: CompiledHooks | None
-    ) -> None:
+    def __init__(self, encode: Encode, options: ActivationOptions, compiled: CompiledHooks) -> None:
         self.rows: list[Row] = []
         self.ledger = Ledger()
         # Created once, because compiled code has guards on their identity.
@@ -151,7 +151,7 @@ class Hooks:
         """Return the object that the graph stores in place of a tensor."""
         saved = tracing()
         if saved is not None:
-            return tensor if self._compiled is None else self._compiled.pack(tensor, saved)
+            return self._compiled.pack(tensor, saved)
         kept = _Kept(tensor.detach(), tensor._version)
         if type(tensor) is not Tensor or tensor.layout != torch.strided:
             return kept  # a parameter, or a subclass with unknown semantics
@@ -167,26 +167,37 @@ class Hooks:
             tensor._version,
             kind,
         )
-        seen = self._seen.get(key)
-        # torch does not annotate StorageWeakRef.
-        if seen is not None and seen.storage.expired():  # type: ignore[no-untyped-call]
-            seen = None  # the memory was freed, and belongs to another tensor
-        ordinal = len(self.rows) if seen is None else seen.ordinal
         name, convolution = self._module_of(tensor)
-        if seen is None:
-            self.rows.append(_row(tensor, name))
-        if convolution is not None and convolution not in self.rows[ordinal].read_by:
-            self.rows[ordinal].read_by += (convolution,)
-        if kind == "exact" or (seen is not None and seen.content is None):
-            content = None
-        else:
-            content = seen.content() if seen is not None and seen.content is not None else None
-            # It is new, or its graph was freed but the tensor was not.
-            content = content or self._make(tensor, layout, kind, ordinal)
-        # torch does not annotate StorageWeakRef.
-        storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-        self._seen[key] = _Seen(storage, ordinal, None if content is None else weakref.ref(content))
-        return kept if content is None else _Blob(content, layout, self.rows[ordinal])
+        seen = self._seen.get(key)
+        # torch does not annotate StorageWeakRef. Freed memory may belong to another tensor by now.
+        if seen is None or seen.storage.expired():  # type: ignore[no-untyped-call]
+            storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+            seen = self._seen[key] = _Seen(storage, self._new_row(tensor, name, kind))
+        row = seen.row
+        if convolution is not None and convolution not in row.read_by:
+            row.read_by += (convolution,)
+        content = seen.content()
+        # It is new, or its graph was freed but the tensor was not.
+        if content is None and row.kind != "exact":
+            content = self._make(tensor.detach(), layout, row)
+        if content is None:
+            return kept
+        seen.content = weakref.ref(content)
+        return _Blob(content, layout, row)
+
+    def _new_row(self, tensor: Tensor, name: str, kind: str) -> Row:
+        row = Row(
+            name,
+            "" if tensor.grad_fn is None else _operation(tensor.grad_fn),
+            kind,
+            tuple(tensor.shape),
+            tensor.dtype,
+            tensor.nbytes,
+            tensor.nbytes,
+            position=len(self.rows),
+        )
+        self.rows.append(row)
+        return row
 
     def _module_of(self, tensor: Tensor) -> tuple[str, str | None]:
         """Return the innermost running module, and the convolution whose input a tensor is.
@@ -210,11 +221,9 @@ class Hooks:
         return "", None
 
     @torch.no_grad()
-    def _make(self, tensor: Tensor, layout: Layout, kind: str, ordinal: int) -> Content | None:
-        row = self.rows[ordinal]
-        row.kind = kind
+    def _make(self, tensor: Tensor, layout: Layout, row: Row) -> Content | None:
         begun = time.perf_counter()
-        content = self._encode(tensor.detach(), layout, ordinal, row)
+        content = self._encode(tensor, layout, row)
         row.seconds += time.perf_counter() - begun
         if content is None:
             row.kind = "exact"
@@ -229,7 +238,7 @@ class Hooks:
         """Return the tensor with its original shape, order in memory, type, and device."""
         saved = tracing()
         if saved is not None:
-            return kept if self._compiled is None else self._compiled.unpack(kept, saved)
+            return self._compiled.unpack(kept, saved)
         if isinstance(kept, _Kept):
             return kept.tensor()
         flat, version = self._decoded.get(kept.content, (None, 0))
@@ -259,12 +268,6 @@ def _kind_of(tensor: Tensor, options: ActivationOptions) -> str:
     if base is None or tensor.dim() < 2 or base.dim() < options.min_dims:
         return "lossless"
     return "lossy" if base.shape[0] < tensor.shape[0] else "lossless"
-
-
-def _row(tensor: Tensor, name: str) -> Row:
-    function = "" if tensor.grad_fn is None else _operation(tensor.grad_fn)
-    shape = tuple(tensor.shape)
-    return Row(name, function, "exact", shape, tensor.dtype, tensor.nbytes, tensor.nbytes)
 
 
 def _storage_id(tensor: Tensor) -> int:

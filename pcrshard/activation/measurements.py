@@ -108,9 +108,8 @@ def gradient_noise(
 def _undone(model: nn.Module) -> Iterator[None]:
     """Restore buffers and the random states of all devices, so that passes are identical."""
     buffers = [buffer.clone() for buffer in model.buffers()]
-    accelerator = torch.accelerator.current_accelerator()
-    kind = "cuda" if accelerator is None else accelerator.type
-    devices = range(0 if accelerator is None else torch.accelerator.device_count())
+    kind = (torch.accelerator.current_accelerator() or torch.device("cuda")).type
+    devices = range(torch.accelerator.device_count())
     with torch.random.fork_rng(devices, device_type=kind):
         try:
             yield

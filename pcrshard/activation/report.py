@@ -26,6 +26,7 @@ class Row:
             compiled code.
         deviation: Standard deviation of its elements, estimated from a sample.
         seconds: Time of packing and unpacking.
+        position: Its position in the order of saving.
         read_by: The convolutions that read it as their input.
         compiled: Whether it is packed in compiled code.
     """
@@ -40,6 +41,7 @@ class Row:
     error_bound: float = 0.0
     deviation: float = 0.0
     seconds: float = 0.0
+    position: int = 0
     read_by: tuple[str, ...] = ()
     compiled: bool = False
 

@@ -28,7 +28,6 @@ PRESETS = {
     "fine": Precision(RelativeStd(0.001), RelativeStd(0.06), PointwiseRelative(0.06)),
     "lossless": Precision(),
 }
-_READ_ATTEMPTS = 3
 _LONG_CHAIN = 10
 # Above this fraction of changed words, skip the exact encoding: it would be larger.
 _MOST_CHANGED = 0.25
@@ -254,7 +253,7 @@ class DeltaStore:
         """Apply a function to the newest manifest; retry if its files were deleted meanwhile."""
         self._wait()
         manifest = self.io.existing()
-        for _ in range(_READ_ATTEMPTS):
+        while True:
             try:
                 return work(manifest)
             except StorageError:
@@ -262,7 +261,6 @@ class DeltaStore:
                 if current.number == manifest.number:
                     raise
                 manifest = current
-        return work(manifest)
 
     def settled(self) -> StoreIO:
         """Wait for pending saves and return the store's I/O; the next save rereads the manifest."""

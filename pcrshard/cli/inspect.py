@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from ..fidelity import advice, measure, plots
 from ..fidelity.contact_sheet import contact_sheet as draw_contact_sheet
 from ..fidelity.costs import counted, field_lines, plan_costs, record_table, scan_costs
 from ..format.dataset_index import DatasetIndex, ShardEntry, resolve_scan
-from ..format.scan import FULL
+from ..format.scan import FULL, Scan
 from ..format.tar_members import TRAILER
 from ..jpeg import libjpeg_turbo
 from ..reading.dataset_folder import (
@@ -27,8 +28,12 @@ from ..reading.dataset_folder import (
 from ..reading.shard import Shard
 from ..redaction import redact_url
 from ..simulation.cluster import Cluster, Job
+from ..simulation.decoding import image_seconds
+from ..simulation.epoch import Simulation
+from ..simulation.outcome import outcome
 from ..training.epoch_order import Geometry, Rules
 from .parser import (
+    MEGABYTES,
     Bandwidth,
     Count,
     Keywords,
@@ -43,12 +48,44 @@ from .parser import (
     between,
 )
 from .progress import ProgressBar
-from .simulate import ClusterOptions, simulate_scans
 
 _COMPACT_HINT = (
     "Compact shards are read by .pcr_scan() or PCRDataset; a stock tar or WebDataset reader sees "
     "each shard as one record. `pcrshard encode --layout preview` lets it read the images."
 )
+
+
+def latency(text: str) -> tuple[float, float]:
+    """Parse milliseconds: a median, and a 99th percentile."""
+    seconds = [float(number) / 1e3 for number in text.split(",")]
+    return seconds[0], seconds[-1]
+
+
+def prices(text: str) -> tuple[float, float]:
+    """Parse dollars per 1,000 requests, and per GB."""
+    requests, _, gigabytes = text.partition(",")
+    return float(requests) / 1e3, float(gigabytes or 0) / 1e9
+
+
+# In the units of a command line.
+ClusterOptions = Annotated[
+    Cluster,
+    {
+        "bandwidth": MEGABYTES,
+        "link": MEGABYTES,
+        "stream": MEGABYTES,
+        "latency": {
+            "type": latency,
+            "metavar": "MS[,MS]",
+            "help": "Time to the first byte of a request: median and 99th percentile",
+        },
+        "prices": {
+            "type": prices,
+            "metavar": "REQUESTS[,GB]",
+            "help": "Dollars per 1,000 requests, and per GB of egress",
+        },
+    },
+]
 
 
 def is_shard(url: str) -> bool:
@@ -227,9 +264,17 @@ def plan(
     else:
         shard = Shard(urls[0], storage_options=storage_option)
         job = Job(ranks, simulate, batch, 0 if threads else workers, threads)
-        rows = simulate_scans(
-            index, shard, scans, geometry, rules, cluster, job, decode=decode, samples=samples
-        )
+        rows = []
+        for each in scans:
+            seconds = 1 / decode if decode else image_seconds(shard, each)
+            simulation = Simulation(
+                cluster,
+                replace(job, image_seconds=seconds),
+                *_shards(index, each, samples),
+                rules=rules,
+                lanes_per_rank=lanes_per_rank,
+            )
+            rows.append({"scan": each} | outcome(simulation, simulation.run())._asdict())
     steps = counted(samples // geometry.global_batch, "step")
     units = "" if simulate is None else "; times in seconds"
     lines = [f"{sizes(index)}, {steps} of {batch * ranks}{units}", record_table(rows)]
@@ -239,6 +284,18 @@ def plan(
             f"several workers read the same shards; try --lanes-per-rank {workers}"
         )
     return Report(rows, "\n".join(lines))
+
+
+def _shards(index: DatasetIndex, scan: Scan, samples: int) -> tuple[list[int], list[int]]:
+    """Return samples and prefix bytes per shard, repeating the shards to reach ``samples``."""
+    taken = []
+    for shard in itertools.cycle(index.shards):
+        taken.append((shard, min(samples, shard.num_samples)))
+        samples -= taken[-1][1]
+        if not samples:
+            break
+    prefixes = [shard.prefix_stop(scan) * count // shard.num_samples for shard, count in taken]
+    return [count for _, count in taken], prefixes
 
 
 def fidelity(

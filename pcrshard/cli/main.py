@@ -70,7 +70,6 @@ def _run(words: Sequence[str]) -> int:
     name = " ".join(["pcrshard", *words[:1]])
     try:
         args = _parse(words)
-        name = args.parser.prog
         logging.getLogger("pcrshard").handlers = [logging.StreamHandler(sys.stderr)]
         report: Report = run_command(args.function, vars(args))
         if "json" in args:

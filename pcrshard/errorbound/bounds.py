@@ -144,7 +144,7 @@ def _deviation(words: Words, float_type: FloatType) -> float:
         total += float(values.sum())
         with np.errstate(over="ignore"):
             # Not a dot product: BLAS would start its own threads.
-            squares += float(np.square(values).sum())
+            squares += float(np.einsum("i,i->", values, values))
     mean = total / max(count, 1)
     return math.sqrt(max(squares / max(count, 1) - mean * mean, 0.0))
 

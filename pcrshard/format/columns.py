@@ -41,11 +41,6 @@ class Columns(io.BytesIO):
         return tuple(None if size == ABSENT else value for value, size in pairs)
 
 
-def encode_array(array: npt.NDArray[Any]) -> bytes:
-    """Return the little-endian bytes of an array."""
-    return array.astype(array.dtype.newbyteorder("<")).tobytes()
-
-
 def encode_byte_strings(values: Sequence[bytes | None]) -> bytes:
     """Return the sizes of values, then the values."""
     sizes = [ABSENT if value is None else len(value) for value in values]

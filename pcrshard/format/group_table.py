@@ -20,7 +20,7 @@ from ..checksum import crc32c
 from ..errors import CorruptIndex, FormatError
 from ..jpeg.markers import EOI
 from ..memory import Buffer
-from .columns import ABSENT, encode_array
+from .columns import ABSENT
 from .shard_head import BLOCK, require, round512
 from .shard_index import COMPRESSION_LEVEL, I64, U32, ShardIndex, TablePlace
 
@@ -90,7 +90,7 @@ class GroupTable:
         for values in self.late.values():
             columns += [values.sizes, values.crcs]
         columns.append(self.header_sizes)
-        encoded = [encode_array(column) for column in columns]
+        encoded = [column.tobytes() for column in columns]
         body = b"".join([len(packed).to_bytes(4, "little"), *encoded, packed])
         return crc32c(body).to_bytes(4, "little") + body
 
@@ -176,8 +176,7 @@ def _decode(
     base = index.schema.base
     late: list[tuple[int, str]] = []
     headers: list[bytes] = []
-    # Neighbors of equal layout share an array: ten arrays take three times as long.
-    runs: list[tuple[np.dtype[Any], list[bytes]]] = []
+    arrays: list[npt.NDArray[Any]] = []
     for (rows, _, _), part in zip(places, parts, strict=True):
         row = rows[-1]
         names = index.late_fields(row)
@@ -188,15 +187,11 @@ def _decode(
         require(crc == crc32c(memoryview(part)[4:]), "checksum does not match")
         stop = layout.itemsize
         require(len(part) == stop + headers_bytes, "its parts end elsewhere")
-        if not runs or runs[-1][0] is not layout:
-            runs.append((layout, []))
-        runs[-1][1].append(part[:stop])
+        arrays.append(np.frombuffer(part, layout, 1))
         headers.append(part[stop:])
-    arrays = [np.frombuffer(b"".join(columns), layout) for layout, columns in runs]
 
     def column(name: str, *shape: int) -> npt.NDArray[Any]:
-        found = [array[name].ravel() for array in arrays]
-        return (found[0] if len(found) == 1 else np.concatenate(found)).reshape(shape)
+        return np.concatenate([array[name].ravel() for array in arrays]).reshape(shape)
 
     rows = range(places[0].rows.start, places[-1].rows.stop)
     header_sizes = column("header_sizes", len(rows), units)

@@ -91,10 +91,7 @@ class Head(NamedTuple):
 
     def encode(self) -> bytes:
         """Return the 512 bytes of SPEC 2.1."""
-        head = bytearray(BLOCK)
-        _HEAD.pack_into(
-            head,
-            0,
+        head = _HEAD.pack(
             MAGIC,
             0,
             VERSION,
@@ -105,10 +102,9 @@ class Head(NamedTuple):
             self.body_bytes,
             self.columns_bytes,
         )
-        groups = _groups(self.num_groups)
-        groups.pack_into(head, _HEAD.size, *self.prefix_stops, *self.table_bytes)
-        head[8:12] = crc32c(head).to_bytes(4, "little")
-        return bytes(head)
+        head += _groups(self.num_groups).pack(*self.prefix_stops, *self.table_bytes)
+        head = head.ljust(BLOCK, b"\0")
+        return head[:8] + crc32c(head).to_bytes(4, "little") + head[12:]
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from .. import zstd
 from ..checksum import crc32c
 from ..errors import CorruptIndex, FormatError, TruncatedShard
 from ..memory import Buffer
-from .columns import Columns, encode_array, encode_byte_strings
+from .columns import Columns, encode_byte_strings
 from .names import MAX_KEY_BYTES, are_distinct, are_legal_keys, valid_key
 from .schema import IMAGE_LIST, Schema, decode_schema
 from .shard_head import BLOCK, MAX_EXPANSION, Head, naming, require
@@ -107,8 +107,6 @@ class ShardIndex:
 
         The values of all base groups of the preview layout are in the last one.
         """
-        if not self.schema.late:
-            return ()
         first = 0 if row == self.schema.base - 1 else row
         return tuple(name for name, scan in self.schema.late if first < scan <= row + 1)
 
@@ -129,7 +127,8 @@ def encode_body(index: ShardIndex) -> tuple[bytes, int]:
 
     ``index.head`` is not used.
     """
-    parts = [encode_array(column) for column in (index.counts, index.dims, index.orientation)]
+    # Arrays are little-endian, here and in tables.
+    parts = [column.tobytes() for column in (index.counts, index.dims, index.orientation)]
     parts.append(encode_byte_strings([key.encode() for key in index.keys]))
     parts += [encode_byte_strings(index.fields[name]) for name in index.schema.fields]
     columns = b"".join(parts)

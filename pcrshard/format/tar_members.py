@@ -163,7 +163,7 @@ def _place_members(
     """Return prefix stops and base offsets of members that start at ``pos``."""
     base = index.schema.base
     stops = [0] * (index.num_groups + 1)
-    offsets = np.zeros(index.num_units, np.uint64)
+    offsets = np.zeros(index.num_units, "<u8")
     for member in plan_members(index, tables, stem):
         if member.size >= MAX_MEMBER_BYTES:
             raise EncodeError(

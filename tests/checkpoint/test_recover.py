@@ -48,6 +48,8 @@ def test_what_is_lost_is_named(tmp_path):
     """With ``allow_loss``, damage loses only its version and the versions that need it."""
     records = make(tmp_path)
     lose(tmp_path)
+    with pytest.raises(CorruptCheckpoint, match="expected a manifest beside the files of 6"):
+        DeltaStore(str(tmp_path)).save({})
     victim = tmp_path / records[1].file
     damage(victim, -1)
     with pytest.raises(CorruptCheckpoint, match=rf"cannot recover the versions \[.*{victim.name}"):

@@ -85,6 +85,7 @@ def test_a_mirror_follows_a_publisher(stream, tmp_path):
     sizes = [os.path.getsize(path) for path in sorted((tmp_path / "stream").glob("step-*"))]
     changed = 0.013 * (600 * 300 + 3000)
     assert max(sizes[1:]) < 1.3 * changed + 2000
+    assert WeightMirror(mirror.url, str(tmp_path / "mirror")).step == 5
     with pytest.raises(TimeoutError):
         mirror.wait(timeout=0.1)
     assert mirror.wait(newer_than=3) == 5

@@ -42,13 +42,6 @@ def test_latency_is_an_option(plan):
     assert plan(*command)[0]["first_batch"] > 0.01
 
 
-def test_threads_decode_in_place_of_workers(plan):
-    """Two threads decode twice as fast as one."""
-    slow = ("--scan", "2", "--decode", "10", "--cores", "4")
-    one, two = (plan(*slow, "--threads", count)[0] for count in ("1", "2"))
-    assert two["images_per_second"] == pytest.approx(2 * one["images_per_second"], rel=0.1)
-
-
 def test_a_simulation_reads_what_the_plan_counts(dataset, cli):
     """Requests and bytes of all ranks and workers are those of a plan without a cluster."""
     job = ("plan", dataset, "--batch", 2, "--ranks", 2, "--workers", 2, "--json")

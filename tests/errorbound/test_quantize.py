@@ -49,8 +49,21 @@ def test_any_bits_come_back_within_the_bound(data, name, bound):
     values = kind.widen(words)
     special = ~np.isfinite(values) | (np.abs(values) < kind.smallest_normal)
     assert np.array_equal(restored[special], words[special])
-    again = quantize(words, kind, lattice)
+    points = np.empty_like(words)
+    again = quantize(words, kind, lattice, points)
     assert np.array_equal(again.codes, quantized.codes)
+    assert np.array_equal(points, restored)
+
+
+def test_the_core_chooses_the_codes_that_numpy_chooses():
+    """A NaN makes numpy quantize its block; the codes of all other values stay the same."""
+    kind = FLOAT_TYPES["float32"]
+    values = np.random.default_rng(0).normal(0, 1, 40_000).astype(np.float32)
+    values[5:9] = 0.0, 0.015, 0.025, 1e7  # among them two halfway between points
+    lattice = LinearLattice(0.01, 0.0051)
+    codes = quantize(values.view(np.uint32), kind, lattice).codes
+    values[0] = np.nan
+    assert np.array_equal(quantize(values.view(np.uint32), kind, lattice).codes[1:], codes[1:])
 
 
 @pytest.mark.parametrize("name", FLOAT_TYPES)
@@ -71,22 +84,6 @@ def test_normal_tensors_hold_the_bound_after_the_cast(name, bound):
         assert len(quantized.escape_index) < 100
 
 
-@pytest.mark.parametrize("name", FLOAT_TYPES)
-def test_special_values_are_kept_bit_for_bit(name):
-    """NaN payloads, both infinities, -0.0 and subnormals."""
-    kind = FLOAT_TYPES[name]
-    values = np.random.default_rng(0).normal(0, 1, 1000)
-    words = kind.narrow(values)
-    sign = 1 << (8 * words.itemsize - 1)
-    infinity = int(kind.narrow(np.array([np.inf]))[0])
-    special = [infinity, infinity | sign, infinity | 1, infinity | sign | 3, sign, 1, sign | 2]
-    words[: len(special)] = special
-    lattice = RelativeStd(0.1).lattice(words, kind)
-    quantized, restored = there_and_back(words, kind, lattice)
-    assert restored[: len(special)].tolist() == special
-    assert quantized.escape_index.tolist()[: len(special)] == list(range(len(special)))
-
-
 def test_codes_too_large_for_differences_are_escaped():
     """A value of 2^40 steps is kept exactly instead of wrapping around."""
     kind = FLOAT_TYPES["float32"]
@@ -94,22 +91,3 @@ def test_codes_too_large_for_differences_are_escaped():
     quantized, restored = there_and_back(words, kind, LinearLattice(1.0, 0.5))
     assert quantized.escape_index.tolist() == [0, 2]
     assert np.array_equal(restored, words)
-
-
-def test_a_hundred_links_are_as_exact_as_one():
-    """Differences of codes add up to the codes: no drift, forward, backward or in one hop."""
-    rng = np.random.default_rng(0)
-    kind = FLOAT_TYPES["float32"]
-    lattice = LinearLattice(4e-4, 2e-4)
-    values = rng.normal(0, 0.02, 5000).astype(np.float32)
-    first = quantize(values.view(np.uint32), kind, lattice).codes
-    codes = first
-    total = np.zeros_like(first)
-    for _ in range(100):
-        values = values + rng.normal(0, 1e-3, 5000).astype(np.float32)
-        now = quantize(values.view(np.uint32), kind, lattice).codes
-        total += now - codes
-        codes = now
-    restored = kind.narrow(lattice.values(first + total))
-    assert worst_error(values.view(np.uint32), restored, kind, lattice) <= 1
-    assert np.array_equal(first + total, codes)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pcrshard import ScanLevel
+from pcrshard import ScanLevel, open_dataset
 from pcrshard.errors import ScanUnavailable
-from pcrshard.fidelity.bandwidth import BandwidthTuner, bytes_per_sample, prefix_totals
+from pcrshard.fidelity.bandwidth import BandwidthTuner, bytes_per_sample
 from pcrshard.reading.scan_level import ScanRange
 
 SIZES = [1273, 2729, 3022, 3374, 4589, 6758, 6956, 7330, 7771, 11404, 11427]
@@ -189,14 +189,11 @@ def test_numbers_that_make_no_sense_are_refused(wrong):
         BandwidthTuner(ScanLevel(), [5])
 
 
-def test_sizes_come_from_the_index():
+def test_sizes_come_from_the_index(dataset):
     """Means over all shards, ``full`` last."""
-    entries = [
-        types.SimpleNamespace(num_samples=2, prefix_stops=(20, 40)),
-        types.SimpleNamespace(num_samples=3, prefix_stops=(80, 160)),
-    ]
-    assert bytes_per_sample(entries) == [20, 40]
-    assert prefix_totals(entries) == [100, 200]
+    index, _ = open_dataset(dataset)
+    sizes = bytes_per_sample(index.shards)
+    assert sizes == [index.prefix_bytes(scan) / 24 for scan in (*range(1, 11), "full")]
 
 
 def follow(tuner, highest):

@@ -207,4 +207,10 @@ int64_t pcr_sparse_encode(const void *now, void *was, size_t count, int item_byt
 int64_t pcr_sparse_apply(void *words, size_t count, int item_bytes, const uint8_t *gaps,
                          size_t gap_bytes, const uint8_t *steps, size_t step_bytes);
 
+/* The codes of float32 values on a lattice of a step, and the words that they restore to. Returns
+ * whether a value misses the bound, is subnormal, -0.0 or not finite, or has a code above 2^30: the
+ * output is then meaningless. */
+int pcr_quantize_linear(const uint32_t *words, size_t count, double step, double error_bound,
+                        int32_t *codes, uint32_t *restored);
+
 #endif

@@ -1,79 +1,17 @@
-"""How fast training goes at a limited bandwidth; BandwidthTuner while it falls and returns."""
+"""BandwidthTuner while the bandwidth falls and returns."""
 
 import itertools
 import os
-import statistics
 import tempfile
 import time
 
 import fsspec
-import torch
-import train
 
 import pcrshard
 from pcrshard.fidelity.bandwidth import BandwidthTuner, bytes_per_sample
 from pcrshard.testing import ThrottledFS, TokenBucket
 
-from ..lab import SCANS
-from .runs import Spec, batch, config, paced
-
-BANDWIDTHS = (0.5, 1.0, 2.0, 4.0)
-STEPS = 25
-ROUNDS = 4
-CPU = torch.device("cpu")
-
-
-def _step_cost(lab, task, scan):
-    """CPU seconds of a training step, decoding included."""
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(prefix="pcrshard-rate-") as out:
-        more = ("data.val=null", f"stop_after={STEPS}")
-        run = train.Run(config(lab, Spec(task.name, scan), out, *more), train.current(), CPU)
-        begun = []
-        watch = run.policy.watch
-
-        def timed(loader):
-            for batch in watch(loader):
-                begun.append(time.process_time())
-                yield batch
-
-        run.policy.watch = timed
-        run.train_epoch(len(run.loader))
-        return statistics.median(b - a for a, b in itertools.pairwise(begun))
-
-
-def _step_costs(lab, task):
-    """The least of some interleaved rounds: other jobs of the machine make a step slower, none
-    makes it cheaper.
-    """
-    rounds = 1 if lab.quick else ROUNDS
-    found = [[_step_cost(lab, task, scan) for scan in SCANS] for _ in range(rounds)]
-    return dict(zip(SCANS, map(min, zip(*found, strict=True)), strict=True))
-
-
-def _epoch_rate(lab, task, scan, cost, bandwidth):
-    """Return an epoch's images per second with real reads and steps that sleep ``cost`` s."""
-    with tempfile.TemporaryDirectory(prefix="pcrshard-rate-") as out:
-        cfg = config(lab, Spec(task.name, scan, bandwidth=bandwidth), out)
-        level = pcrshard.ScanLevel(scan)
-        loader = train.make_loader(cfg, cfg.data.train, level, None, training=True)
-        begun = time.monotonic()
-        paced(loader, cost)
-        return len(loader) * cfg.batch_size / (time.monotonic() - begun)
-
-
-def bandwidth(lab):
-    """Measure images per second at each scan and bandwidth."""
-    task = lab.task(2)
-    index = lab.index(task.name, "train")
-    found = {}
-    for scan, cost in _step_costs(lab, task).items():
-        limits = (1.0,) if lab.quick else BANDWIDTHS
-        points = [[limit, _epoch_rate(lab, task, scan, cost, limit)] for limit in limits]
-        size = index.prefix_bytes(scan) / index.num_samples
-        found[str(scan)] = {"bytes": size, "points": points, "unlimited": batch(lab) / cost}
-        print(scan, found[str(scan)], flush=True)
-    return {"task": task.name, "scans": found}
+from .runs import batch
 
 
 class _VaryingBucket(TokenBucket):
