@@ -1,9 +1,9 @@
 """Four threads that call the native code at once on the same inputs; see threads.sh.
 
-``python threads.py [--race] FILE...``: decodes the JPEGs as batches, by both backends, also by
-pools of threads, of which one is shared, transcodes them, finds, compares and joins them in one
-buffer, and quantizes; every thread must get the same. With ``--race`` all decode
-into the same memory, which a sanitizer must find.
+``python threads.py [--race] FILE...``: decodes the JPEGs as batches, by both backends and by pools
+of threads, of which one is shared, transcodes them, finds, compares and joins them in one buffer,
+and quantizes; every thread must get the same. With ``--race`` all decode into the same memory,
+which a sanitizer must find.
 """
 
 import concurrent.futures
@@ -29,32 +29,25 @@ SIDE = 64
 _start = threading.Barrier(THREADS)
 
 
-def decode(images, out=None):
-    """Pixels of all images, resized in one call for each backend."""
-    table = piece_table([[image] for image in images])
-    digest = hashlib.sha256()
-    for backend in ("auto", "portable"):
-        pixels = np.zeros((len(images), SIDE, SIDE, 3), np.uint8) if out is None else out
-        with Pool(0, backend) as pool:
-            decoded = pool.decode(table, [pixels]).wait()
-        digest.update(decoded.tobytes() + pixels[decoded].tobytes())
-    return digest.hexdigest()
+def race(table, out):
+    """Decode into the same memory as other threads, which a sanitizer must find."""
+    with Pool(0) as pool:
+        pool.decode(table, [out]).wait()
 
 
-def decode_in_pools(images, shared):
-    """Pixels of all images, several times, by a pool of this thread's and by one of all; one pool
-    is closed while it decodes.
+def decode(table, shared):
+    """Pixels of all images, several times, by a pool of this thread's, by one of all, and by the
+    plain C code; one pool is closed while it decodes.
     """
-    table = piece_table([[image] for image in images])
-    outs = np.zeros((6, len(images), SIDE, SIDE, 3), np.uint8)
-    with Pool(2) as own, Pool(0) as none:
+    outs = np.zeros((6, len(table), SIDE, SIDE, 3), np.uint8)
+    with Pool(2) as own, Pool(0, "portable") as plain:
         batches = [
             pool.decode(table, [out])
-            for pool, out in zip((own, shared, none) * 2, outs, strict=True)
+            for pool, out in zip((own, shared, plain) * 2, outs, strict=True)
         ]
         decoded = [batch.wait() for batch in reversed(batches)]
     left = Pool(2)
-    left.decode(table, [np.zeros((len(images), SIDE, SIDE, 3), np.uint8)])
+    left.decode(table, [np.zeros(outs[0].shape, np.uint8)])
     left.close()
     assert all(np.array_equal(decoded[0], each) for each in decoded)
     assert all(np.array_equal(outs[0][decoded[0]], out[decoded[0]]) for out in outs)
@@ -108,13 +101,14 @@ def main(arguments):
     names = [name for name in arguments if name != "--race"]
     images = [pathlib.Path(name).read_bytes() for name in names]
     begin = time.monotonic()
+    table = piece_table([[image] for image in images])
     if "--race" in arguments:
-        together(decode, images, np.zeros((len(images), SIDE, SIDE, 3), np.uint8))
+        together(race, table, np.zeros((len(images), SIDE, SIDE, 3), np.uint8))
         return 0
-    for function in (decode, rescan, quantize, take_apart):
+    for function in (rescan, quantize, take_apart):
         together(function, images)
     with Pool(3) as shared:
-        together(decode_in_pools, images, shared)
+        together(decode, table, shared)
     seconds = time.monotonic() - begin
     print(f"{len(images)} files by {THREADS} threads: no race in {seconds:.0f} s")
     return 0

@@ -17,7 +17,6 @@ import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
-from .errors import MissingDependency
 from .jpeg.other_formats import Pixels
 
 
@@ -55,15 +54,9 @@ def make_jpeg(
         options: Pillow's JPEG options: ``quality``, ``subsampling``, ``progressive``,
             ``restart_marker_blocks``, ``exif``, ...
     """
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingDependency("Pillow is not installed: pip install Pillow") from error
-    channels = {
-        "L": 1,
-        "RGB": 3,
-        "CMYK": 4,
-    }[mode]
+    from PIL import Image  # not needed by the file systems below
+
+    channels = {"L": 1, "RGB": 3, "CMYK": 4}[mode]
     pixels = make_pixels(seed, height, width, channels)
     out = io.BytesIO()
     Image.fromarray(pixels[..., 0] if channels == 1 else pixels, mode).save(out, "JPEG", **options)

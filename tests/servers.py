@@ -626,7 +626,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _send_body(self, body: bytes, fault: Fault) -> None:
         body = body[: fault.cut_after]
-        if fault.stall and fault.stall_after is not None:
+        if fault.stall and fault.stall_after is not None and fault.stall_after <= len(body):
             self.wfile.write(body[: fault.stall_after])
             self._stall(fault.stall)
             body = body[fault.stall_after :]

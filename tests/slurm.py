@@ -12,9 +12,9 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 
 import pytest
+from support import wait_for
 
 CPUS = 8  # configured in SLURM, possibly more than exist: tasks share the cores
 PROGRAMS = [
@@ -87,10 +87,6 @@ class Cluster:
         assert not check or result.returncode == 0, f"{command}: {result.stdout}{result.stderr}"
         return result.stdout.strip()
 
-    def submit(self, *arguments, **options):
-        """sbatch; returns the job's number."""
-        return self.run("sbatch", "--parsable", *arguments, **options)
-
     def state(self, job):
         """A job's state in SLURM's word."""
         shown = dict(
@@ -99,17 +95,11 @@ class Cluster:
         )
         return shown["JobState"]
 
-    def wait(self, job, states=("COMPLETED",), seconds=60.0):
-        """Wait for a job to be in one of the states; fails at once where it ends in another."""
-        end = time.monotonic() + seconds
-        while (state := self.state(job)) not in states:
-            over = (
-                state in ("FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL", "COMPLETED")
-                or time.monotonic() > end
-            )
-            assert not over, f"job {job} is {state}, expected {states}; {self.logs()}"
-            time.sleep(0.1)
-        return state
+    def wait(self, job, seconds=60.0):
+        """Wait for a job to complete; fails at once where it ends otherwise."""
+        ends = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL")
+        wait_for(lambda: self.state(job) in ends, seconds, pause=0.1)
+        assert self.state(job) == "COMPLETED", self.logs()
 
     def logs(self):
         """The ends of the daemons' logs."""
@@ -158,23 +148,15 @@ def _start(found):
     )
     (folder / "slurm.conf").write_text(text)
     environment = {"env": found.environment | {"PATH": PATH}}
-    files = [
-        f"--{option}={folder}/munge.{name}"
-        for option, name in (
-            ("socket", "socket"),
-            ("key-file", "key"),
-            ("pid-file", "pid"),
-            ("log-file", "log"),
-            ("seed-file", "seed"),
-        )
-    ]
+    options = {"key-file": "key", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+    options["socket"] = "socket"
+    files = [f"--{option}={folder}/munge.{name}" for option, name in options.items()]
     found.run("munged", "--force", *files, **environment)
     found.run("slurmctld", **environment)
     found.run("slurmd", **environment)
-    end = time.monotonic() + 15
-    while found.run("sinfo", "--noheader", "--format=%t", check=False) != "idle":
-        assert time.monotonic() < end, f"the cluster does not start: {found.logs()}"
-        time.sleep(0.05)
+    idle = ("sinfo", "--noheader", "--format=%t")
+    wait_for(lambda: found.run(*idle, check=False) == "idle", 15)
+    assert found.run(*idle) == "idle", found.logs()
 
 
 def _stop(found):
@@ -186,11 +168,8 @@ def _stop(found):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, ValueError):
             pid = int((found.folder / f"{name}.pid").read_text())
             os.kill(pid, signal.SIGTERM)
-            end = time.monotonic() + 5
-            while is_alive(pid):
-                time.sleep(0.02)
-                if time.monotonic() > end:
-                    os.kill(pid, signal.SIGKILL)
+            wait_for(lambda: not is_alive(pid), 5)  # called in this round only
+            os.kill(pid, signal.SIGKILL)
     shutil.rmtree(found.folder, ignore_errors=True)
 
 

@@ -70,10 +70,10 @@ def run_encode(src, dst, **options):
     return encode(str(src), str(dst), EncodeOptions(**options), **{"workers": 1} | how)
 
 
-def wait_for(condition, seconds=20.0):
+def wait_for(condition, seconds=20.0, pause=0.002):
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
-        time.sleep(0.002)
+        time.sleep(pause)
 
 
 class Pieces(NamedTuple):

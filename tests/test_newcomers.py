@@ -1,13 +1,10 @@
-"""What the first users bring: folders, tars and names as they are found, by commands alone.
+"""What the first users bring: folders as they are found, by commands alone.
 
 Each test goes from files as a user has them to the samples that a training gets; there must be no
 traceback, the right classes and the right splits.
 """
 
-import io
-import json
 import os
-import tarfile
 
 import pytest
 
@@ -42,18 +39,6 @@ def write_images(root, *names):
         path.write_bytes(make_jpeg(number))
 
 
-def write_tars(folder, samples, per_tar=4):
-    """Tars as ``webdataset.ShardWriter`` makes them: one member a field."""
-    folder.mkdir()
-    for start in range(0, len(samples), per_tar):
-        with tarfile.open(folder / f"train-{start // per_tar:06d}.tar", "w") as tar:
-            for number, fields in enumerate(samples[start : start + per_tar], start):
-                for field, value in fields.items():
-                    info = tarfile.TarInfo(f"{number:06d}.{field}")
-                    info.size = len(value)
-                    tar.addfile(info, io.BytesIO(value))
-
-
 def test_an_image_folder_with_splits(run, tmp_path):
     """ImageFolder's usual layout: the first try says what to do, and what it says works."""
     train = [f"train/{label}/{n}.jpg" for label in ("cat", "dog", "emu") for n in range(4)]
@@ -71,27 +56,6 @@ def test_an_image_folder_with_splits(run, tmp_path):
             assert index.classes[int(sample["cls"])] == key.partition("/")[0]
         said = run("verify", f"pcr/{split}", "--against", f"root/{split}")
         assert "pixels equal the source's" in said
-
-
-def test_tars_with_integer_labels(run, tmp_path):
-    """What most users of WebDataset have: a classifier's size is known, names can be given."""
-    labels = [5, 0, 3, 3, 1, 2, 5, 4, 0]
-    fields = [{"jpg": make_jpeg(n), "cls": str(label).encode()} for n, label in enumerate(labels)]
-    write_tars(tmp_path / "tars", fields)
-    run("encode", "tars", "plain")
-    index, _ = open_dataset(tmp_path / "plain")
-    assert (index.classes, index.num_classes) == ((), 6)
-    found = {key: int(sample["cls"]) for key, sample in samples_of(tmp_path / "plain").items()}
-    assert found == {f"{n:06d}": label for n, label in enumerate(labels)}
-
-    names = ["ant", "bee", "cat", "dog", "emu", "fox"]
-    (tmp_path / "names.txt").write_text("\n".join(names))
-    options = ["--classes", "names.txt", "--for-ranks", 2, "--for-workers", 2, "--stratify"]
-    run("encode", "tars", "named", *options)
-    index, _ = open_dataset(tmp_path / "named")
-    assert (list(index.classes), len(index.shards) % 4) == (names, 0)
-    about = json.loads(run("info", "named", "--json"))
-    assert (about["num_classes"], about["classes"]) == (6, names)
 
 
 def test_a_crawl(run, tmp_path):

@@ -37,6 +37,12 @@ def jobs(cluster, tmp_path):
     return submit
 
 
+def run_local(*line, **variables):
+    """Run a command here, with these variables; returns what it said and its status."""
+    environment = os.environ | variables
+    return subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+
+
 def log_of(folder, job):
     return "".join(path.read_text() for path in folder.glob(f"*{job}*.log"))
 
@@ -52,19 +58,12 @@ def test_ranks_are_those_of_srun(cluster, tmp_path):
 def test_encode_array_and_stage(cluster, jobs, synthetic_folder, dataset, tmp_path):
     """An array of four tasks makes the dataset of one run, again changes nothing, and is staged."""
     dst = tmp_path / "dst"
-    job = jobs("encode", synthetic_folder, dst, "--num-shards", "4", options=["--array=0-3"])
-    again = jobs(
-        "encode",
-        synthetic_folder,
-        dst,
-        "--num-shards",
-        "4",
-        options=["--array=2", f"--dependency=afterany:{job}"],
-        PARTS="4",
-    )
-    staged = jobs(
-        "stage", dst, tmp_path / "staged", "--scan", "2", options=[f"--dependency=afterok:{again}"]
-    )
+    encode_line = ["encode", synthetic_folder, dst, "--num-shards", "4"]
+    job = jobs(*encode_line, options=["--array=0-3"])
+    after = ["--array=2", f"--dependency=afterany:{job}"]
+    again = jobs(*encode_line, options=after, PARTS="4")
+    after = [f"--dependency=afterok:{again}"]
+    staged = jobs("stage", dst, tmp_path / "staged", "--scan", "2", options=after)
     cluster.wait(staged)
     assert read_all(dst) == read_all(dataset), log_of(tmp_path, job)
     assert log_of(tmp_path, job).count("24 samples in 4 shards") >= 1
@@ -221,31 +220,26 @@ WRONG = {
 def test_what_is_unknown_is_not_submitted(what, tmp_path):
     """An unknown cluster, job, GPU, or project raises an error that lists the valid ones."""
     arguments, variables, message = WRONG[what]
-    environment = os.environ | {"IDRPROJ": "abc", "WORK": str(tmp_path)} | variables
-    line = [SUBMIT, *arguments, "data.train=x"]
-    run = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    variables = {"IDRPROJ": "abc", "WORK": str(tmp_path)} | variables
+    run = run_local(SUBMIT, *arguments, "data.train=x", **variables)
     assert run.returncode != 0
     assert message in run.stderr
 
 
 def test_wheels_are_installed_without_root_or_registry(tmp_path):
     """The jobs' Python finds what lies in a folder of wheels; new ones replace old ones."""
-    environment = os.environ | {
+    variables = {
         "PYTHON_BIN": os.path.dirname(sys.executable),
         "PCRSHARD_WHEELS": str(tmp_path / "wheels"),
         "PCRSHARD_PACKAGES": str(tmp_path / "packages"),
         "PIP_INDEX_URL": "http://127.0.0.1:9",
     }
-    line = [ROOT / "scripts" / "slurm" / "install", "test-cluster"]
-
-    def install():
-        return subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
-
-    assert "no wheel in" in install().stderr
+    line = (ROOT / "scripts" / "slurm" / "install", "test-cluster")
+    assert "no wheel in" in run_local(*line, **variables).stderr
     for version in ("1", "2"):
         write_wheel(tmp_path / "wheels", "probe", version)
         (tmp_path / "wheels" / "libprobe.so.0").write_text(version)
-        done = install()
+        done = run_local(*line, **variables)
         assert done.returncode == 0, done.stderr
         assert (tmp_path / "packages" / "probe.py").read_text() == f"version = {version}\n"
         assert (tmp_path / "packages" / "lib" / "libprobe.so.0").read_text() == version
@@ -255,14 +249,16 @@ def write_wheel(folder, name, version):
     """A wheel of one module, by the format's specification; it replaces older ones."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    about = f"{name}-{version}.dist-info"
+    name_and_version = f"Name: {name}\nVersion: {version}"
+    about = {
+        "METADATA": f"Metadata-Version: 2.1\n{name_and_version}",
+        "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any",
+        "RECORD": "",
+    }
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
         wheel.writestr(f"{name}.py", f"version = {version}\n")
-        name_and_version = f"Name: {name}\nVersion: {version}"
-        wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\n{name_and_version}")
-        kind = "Root-Is-Purelib: true\nTag: py3-none-any"
-        wheel.writestr(f"{about}/WHEEL", f"Wheel-Version: 1.0\n{kind}")
-        wheel.writestr(f"{about}/RECORD", "")
+        for file, text in about.items():
+            wheel.writestr(f"{name}-{version}.dist-info/{file}", text)
 
 
 # The course's listing
@@ -333,15 +329,12 @@ def test_every_cluster_has_every_option():
     names = [path.stem for path in (ROOT / "scripts" / "slurm").glob("*.slurm")]
     assert found
     assert len(names) == 4
-    environment = os.environ | {"IDRPROJ": "abc", "WORK": "work"}
     for conf in found:
         code = (
             f"set -eu; . {conf}; declare -F setup; "
             f"for name in all {' '.join(names)}; do declare -p ${{name}}_options; done"
         )
-        run = subprocess.run(
-            ["bash", "-c", code], env=environment, capture_output=True, text=True, check=False
-        )
+        run = run_local("bash", "-c", code, IDRPROJ="abc", WORK="work")
         assert run.returncode == 0, f"{conf}: {run.stderr}"
 
 

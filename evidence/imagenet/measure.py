@@ -39,7 +39,7 @@ CASES = (
     ("lite2", 160, True),
     ("lite2", 288, True),
 )
-# The number of leading cases that use more photographs than those in shared/data.
+# The leading cases use more photographs than those of shared/data.
 MOST = 3
 QUICK_CASES = (("lite0", 64, False), ("lite0", 64, True))
 CPU_IMAGES = 48
@@ -80,19 +80,15 @@ def _measure_block(classify, chosen, key):
 
 
 def _classify(lab):
-    """What is missing of the rows; all cases of one stage before the next, so that a stop leaves
-    whole curves: first the photographs of shared/data.
-    """
+    """What is missing of the rows."""
     chosen = photographs(lab)
     blocks = [chosen[start : start + BLOCK] for start in range(0, len(chosen), BLOCK)]
     cases = [case for case in (QUICK_CASES if lab.quick else CASES) if lites.available(case[0])]
     early = min(len(blocks), EARLY * lab.scale)
-    stages = ((cases, range(early)), (cases[:MOST], range(early, len(blocks))))
     keys = [
         {"network": name, "crop": crop, "smoothing": smoothing, "block": block}
-        for some, part in stages
-        for name, crop, smoothing in some
-        for block in part
+        for number, (name, crop, smoothing) in enumerate(cases)
+        for block in range(len(blocks) if number < MOST else early)
     ]
     networks = {}
     for key in lab.missing(keys):

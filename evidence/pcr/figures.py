@@ -13,7 +13,6 @@ from ..imagenet import figures as imagenet
 from ..lab import SCANS
 from ..pages import Estimate, NotMeasured, estimate, paired
 from ..plots import label
-from .runs import known
 
 TOLERANCE = 0.01  # of accuracy, below full fidelity's
 
@@ -121,9 +120,7 @@ def select(lab, task, scan, epochs, *, script="standard", seeds=None, full=None,
     wanted = {"task": task, "scan": scan, "epochs": epochs, "script": script}
     wanted["bandwidth"] = bandwidth
     found = {
-        run["spec"]["seed"]: run
-        for run in known(lab).values()
-        if wanted.items() <= run["spec"].items()
+        run["spec"]["seed"]: run for run in lab.rows() if wanted.items() <= run["spec"].items()
     }
     found = {seed: found[seed] for seed in seeds or lab.seeds if seed in found}
     sizes = lab.load("bytes") or {}

@@ -4,7 +4,6 @@ is made once. The last line of a kind counts.
 
 import dataclasses
 import itertools
-import json
 import os
 import statistics
 import tempfile
@@ -34,11 +33,6 @@ class Spec:
     epochs: int = 8
     bandwidth: float | None = None
     script: str = "standard"
-
-    @property
-    def key(self):
-        """As rows are found by."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
 
 def config(lab, spec, out, *more):
@@ -131,17 +125,12 @@ def perform(lab, spec, *more):
     }
 
 
-def known(lab):
-    """All runs that are kept, by their settings."""
-    return {json.dumps(row["spec"], sort_keys=True): row for row in lab.rows()}
-
-
 def runs(lab, specs):
     """The runs of some settings, made where they are missing, one after another."""
-    for key in lab.missing({"spec": dataclasses.asdict(spec)} for spec in specs):
+    keys = [{"spec": dataclasses.asdict(spec)} for spec in specs]
+    for key in lab.missing(keys):
         lab.append(perform(lab, Spec(**key["spec"])))
-    have = known(lab)
-    return [have[spec.key] for spec in specs]
+    return [row for row in lab.rows() if {"spec": row["spec"]} in keys]
 
 
 def _replay(lab, record, bandwidth):

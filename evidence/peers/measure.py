@@ -27,7 +27,7 @@ from server import SlowServer
 COPIES = {"data": 3, "data-link": 12}
 LINKS = ((20e6, "data"), (20e6, "data-link"), (80e6, "data"))  # bytes a second, which set
 LIMIT_S = {"prepare": 180, "epoch": 75}
-# imread.py measures it, in an environment of its own; the others have what was measured once.
+# Measured once.
 KEPT = ("imread", "once", "versions")
 QUICK = ("pcrshard scan 5", "pcrshard scan 5, threads")
 SERVED = {

@@ -12,11 +12,11 @@ from typing import Annotated, Any
 
 from .. import storage
 from ..encoding import encode_dataset
-from ..encoding.clusters import ENGINES, dask_executor, encode_on_slurm
+from ..encoding.clusters import dask_executor, encode_on_slurm
 from ..encoding.encode_dataset import EncodeOptions
 from ..encoding.labels import read_classes
 from ..encoding.resume_journal import read_journal
-from ..encoding.shard_plan import advise
+from ..encoding.shard_plan import advise_script
 from ..encoding.sources import list_source
 from ..errors import EncodeError
 from ..fidelity.costs import record_table, scan_costs
@@ -25,7 +25,6 @@ from ..format.scan import Scan
 from ..format.scan_script import ScanScript, parse_script
 from ..format.shard_format import AUTO, SCRIPTS, ShardFormat
 from ..redaction import redact_url
-from ..upkeep.script_advice import advise_script
 from .inspect import of_splits, sizes
 from .parser import (
     Count,
@@ -99,7 +98,7 @@ def encode(
     options: Options,
     keep_order: bool = False,
     workers: Count | None = None,
-    engine: Annotated[str, Keywords(choices=ENGINES)] = "local",
+    engine: Annotated[str, Keywords(choices=("local", "dask", "slurm"))] = "local",
     scheduler: str | None = None,
     slurm_option: Annotated[dict[str, str] | None, pairs(key_value)] = None,
     part: Annotated[tuple[int, int] | None, Keywords(type=_part, metavar="I/N")] = None,
@@ -194,7 +193,7 @@ def _report(
     if index is None:
         text = "this part is done; other parts have shards left to write"
         return Report({"url": redact_url(dst)}, text)
-    urls = [storage.join(dst, entry.name) for entry in index.shards]
+    journal = read_journal(dst, options=storage_options)
     costs = scan_costs(index)
     num_shards = len(index.shards)
     classes = f", {index.num_classes} classes" if index.num_classes else ""
@@ -202,8 +201,7 @@ def _report(
         record_table(costs),
         f"{sizes(index)} in {dst}{classes}",
         "" if script != AUTO else f"scan script: {index.script}, by the quality of the sources",
-        advise(num_shards),
-        advise_script(index, urls, storage_options=storage_options),
+        advise_script(index.script, journal.quality),
     ]
     figures: dict[str, Any] = {
         "url": redact_url(dst),
@@ -212,7 +210,7 @@ def _report(
         "classes": index.classes,
         "scans": costs,
     }
-    rows = read_journal(dst, options=storage_options).unlayered
+    rows = journal.unlayered
     for outcome in dict.fromkeys(row.outcome for row in rows):
         first, *others = (row for row in rows if row.outcome == outcome)
         figures[outcome] = 1 + len(others)

@@ -155,8 +155,9 @@ def commit(journal: Journal) -> DatasetIndex | None:
     """
     run = journal.run
     with journal.finishing() as found:
-        if missing := journal.num_shards - len(found):
-            _log.info("%d of %d shards remain for other parts", missing, journal.num_shards)
+        num_shards = len(journal.plan.shards)
+        if missing := num_shards - len(found):
+            _log.info("%d of %d shards remain for other parts", missing, num_shards)
             return None
         rows = [row for result in found.values() for row in result.unlayered]
         for name in (SKIPPED, KEPT):

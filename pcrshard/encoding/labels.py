@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from .. import storage
 from ..errors import EncodeError, PCRError
-from .samples import LABEL_FIELD, SampleRef, StorageOptions
+from .samples import LABEL_FIELD, SampleRef, StorageOptions, read_samples
 
 _MAX_DIGITS = 9
-_LABELS_PER_READ = 512
 
 
 def label_of(fields: Mapping[str, bytes]) -> int | None:
@@ -35,24 +34,18 @@ def read_labels(samples: Sequence[SampleRef], options: StorageOptions) -> list[b
         EncodeError: No sample has a label.
         StorageError: A label cannot be read.
     """
-    labels = [dict(sample.known).get(LABEL_FIELD) for sample in samples]
-    stored = [
-        (number, (ref.url, ref.start, ref.stop))
-        for number, sample in enumerate(samples)
-        for ref in sample.refs
-        if ref.name == LABEL_FIELD
+    wanted = [
+        sample._replace(refs=tuple(ref for ref in sample.refs if ref.name == LABEL_FIELD))
+        for sample in samples
     ]
-    values = [
-        value
-        for start in range(0, len(stored), _LABELS_PER_READ)
-        for value in storage.read_ranges(
-            [place for _, place in stored[start : start + _LABELS_PER_READ]], options=options
-        )
-    ]
-    for (number, _), value in zip(stored, values, strict=True):
-        if isinstance(value, PCRError):
-            raise value
-        labels[number] = value.strip()
+    labels = []
+    for sample, values in read_samples(wanted, options):
+        label = dict(sample.known).get(LABEL_FIELD)
+        for value in values:
+            if isinstance(value, PCRError):
+                raise value
+            label = value.strip()
+        labels.append(label)
     if all(label is None for label in labels):
         raise EncodeError(
             "expected labels to stratify by (class folders, a column 'label', or a field 'cls'), "

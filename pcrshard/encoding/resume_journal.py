@@ -33,13 +33,6 @@ SKIPPED = "skipped.jsonl"
 KEPT = "kept.jsonl"
 PARTS = "encode-parts"
 Part = tuple[int, int]
-# Outcomes a kept shard may contain, per current `on_error`.
-_ALLOWED = {
-    "raise": frozenset[str](),
-    "skip": frozenset({"skipped"}),
-    "keep": frozenset({"kept"}),
-    "reencode": frozenset({"reencoded", "skipped"}),
-}
 
 
 class Unlayered(NamedTuple):
@@ -62,12 +55,14 @@ class Unlayered(NamedTuple):
 class ShardResult(NamedTuple):
     """The result of a shard task; ``entry`` is ``None`` if every sample was skipped.
 
-    ``num_classes`` is the highest label + 1 in the shard.
+    ``num_classes`` is the highest label + 1 in the shard, and ``on_error`` says what was asked to
+    be done with files that cannot be layered.
     """
 
     entry: ShardEntry | None
     unlayered: tuple[Unlayered, ...]
     num_classes: int = 0
+    on_error: str = ""
 
 
 Results = dict[int, ShardResult]
@@ -79,6 +74,7 @@ class Saved(msgspec.Struct):
     fingerprint: str
     shards: Results
     options: EncodeOptions = EncodeOptions()
+    quality: float = 0.0
 
     @property
     def unlayered(self) -> list[Unlayered]:
@@ -172,7 +168,7 @@ class Journal:
         part: (I, N), or ``None`` for a run over all shards.
 
     Attributes:
-        num_shards: Number of shards of all parts.
+        plan: The shards of all parts.
         numbers: The numbers of the shards that this part writes.
         results: The complete shards by number.
         run: What the tasks need.
@@ -189,8 +185,8 @@ class Journal:
         first, step = part or (0, 1)
         if not 0 <= first < step:
             raise EncodeError(f"expected a part I/N with I from 0 to N-1, got {first}/{step}")
-        self.num_shards = len(plan.shards)
-        self.numbers = range(first, self.num_shards, step)
+        self.plan = plan
+        self.numbers = range(first, len(plan.shards), step)
         self.results: Results = {}
         self._is_part = part is not None
         # In the names of temporary files, which are cleaned up if this process is killed.
@@ -306,7 +302,7 @@ class Journal:
 
     def _is_kept(self, result: ShardResult) -> bool:
         """Return whether a shard is complete and handled bad files as the options now ask."""
-        if {row.outcome for row in result.unlayered} - _ALLOWED[self.run.options.on_error]:
+        if result.unlayered and result.on_error != self.run.options.on_error:
             return False
         entry = result.entry
         if entry is None:
@@ -335,7 +331,7 @@ class Journal:
     def unite(self, results: Results) -> None:
         """Save the results of all parts in one file and remove the files of the tasks."""
         dst, options = self.run.dst, self.run.dst_options
-        whole = Saved(self.run.fingerprint, results, self.run.options)
+        whole = Saved(self.run.fingerprint, results, self.run.options, self.plan.quality)
         whole.write(storage.join(dst, JOURNAL), options)
         storage.remove_temporary_files(dst)
         for name in (PARTS, LOCK) if self._is_part else (PARTS,):

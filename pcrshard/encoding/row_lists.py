@@ -12,7 +12,6 @@ from typing import Any
 
 from .. import storage
 from ..errors import EncodeError
-from ..redaction import redact_url
 from .samples import LABEL_FIELD, FieldRef, SampleRef, StorageOptions, unique_keys
 
 LISTS = (".csv", ".tsv", ".jsonl", ".ndjson")
@@ -27,10 +26,8 @@ _LABEL_COLUMNS = ("label", "class")
 _DEFAULT_COLUMNS = ["path", "label", "extra"]
 
 
-def list_rows(path: str, options: StorageOptions) -> tuple[list[SampleRef], list[str | None]]:
-    """Return the samples that a file lists, in its order, and the class name of each.
-
-    The class name is ``None`` for numeric labels, which are stored in the field ``cls``.
+def list_rows(path: str, options: StorageOptions) -> list[SampleRef]:
+    """Return the samples that a file lists, in its order; numeric labels are in the field ``cls``.
 
     Raises:
         EncodeError: A row is malformed; the message names its line.
@@ -59,11 +56,11 @@ def list_rows(path: str, options: StorageOptions) -> tuple[list[SampleRef], list
     labels = [row.pop("label", None) for row in rows]
     if not is_json:
         labels = _read_numbers(labels)
-    names = sorted(label for label in labels if isinstance(label, str))
-    numbers = [label for label in labels if isinstance(label, int)]
-    if names and numbers:
+    kinds = {type(label): label for label in labels if label is not None}
+    if len(kinds) > 1:
         raise EncodeError(
-            f"expected labels that are all numbers or all names, got {numbers[0]} and {names[0]!r}",
+            "expected labels that are all numbers or all names, "
+            f"got {', '.join(map(repr, kinds.values()))}",
             url=path,
         )
     folder = path.rpartition("/")[0]
@@ -75,8 +72,9 @@ def list_rows(path: str, options: StorageOptions) -> tuple[list[SampleRef], list
         known = [(LABEL_FIELD, str(label).encode())] if isinstance(label, int) else []
         if row:
             known.append(("json", json.dumps(row).encode()))
-        samples.append(SampleRef(key, (FieldRef("jpg", url),), tuple(known)))
-    return samples, [label if isinstance(label, str) else None for label in labels]
+        name = label if isinstance(label, str) else None
+        samples.append(SampleRef(key, (FieldRef("jpg", url),), tuple(known), name))
+    return samples
 
 
 def _json_rows(lines: Iterator[str]) -> Iterator[Row]:
@@ -120,8 +118,7 @@ def _column_names(cells: Sequence[str], needs_header: bool) -> list[str]:
         return [renamed.get(name, name) for name in names]
     if needs_header and "." not in names[0]:
         raise ValueError(
-            f"expected a column {', '.join(_PATH_COLUMNS)}, or a path first, "
-            f"got {', '.join(map(redact_url, names))}"
+            f"expected a column {', '.join(_PATH_COLUMNS)}, or a path first, got {', '.join(names)}"
         )
     return []
 
@@ -130,8 +127,7 @@ def _check_row(row: Row) -> None:
     """Check that a row has a path to a file, and that its label is a number or a name."""
     path = row.get("path")
     if not isinstance(path, str) or posixpath.basename(path) in ("", ".", ".."):
-        shown = redact_url(path) if isinstance(path, str) else path
-        raise EncodeError(f"expected a path to a file, got {shown!r}")
+        raise EncodeError(f"expected a path to a file, got {path!r}")
     label = row.get("label", 0)
     if isinstance(label, bool) or not isinstance(label, int | str):
         raise EncodeError(f"expected a label that is a number or a name, got {label!r}")

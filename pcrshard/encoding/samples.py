@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import posixpath
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from .. import storage
-from ..errors import EncodeError
+from ..errors import EncodeError, PCRError
 from ..format.names import is_metadata, numbered, place_in_list
 from ..format.shard_index import MAX_LISTED
 from ..redaction import links_of
 
 StorageOptions = storage.Options
 LABEL_FIELD = "cls"
+_SAMPLES_PER_READ = 64
 
 
 class FieldRef(NamedTuple):
@@ -32,11 +32,15 @@ class FieldRef(NamedTuple):
 
 
 class SampleRef(NamedTuple):
-    """A sample to encode: fields to read, and fields whose bytes are known from the listing."""
+    """A sample to encode: fields to read, and fields whose bytes are known from the listing.
+
+    ``label`` is the name of its class until classes are numbered.
+    """
 
     key: str
     refs: tuple[FieldRef, ...]
     known: tuple[tuple[str, bytes], ...] = ()
+    label: str | None = None
 
 
 class Source(NamedTuple):
@@ -59,52 +63,45 @@ def unique_keys(paths: Iterable[str]) -> list[str]:
     """Return valid, distinct keys for file names: no dots in the last part, no ``..``."""
     keys: dict[str, None] = {}
     for path in paths:
-        stem = _legal_key(path)
-        numbered_stems = (f"{stem}_{number}" for number in itertools.count(1))
-        candidates = itertools.chain([stem], numbered_stems)
-        keys[next(key for key in candidates if key not in keys)] = None
+        key = stem = _legal_key(path)
+        number = 0
+        while key in keys:
+            number += 1
+            key = f"{stem}_{number}"
+        keys[key] = None
     return list(keys)
 
 
 def _legal_key(path: str) -> str:
     """Return a valid key for a file name, or for the path of a URL."""
-    links = links_of(path)
-    remote = [link for link in links if link.scheme] or links
-    names = [link.path for link in remote] + [link.host for link in remote] + ["_"]
-    usable = next(name for name in names if name.strip("/\\\0."))
-    parts = [part for part in re.split(r"[/\\\0]", usable) if part not in ("", ".", "..")]
+    link = next((link for link in links_of(path) if link.scheme), None)
+    usable = path if link is None else link.path.strip("/") or link.host
+    parts = [part for part in re.split(r"[/\\\0]", usable) if part not in ("", ".", "..")] or ["_"]
     parts[-1] = posixpath.splitext(parts[-1])[0].replace(".", "_") or "_"
     key = "/".join(parts).encode("utf-8", "replace").decode()
     return f"_{key.lstrip('_')}" if is_metadata(f"{key}.jpg") else key
 
 
-def number_labels(
-    samples: Sequence[SampleRef],
-    labels: Sequence[str | None],
-    classes: Sequence[str],
-) -> list[SampleRef]:
+def number_labels(samples: Sequence[SampleRef], classes: Sequence[str]) -> list[SampleRef]:
     """Return the samples with the number of their class in the field ``cls``.
 
-    Args:
-        samples: The samples.
-        labels: The class name of each sample, or ``None``.
-        classes: The names of classes 0, 1, ...
-
     Raises:
-        EncodeError: A name is not among ``classes``.
+        EncodeError: The class of a sample is not among ``classes``.
     """
     numbers = {name: str(number).encode() for number, name in enumerate(classes)}
-    if unknown := {label for label in labels if label is not None} - numbers.keys():
-        raise EncodeError(
-            f"expected classes among the {len(classes)} given names, such as {classes[0]!r}, "
-            f"got {min(unknown)!r} in the source"
-        )
-    return [
-        sample
-        if label is None
-        else sample._replace(known=((LABEL_FIELD, numbers[label]), *sample.known))
-        for sample, label in zip(samples, labels, strict=True)
-    ]
+
+    def number(sample: SampleRef) -> SampleRef:
+        if sample.label is None:
+            return sample
+        if sample.label not in numbers:
+            raise EncodeError(
+                f"expected classes among the {len(classes)} given names, such as {classes[0]!r}, "
+                f"got {sample.label!r} in the source"
+            )
+        known = ((LABEL_FIELD, numbers[sample.label]), *sample.known)
+        return sample._replace(known=known, label=None)
+
+    return list(map(number, samples))
 
 
 def gather_lists(
@@ -122,31 +119,48 @@ def gather_lists(
         EncodeError: A wanted list does not exist, or has a gap.
     """
     fields = {ref.name for sample in samples for ref in sample.refs}
-    found: dict[str, list[list[int]]] = {}
+    places: dict[str, list[list[int]]] = {}
     for row, sample in enumerate(samples):
         for ref in sample.refs:
-            if place := place_in_list(ref.name):
-                found.setdefault(place[0], [[] for _ in samples])[row].append(place[1])
-    names = set()
-    for name in found if wanted is None else wanted:
-        rows = found.get(name, [])
-        lengths = {len(row) for row in rows}
-        gap = next((row for row in rows if sorted(row) != list(range(len(row)))), None)
-        is_list = bool(rows) and gap is None and name not in fields
-        if wanted is None:
-            is_list = is_list and len(lengths) > 1 and 2 <= max(lengths) <= MAX_LISTED
-        elif not is_list:
+            if found := place_in_list(ref.name):
+                name, place = found
+                places.setdefault(name, [[] for _ in samples])[row].append(place)
+    lists = set()
+    for name in places if wanted is None else wanted:
+        rows = [sorted(row) for row in places.get(name, [])]
+        gap = next((row for row in rows if row != list(range(len(row)))), None)
+        can_be_list = bool(rows) and gap is None and name not in fields
+        lengths = set(map(len, rows))
+        if wanted is not None and not can_be_list:
             raise EncodeError(
                 f"expected fields {numbered(name, 0)!r}, {numbered(name, 1)!r}, ... without a gap "
                 f"and no field {name!r}, to make the list {name!r}, got the numbers {gap or []}"
             )
-        names |= {name} if is_list else set()
-    return [_gather(sample, names) for sample in samples] if names else samples
+        if wanted is not None or (
+            can_be_list and len(lengths) > 1 and 2 <= max(lengths) <= MAX_LISTED
+        ):
+            lists.add(name)
+    return [_gather(sample, lists) for sample in samples] if lists else samples
 
 
-def _gather(sample: SampleRef, names: Container[str]) -> SampleRef:
+def _gather(sample: SampleRef, lists: Container[str]) -> SampleRef:
     refs = []
     for ref in sample.refs:
         name, place = place_in_list(ref.name) or ("", None)
-        refs.append(ref._replace(name=name, place=place) if name in names else ref)
+        refs.append(ref._replace(name=name, place=place) if name in lists else ref)
     return sample._replace(refs=tuple(sorted(refs, key=lambda ref: ref.place or 0)))
+
+
+def read_samples(
+    samples: Sequence[SampleRef], options: StorageOptions
+) -> Iterator[tuple[SampleRef, list[bytes | PCRError]]]:
+    """Yield each sample with the bytes of its fields, or the error of reading them."""
+    for start in range(0, len(samples), _SAMPLES_PER_READ):
+        batch = samples[start : start + _SAMPLES_PER_READ]
+        ranges = [(ref.url, ref.start, ref.stop) for sample in batch for ref in sample.refs]
+        # All ranges of a tar must come from the same version of it.
+        tars = {url for url, start, stop in ranges if (start, stop) != (0, None)}
+        with storage.unchanged(tars, options=options):
+            values = iter(storage.read_ranges(ranges, options=options))
+        for sample in batch:
+            yield sample, [next(values) for _ in sample.refs]

@@ -23,9 +23,6 @@ from .sources import CONVERTIBLE, NO_SPLIT, list_source
 
 _log = get_logger("pcrshard")
 ON_ERROR = ("raise", "keep", "reencode", "skip")
-# Common world sizes, and the fraction of idle time below which no advice is given.
-_USUAL_RANKS = (2, 4, 8)
-_MOST_IDLE = 0.1
 _COUNTS = ("num_shards", "samples_per_shard", "resize_short", "for_ranks", "for_workers")
 # Number of files sampled to choose the scan script, and the bytes read of each.
 _PROBES = 32
@@ -103,6 +100,8 @@ class Plan(NamedTuple):
         shards: The samples of each shard.
         names: The fields of all samples.
         options: The options, with the scan script ``auto`` and the class names resolved.
+        quality: Median JPEG quality of a sample of the source's files, read for the scripts
+            ``auto`` and ``standard``; 0 if unknown.
         fingerprint: Hash of the source's listing and the options, except ``on_error``, so that a
             run that failed on a bad file can resume with another choice.
     """
@@ -110,14 +109,15 @@ class Plan(NamedTuple):
     shards: list[list[SampleRef]]
     names: FieldNames
     options: EncodeOptions
+    quality: float
     fingerprint: str
 
 
 def plan(src: str, options: EncodeOptions, src_options: StorageOptions = None) -> Plan:
     """List a source and assign its samples to shards.
 
-    With the script ``auto``, reads the first 64 KiB of 32 JPEGs to estimate their quality; with
-    ``stratify``, reads the labels of tars.
+    With the script ``auto`` or ``standard``, reads the first 64 KiB of 32 JPEGs to estimate their
+    quality; with ``stratify``, reads the labels of tars.
 
     Raises:
         EncodeError: The source or the options are invalid.
@@ -132,9 +132,12 @@ def plan(src: str, options: EncodeOptions, src_options: StorageOptions = None) -
             len(source.ignored),
             ", ".join(source.ignored[:5]),
         )
+    quality = 0.0
+    if options.fmt.script in (AUTO, STANDARD.name):
+        quality = _source_quality(source.samples, src_options)
     if options.fmt.script == AUTO:
-        is_high = _source_quality(source.samples, src_options) >= HIGH_QUALITY
-        fmt = dataclasses.replace(options.fmt, script=(Q95 if is_high else STANDARD).name)
+        script = Q95 if quality >= HIGH_QUALITY else STANDARD
+        fmt = dataclasses.replace(options.fmt, script=script.name)
         options = dataclasses.replace(options, fmt=fmt)
     digest = hashlib.sha256(repr(dataclasses.replace(options, on_error="raise")).encode())
     for sample in source.samples:
@@ -144,6 +147,7 @@ def plan(src: str, options: EncodeOptions, src_options: StorageOptions = None) -
         plan_shards(source.samples, options, labels),
         names,
         dataclasses.replace(options, classes=source.classes),
+        quality,
         digest.hexdigest(),
     )
 
@@ -195,16 +199,13 @@ def convert_names(samples: list[SampleRef], options: EncodeOptions) -> list[Samp
     """
     if options.reencode_quality is not None:
         return list(map(_convert_name, samples))
-    refs = (ref for sample in samples for ref in sample.refs)
-    if options.on_error != "keep" or any(
-        is_jpeg_field(ref.name) and not _own_extension(ref) for ref in refs
-    ):
+    extensions = [_own_extension(ref) for sample in samples for ref in sample.refs]
+    if options.on_error != "keep" or not all(extensions):
         return samples
+    # A sample of a folder has one file.
     return [
-        sample._replace(
-            refs=tuple(ref._replace(name=_own_extension(ref) or ref.name) for ref in sample.refs)
-        )
-        for sample in samples
+        sample._replace(refs=(sample.refs[0]._replace(name=extension),))
+        for sample, extension in zip(samples, extensions, strict=True)
     ]
 
 
@@ -217,11 +218,10 @@ def _own_extension(ref: FieldRef) -> str:
 
 def _convert_name(sample: SampleRef) -> SampleRef:
     names = [ref.name for ref in sample.refs]
-    if any(map(is_jpeg_field, names)) or CONVERTIBLE.isdisjoint(names):
+    if any(map(is_jpeg_field, names)):
         return sample
-    refs = list(sample.refs)
-    first = next(i for i, name in enumerate(names) if name in CONVERTIBLE)
-    refs[first] = refs[first]._replace(name="jpg")
+    first = next((name for name in names if name in CONVERTIBLE), None)
+    refs = [ref._replace(name="jpg") if ref.name == first else ref for ref in sample.refs]
     return sample._replace(refs=tuple(refs))
 
 
@@ -300,19 +300,14 @@ def plan_shards(
     return [[samples[i] for i in shard] for shard in shards]
 
 
-def advise(num_shards: int) -> str:
-    """Return advice if a number of shards leaves ranks idle at common world sizes; else "".
-
-    >>> advise(128)
-    ''
-    """
-    idle = {ranks: 1 - num_shards / (-(-num_shards // ranks) * ranks) for ranks in _USUAL_RANKS}
-    shown = [f"{share:.0%} on {ranks}" for ranks, share in idle.items() if share > _MOST_IDLE]
-    if not shown:
+def advise_script(script: str, quality: float) -> str:
+    """Return the benefit of a better scan script than a dataset's; empty if there is none."""
+    if script != STANDARD.name or quality < HIGH_QUALITY:
         return ""
     return (
-        "ranks are idle where each reads whole shards, as in WebDataset: "
-        f"{', '.join(shown)}; --for-ranks R --for-workers W picks a number divisible by R x W"
+        f"these images have JPEG quality {quality:.0f}: with --script q95 (or auto) such images "
+        "reach MS-SSIM 0.95 with 0.16 of their bytes instead of 0.44, and on ImageNet photographs "
+        "a classifier reached 83.5 % top-1 at 23 kB per image instead of 72 % at 20 kB"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .. import storage
@@ -14,11 +14,10 @@ from ..redaction import redact, redact_url
 from .encode_jpeg import EncodedImage, encode_jpeg
 from .labels import check_label, count_classes
 from .resume_journal import Run, ShardResult, Unlayered
-from .samples import SampleRef, StorageOptions
+from .samples import SampleRef, read_samples
 from .shard_plan import EncodeOptions
 from .shard_writer import EncodedSample, encode_sample, write_shard
 
-_SAMPLES_PER_READ = 64
 # JPEG quality for re-encoding a file that cannot be rearranged.
 _QUALITY = 95
 
@@ -52,7 +51,7 @@ def encode_shard(task: ShardTask) -> ShardResult:
     run.check()
     encoded: list[EncodedSample] = []
     rows: list[Unlayered] = []
-    for sample, values in _read(task.samples, run.src_options):
+    for sample, values in read_samples(task.samples, run.src_options):
         found, notes = _encode(sample, values, run.options)
         encoded += found
         rows += notes
@@ -66,24 +65,9 @@ def encode_shard(task: ShardTask) -> ShardResult:
             options=run.dst_options,
         )
     num_classes = count_classes(sample.fields for sample in encoded)
-    result = ShardResult(entry, tuple(rows), num_classes)
+    result = ShardResult(entry, tuple(rows), num_classes, run.options.on_error)
     run.save(task.number, result)
     return result
-
-
-def _read(
-    samples: list[SampleRef], options: StorageOptions
-) -> Iterator[tuple[SampleRef, list[bytes | PCRError]]]:
-    """Yield each sample with the bytes of its fields, or the error of reading them."""
-    for start in range(0, len(samples), _SAMPLES_PER_READ):
-        batch = samples[start : start + _SAMPLES_PER_READ]
-        ranges = [(ref.url, ref.start, ref.stop) for sample in batch for ref in sample.refs]
-        # All ranges of a tar must come from the same version of it.
-        tars = {url for url, start, stop in ranges if (start, stop) != (0, None)}
-        with storage.unchanged(tars, options=options):
-            values = iter(storage.read_ranges(ranges, options=options))
-        for sample in batch:
-            yield sample, [next(values) for _ in sample.refs]
 
 
 def _encode(

@@ -66,58 +66,61 @@ def list_source(
             exist, or a class is not among ``classes``.
         StorageError: The source cannot be listed, or does not answer.
     """
-    files: list[FieldRef] = []
-    splits: dict[str, list[FieldRef]] = {}
-    if not src.endswith(LISTS):
-        files = _find_files(src, options, retry)
-        splits = {} if split == NO_SPLIT else _find_splits(files)
+    is_list = src.endswith(LISTS)
+    files, ignored = ([], ()) if is_list else _find_files(src, options, retry)
+    splits = {} if split == NO_SPLIT else _find_splits(files)
     if split not in (None, NO_SPLIT, *splits):
         shown = f"{redact_url(src)} ({', '.join(splits) or 'it has none'})"
         raise EncodeError(f"expected a split of {shown}, got {split!r}")
     files = splits.get(split or "", files)
-    usable = [file for file in files if _is_usable(file.name)]
-    tars = [file.url for file in usable if file.name.endswith(".tar")]
-    if tars and len(tars) < len(usable):
+    tars = [file for file in files if file.name.endswith(".tar")]
+    if tars and len(tars) < len(files):
         raise EncodeError("found both images and tars: select the tars with a pattern", url=src)
 
-    if src.endswith(LISTS):
-        samples, labels = list_rows(src, options)
+    if is_list:
+        samples = list_rows(src, options)
     elif tars:
         samples = list_tars(tars, prefix_keys, options, retry)
-        labels = [None] * len(samples)
     else:
-        keys = unique_keys(file.name for file in usable)
+        keys = unique_keys(file.name for file in files)
         samples = [
-            SampleRef(key, (file._replace(name="jpg"),))
-            for key, file in zip(keys, usable, strict=True)
+            SampleRef(key, (file._replace(name="jpg"),), label=label)
+            for key, file, label in zip(keys, files, _folder_labels(src, files), strict=True)
         ]
-        labels = _folder_labels(src, usable)
     if not samples:
         raise EncodeError(
             "expected images, .tar files, or a .csv, .tsv or .jsonl list in "
             f"{redact_url(src)}, found none{_http_advice(src)}"
         )
-    named = {*labels}
-    for others in splits.values() if split in splits else ():
-        named.update(_folder_labels(src, others))
+    named = {sample.label for sample in samples}
+    if split in splits and not tars:
+        named.update(*(_folder_labels(src, others) for others in splits.values()))
     classes = classes or tuple(sorted(name for name in named if name is not None))
-    return Source(
-        number_labels(samples, labels, classes),
-        classes,
-        tuple(file.name for file in files if not (_is_usable(file.name) or _is_hidden(file.name))),
-        tuple(splits),
-    )
+    return Source(number_labels(samples, classes), classes, ignored, tuple(splits))
 
 
-def _find_files(src: str, options: StorageOptions, retry: storage.Retry) -> list[FieldRef]:
-    """Return the files of a folder, of patterns, or of tar URLs, named by their relative paths."""
+def _find_files(
+    src: str, options: StorageOptions, retry: storage.Retry
+) -> tuple[list[FieldRef], tuple[str, ...]]:
+    """Return the images or tars of a source, named by their relative paths, and all other files."""
     urls = storage.expand(src)
-    if any(map(storage.is_pattern, urls)):
-        return _match_files(urls, options, retry)
-    if len(urls) > 1 or urls[0].endswith(".tar"):
-        # Explicit URLs are tars whatever their names, and belong to no split.
-        return [FieldRef(f"given/{number}.tar", url) for number, url in enumerate(urls)]
-    folder = urls[0].rstrip("/") or "/"
+    if len(urls) > 1 or urls[0].endswith(".tar") or storage.is_pattern(urls[0]):
+        found = _match_files(urls, options, retry)
+    else:
+        found = _list_folder(urls[0].rstrip("/") or "/", options, retry)
+    usable, others = [], []
+    for file in found:
+        extension = posixpath.splitext(file.name)[1][1:].lower()
+        if any(part.startswith(".") for part in file.name.split("/")):
+            continue  # hidden
+        if extension in _IMAGES or file.name.endswith(".tar"):
+            usable.append(file)
+        else:
+            others.append(file.name)
+    return usable, tuple(others)
+
+
+def _list_folder(folder: str, options: StorageOptions, retry: storage.Retry) -> list[FieldRef]:
     try:
         listed = storage.list_files(folder, options=options, retry=retry)
     except StorageError as error:
@@ -135,7 +138,7 @@ def _match_files(
     options: StorageOptions,
     retry: storage.Retry,
 ) -> list[FieldRef]:
-    """Return the files that match any pattern, named relative to their common folder."""
+    """Return the files that URLs or patterns name, by their paths from a common folder."""
     found: dict[str, int | None] = {}
     for pattern in patterns:
         if storage.is_pattern(pattern):
@@ -165,15 +168,6 @@ def _http_advice(src: str) -> str:
     )
 
 
-def _is_hidden(name: str) -> bool:
-    return any(part.startswith(".") for part in name.split("/"))
-
-
-def _is_usable(name: str) -> bool:
-    extension = posixpath.splitext(name)[1][1:].lower()
-    return not _is_hidden(name) and (name.endswith(".tar") or extension in _IMAGES)
-
-
 def _folder_labels(src: str, images: Sequence[FieldRef]) -> list[str | None]:
     """Return each image's top folder as its class; no classes if any image is in no folder."""
     outside = [image.name for image in images if "/" not in image.name]
@@ -198,8 +192,7 @@ def _find_splits(files: Sequence[FieldRef]) -> dict[str, list[FieldRef]]:
     choice, so they are not reported as one.
     """
     splits: dict[str, list[FieldRef]] = {}
-    usable = [file for file in files if _is_usable(file.name)]
-    for file in usable:
+    for file in files:
         folder, slash, rest = file.name.partition("/")
         stem, extension = posixpath.splitext(file.name)
         words = [folder] if slash else re.split(r"[-_.]", stem) if extension == ".tar" else []
@@ -207,9 +200,9 @@ def _find_splits(files: Sequence[FieldRef]) -> dict[str, list[FieldRef]]:
         if len(found) == 1:
             splits.setdefault(found[0], []).append(file._replace(name=rest or file.name))
     kinds = {split.lower() for split in splits}
-    is_whole = sum(map(len, splits.values())) == len(usable)
+    is_whole = sum(map(len, splits.values())) == len(files)
     if not (is_whole or (kinds & _TRAINING and kinds & _OTHER_SPLITS)):
         return {}
-    if len(splits) == 1 and usable[0].name.endswith(".tar"):
+    if len(splits) == 1 and files[0].name.endswith(".tar"):
         return {}
     return dict(sorted(splits.items()))

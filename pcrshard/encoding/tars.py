@@ -12,7 +12,7 @@ from typing import BinaryIO, Self
 
 from .. import storage
 from ..errors import EncodeError
-from ..format.names import is_metadata, valid_field, valid_key
+from ..format.names import are_distinct, is_metadata, valid_field, valid_key
 from ..redaction import redact_url
 from .samples import FieldRef, SampleRef, StorageOptions
 
@@ -30,12 +30,12 @@ _MAX_HEADER_BYTES = 1 << 20
 
 
 def list_tars(
-    urls: Sequence[str],
+    tars: Sequence[FieldRef],
     prefix_keys: bool,
     options: StorageOptions,
     retry: storage.Retry,
 ) -> list[SampleRef]:
-    """List the samples of tars, grouped as WebDataset does.
+    """List the samples of tars, whole files with their names, grouped as WebDataset does.
 
     Raises:
         EncodeError: A tar is damaged, or two samples have the same key.
@@ -43,18 +43,18 @@ def list_tars(
     """
     owners: dict[str, str] = {}
     samples = []
-    folder = posixpath.commonprefix([redact_url(url, query="") for url in urls]).rpartition("/")[0]
-    for url in urls:
-        stem = redact_url(url, query="")[len(folder) :].lstrip("/").removesuffix(".tar")
-        for sample in storage.collect(_list_tar(url, options), url, retry):
-            key = f"{stem}/{sample.key}" if prefix_keys else sample.key
+    for tar in tars:
+        for sample in storage.collect(_list_tar(tar.url, options), tar.url, retry):
+            key = sample.key
+            if prefix_keys:
+                key = f"{tar.name.removesuffix('.tar')}/{key}"
             if key in owners:
                 first = redact_url(owners[key])
                 raise EncodeError(
-                    f"key {key!r} is in {first} and again in {redact_url(url)}; --prefix-keys "
+                    f"key {key!r} is in {first} and again in {redact_url(tar.url)}; --prefix-keys "
                     "keeps the keys of different tars apart"
                 )
-            owners[key] = url
+            owners[key] = tar.url
             samples.append(sample._replace(key=key))
     return samples
 
@@ -65,11 +65,13 @@ def _list_tar(url: str, options: StorageOptions) -> Iterator[SampleRef]:
         try:
             with tarfile.open(fileobj=file, mode="r:", tarinfo=_CheckedInfo) as tar:
                 for key, fields in itertools.groupby(_fields(tar, url), operator.itemgetter(0)):
-                    refs: dict[str, FieldRef] = {}
-                    for _, ref, name in fields:
-                        if refs.setdefault(ref.name, ref) is not ref:
-                            raise EncodeError(f"two members {name!r} in one sample", url=url)
-                    yield SampleRef(key, tuple(refs.values()))
+                    refs = tuple(ref for _, ref in fields)
+                    names = [ref.name for ref in refs]
+                    if not are_distinct(names):
+                        raise EncodeError(
+                            f"expected distinct fields in sample {key!r}, got {names}", url=url
+                        )
+                    yield SampleRef(key, refs)
                 _check_end(file, tar.offset, url)
         except (tarfile.TarError, RecursionError) as error:
             raise EncodeError(f"not an uncompressed tar: {error}", url=url) from error
@@ -99,8 +101,8 @@ class _CheckedInfo(tarfile.TarInfo):
         return info
 
 
-def _fields(tar: tarfile.TarFile, url: str) -> Iterator[tuple[str, FieldRef, str]]:
-    """Yield the key, the field and the name of each member that WebDataset would read."""
+def _fields(tar: tarfile.TarFile, url: str) -> Iterator[tuple[str, FieldRef]]:
+    """Yield the key and the field of each member that WebDataset would read."""
     places: dict[str, tuple[int, int]] = {}
     for number, info in enumerate(tar):
         if number == _MAX_MEMBERS:
@@ -127,7 +129,7 @@ def _fields(tar: tarfile.TarFile, url: str) -> Iterator[tuple[str, FieldRef, str
                     url=url,
                 )
             stop = info.offset_data + info.size
-            yield key, FieldRef(field, url, info.offset_data, stop), info.name
+            yield key, FieldRef(field, url, info.offset_data, stop)
         # tarfile would keep every header in memory.
         tar.members = []  # type: ignore[attr-defined]
 

@@ -187,8 +187,8 @@ def map_jpeg(jpeg: bytes) -> JpegMap:
         segment = read_segment(jpeg, stop)
     found.eoi = segment.start
     frame = found.frame
-    if not frame.sof or not found.scans:
-        raise CorruptJpeg(f"expected a {'scan' if frame.sof else 'frame header'} before EOI")
+    if not found.scans:
+        raise CorruptJpeg("expected a frame header and a scan before EOI")
     if not frame.height:
         raise CorruptJpeg("height is 0 and no DNL gives it")
     check_area(frame.height, frame.width)
@@ -287,8 +287,6 @@ def read_segment(jpeg: Buffer, pos: int) -> Segment:
     if code in _ALONE:
         return Segment(code, start, pos + 2)
     left = len(jpeg) - pos - 2
-    if left < 2:
-        raise CorruptJpeg("cut inside a marker segment", offset=len(jpeg))
     length = int.from_bytes(jpeg[pos + 2 : pos + 4])
     if not 2 <= length <= left:
         raise CorruptJpeg(
@@ -325,14 +323,12 @@ def _parse_frame(segment: Segment) -> Frame:
 def _parse_scan(segment: Segment, frame: Frame) -> ScanHeader:
     """Parse the scan header in a segment, checked against its frame."""
     payload = segment.payload
-    if not frame.sof:
-        segment.refuse("expected a frame header before the first scan")
     if not 6 <= len(payload) <= 12 or len(payload) != 4 + 2 * payload[0]:
         segment.refuse(f"scan header of {len(payload)} bytes does not fit its components")
     known = [component.id for component in frame.components]
     ids = payload[1:-3:2]
     if len({*ids} & {*known}) < len(ids):
-        segment.refuse("scan names a component that the frame does not have")
+        segment.refuse("scan names a component that no frame header before it has")
     ss, se, bits = payload[-3:]
     # Whether a progressive scan is legal (T.81 G.1.1.1.1) is checked by what decodes it.
     return ScanHeader(tuple(map(known.index, ids)), ss, se, bits >> 4, bits & 15)

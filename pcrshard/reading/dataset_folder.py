@@ -83,13 +83,11 @@ def find_datasets(
     url = os.fspath(url)
     if storage.exists(index_url(url), options=storage_options):
         return {"": url}
-    found = {}
-    if storage.is_folder(url, options=storage_options):
-        for name in _list_datasets(url, storage_options):
-            found[name] = storage.join(url, name)
-    if not found:
+    is_folder = storage.is_folder(url, options=storage_options)
+    names = _list_datasets(url, storage_options) if is_folder else []
+    if not names:
         open_dataset(url, storage_options=storage_options)  # raises a helpful error
-    return found
+    return {name: storage.join(url, name) for name in names}
 
 
 def _list_datasets(folder: str, storage_options: storage.Options) -> list[str]:

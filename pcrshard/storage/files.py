@@ -23,7 +23,6 @@ from .urls import is_local, plain_path
 
 log = get_logger(__name__)
 _WILDCARD = re.compile(r"[*?[]")
-_HTTP_WILDCARD = re.compile(r"[*[]")
 _TEMPORARY = ".pcrshard-"
 _HEADER_BLOCK = 1 << 20
 # (PID, path) of temporary files; a forked child also inherits the entries of its parent.
@@ -157,9 +156,9 @@ def _wildcard(url: str) -> int | None:
     """Return the position of the first wildcard, ``None`` without one."""
     parts = split_url(url)
     start = len(parts.scheme) + len(parts.user)
-    is_http = url.startswith("http")
-    stop = len(url) - len(parts.query) if is_http else len(url)
-    found = (_HTTP_WILDCARD if is_http else _WILDCARD).search(url, start, stop)
+    # In an HTTP URL, "?" begins the query.
+    stop = len(url) - len(parts.query) * url.startswith("http")
+    found = _WILDCARD.search(url, start, stop)
     return found.start() if found else None
 
 

@@ -6,7 +6,7 @@ import email.utils
 import random
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from ..errors import PCRError, StorageError
 
@@ -55,7 +55,7 @@ class Retry:
     deadline: float = 300.0
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
+        for name, value in vars(self).items():
             if not value > 0:
                 raise ValueError(f"expected {name} to be positive, got {value!r}")
 

@@ -36,12 +36,6 @@ def test_the_share_of_valid_pairs(mode):
     assert not model[2]._forward_hooks
 
 
-def test_profiles_are_due_early_and_then_rarely():
-    """At 0, 1, 2, 4, ... and then every W steps."""
-    due = [step for step in range(2001) if GradientNoise(every=1000).is_due(step)]
-    assert due == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 2000]
-
-
 @pytest.mark.parametrize("amp", [False, True])
 def test_inputs_of_convolutions_are_found(amp):
     """Through a ReLU that saved them before, and through autocast's copies."""

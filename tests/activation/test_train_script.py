@@ -25,10 +25,3 @@ def test_a_run_is_compressed_by_one_setting(dataset, tmp_path):
         rows = (tmp_path / name / "log.jsonl").read_text().splitlines()
         losses.append(json.loads(rows[-1])["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
-
-
-def test_an_unknown_setting_is_refused(dataset, tmp_path):
-    """The error lists the valid settings."""
-    result = train(dataset, tmp_path, "memory=small")
-    assert result.returncode != 0
-    assert "expected memory=plain or memory=compressed, got 'small'" in result.stderr

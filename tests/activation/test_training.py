@@ -174,31 +174,6 @@ def test_memory_that_is_used_again_is_another_tensor():
     assert len(saver.report().rows) == 19
 
 
-def test_a_new_version_is_another_tensor():
-    """The same memory after a change in place is saved again."""
-    saver = saver_of(nn.Identity(), Absolute(0.02), min_bytes=0)
-    values = torch.randn(16, 16, 16, requires_grad=True)
-    with saver:
-        middle = values * 1.0
-        first = middle.pow(2)
-        middle.mul_(3)
-        second = middle.pow(2)
-    one = first.grad_fn._saved_self
-    three = second.grad_fn._saved_self
-    assert torch.allclose(three, 3 * one, atol=0.081)
-
-
-def test_the_same_memory_is_kept_once():
-    """ReLU's output and the next convolution's input are one tensor."""
-    model = network()
-    images, labels = batch()
-    saver = saver_of(model, min_bytes=1024)
-    run(model, saver, images, labels)
-    shapes = [row.shape for row in saver.report().rows if row.kind == "lossy"]
-    assert shapes.count((8, 8, 32, 32)) == 2  # input of batch norm, output of ReLU
-    assert shapes.count((8, 16, 16, 16)) == 2
-
-
 def test_autocast_leaves_copies_of_weights_alone():
     """bfloat16 copies of weights are no parameter's storage, and exact all the same."""
     model = network()
@@ -263,17 +238,6 @@ def test_constant_and_empty_tensors():
     assert torch.equal(values.grad, torch.zeros_like(values))
 
 
-def test_expanded_tensors_are_kept_by_reference():
-    """Compressing them would need more memory than they have."""
-    saver = saver_of(nn.Identity(), min_bytes=0)
-    values = torch.randn(1, 8, 1, 16, requires_grad=True)
-    with saver:
-        out = (values * 1.0).expand(4, 8, 32, 16).pow(2)
-    assert [row.kind for row in saver.report().rows] == ["exact"]
-    out.sum().backward()
-    assert torch.allclose(values.grad, 2 * values * 4 * 32)
-
-
 def test_retain_graph_and_double_backward():
     """Unpacked as often as asked; gradients of gradients work."""
     model = network()
@@ -292,34 +256,6 @@ def test_retain_graph_and_double_backward():
     del loss, graph, first, second
     gc.collect()
     assert saver.ledger.live_bytes == 0
-
-
-def test_accumulation_of_gradients():
-    """Several forward passes before their backward passes; and one after the other."""
-    model = network()
-    images, labels = batch()
-    saver = saver_of(model, 0.02, min_bytes=1024)
-    losses = []
-    for part in range(2):
-        with saver:
-            rows = slice(4 * part, 4 * part + 4)
-            losses.append(functional.cross_entropy(model(images[rows]), labels[rows]))
-    held = saver.ledger.live_bytes
-    losses[0].backward()
-    assert 0 < saver.ledger.live_bytes < held
-    losses[1].backward()
-    losses.clear()
-    assert saver.ledger.live_bytes == 0
-
-
-def test_without_gradients_nothing_happens():
-    """Evaluation inside of the block costs nothing."""
-    model = network()
-    saver = compress_activations(model)
-    with saver, torch.no_grad():
-        model(batch()[0])
-    assert saver.report().rows == ()
-    assert saver.ledger.peak_bytes == 0
 
 
 def test_an_exception_in_the_forward_pass_frees_everything():
@@ -342,26 +278,6 @@ def test_an_exception_in_the_forward_pass_frees_everything():
     assert saver.ledger.live_bytes == 0
 
 
-def test_an_exception_in_the_backward_pass_frees_everything():
-    """A hook that raises half way through."""
-    model = network()
-    images, labels = batch()
-    saver = saver_of(model, min_bytes=1024)
-
-    def fail(gradient):
-        raise KeyError
-
-    with saver:
-        middle = model[:4](images)
-        middle.register_hook(fail)
-        loss = functional.cross_entropy(model[4:](middle), labels)
-    with pytest.raises(KeyError):
-        loss.backward()
-    del loss, middle
-    gc.collect()
-    assert saver.ledger.live_bytes == 0
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_regions_save_their_input_compressed(reentrant):
     """torch.utils.checkpoint inside of the block: the input of the region is what is kept."""
@@ -380,26 +296,6 @@ def test_checkpointed_regions_save_their_input_compressed(reentrant):
     loss.backward()
     # The region is computed again from inexact inputs, so that masks change, too.
     assert max(errors(plain, gradients(model))) < 0.2
-    assert saver.ledger.live_bytes == 0
-
-
-def test_a_saver_inside_of_a_checkpointed_region():
-    """The block runs again when the region is recomputed; nothing is counted twice or leaks."""
-    model = network()
-    images, labels = batch()
-    plain = expected(model, images, labels)
-    saver = saver_of(model, 0.02, min_bytes=1024)
-    model.zero_grad()
-
-    def region(values):
-        with saver:
-            return model(values)
-
-    out = checkpoint(region, images.requires_grad_(), use_reentrant=False)
-    functional.cross_entropy(out, labels).backward()
-    del out
-    gc.collect()
-    assert max(errors(plain, gradients(model))) < 0.05
     assert saver.ledger.live_bytes == 0
 
 
@@ -438,8 +334,14 @@ def test_lazy_modules_get_their_weights_inside():
 
 
 def test_other_kinds_of_tensors_pass():
-    """Complex and sparse ones are kept by reference."""
+    """Complex, expanded and sparse ones are kept by reference."""
     saver = saver_of(nn.Identity(), min_bytes=0)
+    one = torch.randn(1, 8, 1, 16, requires_grad=True)
+    with saver:
+        out = (one * 1.0).expand(4, 8, 32, 16).pow(2).sum()
+    assert [row.kind for row in saver.report().rows] == ["exact"]
+    out.backward()
+    assert torch.allclose(one.grad, 2 * one * 4 * 32)
     values = torch.randn(4, 8, 16, dtype=torch.complex64, requires_grad=True)
     with saver:
         out = (values * 1.0).pow(2).abs().sum()
@@ -466,12 +368,8 @@ def test_one_block_at_a_time():
 def test_impossible_settings_are_refused_with_the_reason():
     """At once, with what was expected, instead of in the middle of a training."""
     model = nn.Identity()
-    for bad in (0.0, -1.0, math.nan, math.inf, True):
-        with pytest.raises(ValueError, match="positive and finite"):
-            compress_activations(model, bad)
-    for bad in (8, 1.0, 100):
-        with pytest.raises(ValueError, match=r"0.05 allows 5 %"):
-            compress_activations(model, bad)
+    with pytest.raises(ValueError, match=r"0.05 allows 5 %"):
+        compress_activations(model, 8)
     with pytest.raises(ValueError, match="codes have one byte"):
         compress_activations(model, 0.001)
     with pytest.raises(TypeError, match="got PointwiseRelative"):
@@ -520,6 +418,4 @@ def test_the_report_says_what_was_gained():
     assert "?" not in text
     assert len(text.splitlines()) <= 17
     assert all(row.label for row in report.rows)
-    loss_row = [row for row in report.rows if row.label == "LogSoftmax"]
-    assert [row.shape for row in loss_row] == [(64, 5)]
     assert saver.ledger.peak_bytes < report.stored_bytes

@@ -92,16 +92,6 @@ def test_an_interrupted_encode_is_resumed(source, tmp_path, cli):
     assert open_dataset(tmp_path / "dst")[0].num_samples == 64
 
 
-def test_advice_for_ranks(synthetic_folder, tmp_path, cli):
-    """If ranks cannot split the shards evenly, the output suggests an option that fixes it."""
-    command = ["encode", synthetic_folder, "--workers", "1"]
-    text = cli(*command, tmp_path / "a", "--num-shards", "3")[1]
-    assert "25% on 2, 25% on 4, 62% on 8; --for-ranks R" in text
-    text = cli(*command, tmp_path / "b", "--for-ranks", "4", "--for-workers", "2")[1]
-    assert "24 samples in 8 shards" in text
-    assert "idle" not in text
-
-
 def test_parts_say_when_others_are_missing(synthetic_folder, tmp_path, cli):
     """Of two parts the first ends without a dataset, and says so; the second writes the index."""
     command = ["encode", synthetic_folder, tmp_path, "--num-shards", "2", "--part"]

@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
 
 import numpy as np
+from PIL import Image
 
-from pcrshard import EncodeOptions, Shard, encode, open_dataset, storage
+from pcrshard import EncodeOptions, Shard, encode, open_dataset
+from pcrshard.encoding.samples import read_samples as read_listed
 
 CLI = [
     sys.executable,
@@ -28,51 +29,56 @@ def read_samples(folder, scan="full"):
 
 def read_fields(sample):
     """The fields of a listed sample, read from where they are."""
-    values = storage.read_ranges([(ref.url, ref.start, ref.stop) for ref in sample.refs])
+    ((_, values),) = read_listed([sample], None)
     stored = {ref.name: value for ref, value in zip(sample.refs, values, strict=True)}
     return stored | dict(sample.known)
 
 
-def save_image(path, mode="RGB"):
-    """A middle gray picture of 30x20 (white in mode 1) in the format of the name."""
-    from PIL import Image
+def write_files(folder, files):
+    """Write files by their names below a folder; returns the folder."""
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return folder
 
-    path.parent.mkdir(parents=True, exist_ok=True)
+
+def image_bytes(kind, mode="RGB"):
+    """A middle gray picture of 30x20 (white in mode 1) in Pillow's format of this name."""
     if mode == "I;16":
         image = Image.fromarray(np.full((20, 30), 128 * 257, np.uint16))
     else:
         image = Image.new("RGB", (30, 20), (255,) * 3 if mode == "1" else (128,) * 3).convert(
             mode, palette=Image.Palette.ADAPTIVE
         )
-    image.save(path)
-    return path
+    file = io.BytesIO()
+    image.save(file, kind)
+    return file.getvalue()
 
 
-def make_tar(path, members):
-    with tarfile.open(path, "w") as tar:
+def make_tar(path, members, **options):
+    """Write a tar of (name, bytes) pairs, in folders that need not exist; returns its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", **options) as tar:
         for name, data in members:
             info = tarfile.TarInfo(name)
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
-    return path
+    return str(path)
 
 
+@contextlib.contextmanager
 def start_encode(src, dst, *options):
-    code = "import sys; from pcrshard_command import main; sys.exit(main())"
-    command = [sys.executable, "-c", code, "encode", str(src), str(dst), *options]
-    return subprocess.Popen(
-        command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-
-
-def die_once(flag, value, how="kill"):
-    """Kill this process, or hang, the first time."""
-    with contextlib.suppress(FileExistsError):
-        os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
-        if how == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(600)
-    return value
+    """An encode of twelve shards as a group of processes, which is killed in the end."""
+    command = [*CLI, "encode", str(src), str(dst), "--num-shards", "12", *options]
+    silent = subprocess.DEVNULL
+    process = subprocess.Popen(command, start_new_session=True, stdout=silent, stderr=silent)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def encode_parts(src, dst, count, order, **how):

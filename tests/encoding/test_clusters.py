@@ -1,127 +1,68 @@
 """Encoding on clusters: the same bytes on every engine, even if workers die."""
 
 import contextlib
+import functools
 import os
 import pathlib
-import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 
 import pytest
+from encode_support import write_files
 from support import ROOT, read_all, run_encode
 
 from pcrshard import EncodeOptions, encode
 from pcrshard.cli.main import main
 from pcrshard.encoding.clusters import dask_executor, encode_on_slurm
 from pcrshard.encoding.worker_processes import run_tasks
-from pcrshard.errors import (
-    CorruptJpeg,
-    EncodeError,
-    MissingDependency,
-)
+from pcrshard.errors import CorruptJpeg, EncodeError, MissingDependency
 from pcrshard.testing import make_jpeg
 
 # Dask
 
 
 @contextlib.contextmanager
-def dask_cluster(folder, workers=2):
-    """A scheduler and workers of one thread, as processes of their own: (address, processes of the
-    workers).
-    """
-    reason = "NO DASK: pip install distributed"
-    distributed = pytest.importorskip("distributed", reason=reason)
-    quiet = {
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.STDOUT,
-        "text": True,
-        "start_new_session": True,
-    }
-    run = [sys.executable, "-W", "ignore", "-m", "distributed.cli"]
-    scheduler = subprocess.Popen(
-        [
-            *run[:-1],
-            "distributed.cli.dask_scheduler",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            "0",
-            "--no-dashboard",
-            "--no-jupyter",
-        ],
-        **quiet,
-    )
-    started = []
-    try:
-        address = next(
-            found[0] for line in scheduler.stdout if (found := re.search(r"tcp://[\d.]+:\d+", line))
-        )
-        options = ["--nthreads", "1", "--no-nanny", "--no-dashboard", "--local-directory", folder]
-        command = [*run[:-1], "distributed.cli.dask_worker", address, *options]
-        started = [
-            subprocess.Popen(command, **quiet | {"stdout": subprocess.DEVNULL})
-            for _ in range(workers)
-        ]
-        if workers:
-            with distributed.Client(address, set_as_default=False) as client:
-                client.wait_for_workers(workers, timeout=30)
-        yield address, started
-    finally:
-        for process in [*started, scheduler]:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        scheduler.stdout.close()
+def dask_cluster(workers=2):
+    """A scheduler, and worker processes of one thread, which are started again if they die."""
+    distributed = pytest.importorskip("distributed", reason="NO DASK: pip install distributed")
+    how = {"threads_per_worker": 1, "dashboard_address": ":0"}
+    with distributed.LocalCluster(n_workers=workers, **how) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
-def dask(tmp_path_factory):
-    with dask_cluster(tmp_path_factory.mktemp("dask")) as found:
-        yield found
+def dask():
+    with dask_cluster() as cluster:
+        yield cluster
 
 
-def test_dask_writes_the_same_bytes_though_a_worker_is_killed(larger_folder, tmp_path):
+def test_dask_writes_the_same_bytes_though_a_worker_is_killed(
+    dask, larger_folder, larger_dataset, tmp_path
+):
     """A Dask worker killed midway costs time, not data: the folder is that of a run on this
     machine.
     """
-    encode(str(larger_folder), str(tmp_path / "local"), EncodeOptions(num_shards=12), workers=1)
+    pids = [worker.pid for worker in dask.workers.values()]
     killed = []
 
     def kill_one(done, total):
         if not killed:
-            os.killpg(workers[0].pid, signal.SIGKILL)
+            os.kill(pids[0], signal.SIGKILL)
             killed.append((done, total))
 
-    with dask_cluster(tmp_path) as (address, workers):
-        with dask_executor(address) as executor:
-            run_encode(
-                larger_folder,
-                tmp_path / "dask",
-                num_shards=12,
-                executor=executor,
-                progress=kill_one,
-            )
+    how = {"num_shards": 12, "progress": kill_one}
+    with dask_executor(dask.scheduler_address) as executor:
+        run_encode(larger_folder, tmp_path, executor=executor, **how)
     assert killed[0][0] < killed[0][1]
-    assert read_all(tmp_path / "dask") == read_all(tmp_path / "local")
+    assert read_all(tmp_path) == read_all(larger_dataset)
 
 
 def test_dask_on_the_command_line(dask, synthetic_folder, dataset, tmp_path, capsys):
     """``--engine dask --scheduler ADDRESS`` encodes and resumes like any other engine."""
-    address, _ = dask
-    command = [
-        "encode",
-        str(synthetic_folder),
-        str(tmp_path),
-        "--num-shards",
-        "4",
-        "--engine",
-        "dask",
-        "--scheduler",
-        address,
-    ]
+    command = ["encode", str(synthetic_folder), str(tmp_path), "--num-shards", "4"]
+    command += ["--engine", "dask", "--scheduler", dask.scheduler_address]
     assert main(command) == 0
     assert read_all(tmp_path) == read_all(dataset)
     (tmp_path / "data-000001.tar").unlink()
@@ -132,15 +73,15 @@ def test_dask_on_the_command_line(dask, synthetic_folder, dataset, tmp_path, cap
 
 def test_a_bad_image_on_dask_is_named(dask, larger_folder, tmp_path):
     """An error of a remote worker is the same one line as here, and no worker writes after it."""
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "cut.jpg").write_bytes(make_jpeg(9, 1500, 1500, quality=95)[:-30])
+    cut = make_jpeg(9, 1500, 1500, quality=95)[:-30]
+    src = write_files(tmp_path / "src", {"cut.jpg": cut})
     for path in larger_folder.iterdir():
-        (tmp_path / "src" / path.name).symlink_to(path)
+        (src / path.name).symlink_to(path)
     with (
-        dask_executor(dask[0]) as executor,
+        dask_executor(dask.scheduler_address) as executor,
         pytest.raises(CorruptJpeg, match=r"no EOI.*--on-error skip.*cut\.jpg"),
     ):
-        run_encode(tmp_path / "src", tmp_path / "dst", num_shards=4, executor=executor)
+        run_encode(src, tmp_path / "dst", num_shards=4, executor=executor)
     shutil.rmtree(tmp_path / "dst")
     time.sleep(1)
     assert not (tmp_path / "dst").exists()
@@ -160,49 +101,17 @@ def test_dask_clusters_that_fail(larger_folder, tmp_path):
     """A dead scheduler, a task that kills its workers, and a cluster without workers each raise a
     clear error instead of hanging.
     """
-    with dask_cluster(tmp_path) as (address, _):
-        pids = [
-            int(path.parent.name)
-            for path in pathlib.Path("/proc").glob("[0-9]*/cmdline")
-            if _is_scheduler(path)
-        ]
-
-        def kill_scheduler(done, total):
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-
-        with (
-            pytest.raises(EncodeError, match=r"lost the Dask cluster.*--resume"),
-            dask_executor(address) as executor,
-        ):
-            run_encode(
-                larger_folder,
-                tmp_path / "dst",
-                num_shards=12,
-                executor=executor,
-                progress=kill_scheduler,
-            )
-    with dask_cluster(tmp_path, workers=5) as (address, _):
-        with (
-            pytest.raises(EncodeError, match=r"lost the Dask cluster.*KilledWorker"),
-            dask_executor(address) as executor,
-        ):
+    lost = functools.partial(pytest.raises, EncodeError)
+    with dask_cluster() as cluster, lost(match=r"lost the Dask cluster.*--resume"):
+        how = {"num_shards": 12, "progress": lambda *_: cluster.sync(cluster.scheduler.close)}
+        with dask_executor(cluster.scheduler_address) as executor:
+            run_encode(larger_folder, tmp_path / "dst", executor=executor, **how)
+    with dask_cluster() as cluster, lost(match=r"lost the Dask cluster.*KilledWorker"):
+        with dask_executor(cluster.scheduler_address) as executor:
             list(run_tasks(os._exit, {0: 0}, executor=executor))
-    with dask_cluster(tmp_path, workers=0) as (address, _):
-        with (
-            pytest.raises(EncodeError, match=r"lost the Dask cluster.*workers"),
-            dask_executor(address, timeout=2),
-        ):
+    with dask_cluster(workers=0) as cluster, lost(match=r"lost the Dask cluster.*workers"):
+        with dask_executor(cluster.scheduler_address, timeout=2):
             pass
-
-
-def _is_scheduler(path):
-    """Whether a process is a Dask scheduler that this one started."""
-    with contextlib.suppress(OSError):
-        parent = (path.parent / "stat").read_text().rpartition(")")[2].split()[1]
-        return b"dask_scheduler" in path.read_bytes() and int(parent) == os.getpid()
-    return False
 
 
 def test_a_missing_package_is_named(monkeypatch, synthetic_folder, tmp_path):
@@ -233,11 +142,6 @@ def on_cluster(cluster, monkeypatch, tmp_path):
     return cluster
 
 
-def on_slurm(src, dst, **how):
-    """Encode on the test cluster, of which nobody else uses a partition."""
-    return encode_on_slurm(str(src), str(dst), EncodeOptions(num_shards=12), poll=0.3, **how)
-
-
 def test_slurm_on_the_command_line(on_cluster, synthetic_folder, dataset, tmp_path):
     """``--engine slurm`` runs the parts in SLURM jobs, and leaves the same dataset and nothing
     else; another number of jobs resumes it.
@@ -259,9 +163,9 @@ def test_a_slurm_job_near_its_time_limit_goes_on(on_cluster, larger_folder, tmp_
     """A job that gets the signal of the time limit goes back into the queue and keeps what it had;
     progress is that of the journals.
     """
-    (tmp_path / "src").mkdir()
-    for number, path in enumerate([*larger_folder.iterdir()] * 5):
-        (tmp_path / "src" / f"{number}.jpg").symlink_to(path)
+    jpegs = [path.read_bytes() for path in larger_folder.iterdir()]
+    files = {f"{number}.jpg": jpeg for number, jpeg in enumerate(jpegs * 5)}
+    src, dst = str(write_files(tmp_path / "src", files)), str(tmp_path / "dst")
     options = EncodeOptions(num_shards=40)
     calls = []
 
@@ -270,11 +174,10 @@ def test_a_slurm_job_near_its_time_limit_goes_on(on_cluster, larger_folder, tmp_
             on_cluster.run("scancel", "--signal=USR2", "--name=pcrshard-encode")
         calls.append(done)
 
-    dst = str(tmp_path / "dst")
-    encode_on_slurm(str(tmp_path / "src"), dst, options, jobs=1, progress=signal_once, poll=0.1)
+    encode_on_slurm(src, dst, options, jobs=1, progress=signal_once, poll=0.1)
     assert calls == sorted(calls)
     assert len(set(calls)) > 2
-    encode(tmp_path / "src", tmp_path / "local", options, workers=1)
+    encode(src, tmp_path / "local", options, workers=1)
     assert read_all(dst) == read_all(tmp_path / "local")
 
 
@@ -288,4 +191,4 @@ def test_a_slurm_job_that_fails_is_told_with_its_log(on_cluster, mixed_folder, t
 def test_options_that_sbatch_refuses(on_cluster, synthetic_folder, tmp_path):
     """Options that sbatch refuses raise its own message."""
     with pytest.raises(EncodeError, match=r"cannot submit SLURM jobs.*partition"):
-        on_slurm(synthetic_folder, tmp_path / "dst", sbatch={"partition": "none"})
+        encode_on_slurm(str(synthetic_folder), str(tmp_path / "dst"), sbatch={"partition": "none"})

@@ -4,38 +4,25 @@ import concurrent.futures
 import contextlib
 import fcntl
 import signal
-import subprocess
 import threading
 
 import pytest
-from encode_support import (
-    CLI,
-)
+from encode_support import start_encode
 from support import read_all, run_encode, wait_for
 
 from pcrshard import EncodeOptions, encode
 from pcrshard.encoding.resume_journal import LOCK
-from pcrshard.errors import (
-    EncodeError,
-    StorageError,
-)
+from pcrshard.errors import EncodeError, StorageError
 
 
 @contextlib.contextmanager
 def encoding(src, dst, *options):
     """An encode in another process, stopped while it is at work."""
-    process = subprocess.Popen(
-        [*CLI, "encode", str(src), str(dst), "--num-shards", "12", "--workers", "1", *options],
-        stdout=subprocess.DEVNULL,
-    )
-    try:
+    with start_encode(src, dst, "--workers", "1", *options) as process:
         wait_for(lambda: any(dst.glob("*.tar")))
         process.send_signal(signal.SIGSTOP)
         assert process.poll() is None
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+        yield
 
 
 def test_two_encodes_in_one_folder(larger_folder, tmp_path):

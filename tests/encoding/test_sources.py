@@ -1,10 +1,8 @@
 """Sources of samples: the user's whole selection is encoded, or an error names the exception."""
 
-import contextlib
 import functools
 import gzip
 import http.server
-import io
 import os
 import shutil
 import subprocess
@@ -16,9 +14,9 @@ import fsspec
 import pytest
 import servers
 import webdataset as wds
-from encode_support import read_fields
+from encode_support import make_tar, read_fields, write_files
 
-from pcrshard import Retry, storage
+from pcrshard import Retry
 from pcrshard.encoding.sources import list_source
 from pcrshard.errors import EncodeError, PCRError, StorageError
 from pcrshard.testing import make_jpeg
@@ -28,28 +26,8 @@ JPEG = make_jpeg()
 
 @pytest.fixture
 def make_folder(tmp_path):
-    def make(*names, content=JPEG):
-        for name in names:
-            path = (
-                os.path.join(tmp_path, name)
-                if isinstance(name, str)
-                else os.path.join(os.fsencode(tmp_path), name)
-            )
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(path, "wb") as file:
-                file.write(content)
-        return str(tmp_path)
-
-    return make
-
-
-def make_tar(path, members, **options):
-    with tarfile.open(path, "w", **options) as tar:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return str(path)
+    """Write JPEGs of these names; the folder."""
+    return lambda *names: str(write_files(tmp_path, dict.fromkeys(names, JPEG)))
 
 
 def stock_samples(url):
@@ -62,42 +40,45 @@ def our_samples(url, **options):
     return [{"__key__": s.key} | read_fields(s) for s in list_source(url, **options).samples]
 
 
-def test_a_folder_per_class(make_folder):
+def keys_of(url, **options):
+    return [sample.key for sample in list_source(url, **options).samples]
+
+
+@pytest.mark.parametrize(
+    ("names", "classes", "expected"),
+    [
+        (
+            ["dog/2.jpg", "cat/1.JPG", "dog/deep/er/3.jpeg"],
+            ("cat", "dog"),
+            {"cat/1": {"cls": b"0"}, "dog/2": {"cls": b"1"}, "dog/deep/er/3": {"cls": b"1"}},
+        ),
+        (["b.jpg", "a.jpg"], (), {"a": {}, "b": {}}),
+    ],
+)
+def test_subfolders_are_classes(make_folder, names, classes, expected):
     """Sub-folders are the classes, numbered in the order of their names, and keys are the paths."""
-    source = list_source(make_folder("dog/2.jpg", "cat/1.JPG", "dog/deep/er/3.jpeg"))
-    assert source.classes == ("cat", "dog")
-    assert [(s.key, dict(s.known)["cls"]) for s in source.samples] == [
-        ("cat/1", b"0"),
-        ("dog/2", b"1"),
-        ("dog/deep/er/3", b"1"),
+    folder = make_folder(*names)
+    assert list_source(folder).classes == classes
+    assert our_samples(folder) == [
+        {"__key__": key, "jpg": JPEG} | fields for key, fields in expected.items()
     ]
-    assert all(read_fields(s)["jpg"] == JPEG for s in source.samples)
 
 
-def test_a_folder_without_classes(make_folder):
-    """Images beside each other have no class."""
-    source = list_source(make_folder("b.jpg", "a.jpg"))
-    assert (source.classes, [s.key for s in source.samples], source.samples[0].known) == (
-        (),
-        ["a", "b"],
-        (),
-    )
-
-
-ODD_NAMES = [
-    "a.b.c.jpg",
-    "ü 漢字.jpg",
-    "a#?&%20=+.jpg",
-    "[x]*.jpg",
-    "{1,2}.jpg",
-    "~a.jpg",
-    "back\\slash.jpg",
-    "x::y.jpg",
-    "n\nl.jpg",
-]
-
-
-@pytest.mark.parametrize("name", [*ODD_NAMES, b"latin-\xff.jpg"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a.b.c.jpg",
+        "ü 漢字.jpg",
+        "a#?&%20=+.jpg",
+        "[x]*.jpg",
+        "{1,2}.jpg",
+        "~a.jpg",
+        "back\\slash.jpg",
+        "x::y.jpg",
+        "n\nl.jpg",
+        os.fsdecode(b"latin-\xff.jpg"),
+    ],
+)
 def test_odd_file_names(make_folder, name):
     """Any name that the disk allows is listed and read; its key has no dot and no way out of a
     folder.
@@ -113,9 +94,12 @@ def test_names_that_would_make_one_key(make_folder):
     on the disk's order.
     """
     source = list_source(make_folder("a.b.jpg", "a_b.jpg", "a_b.jpeg", "a_b.png"))
-    assert len({s.key for s in source.samples}) == 4
-    assert all(s.key.startswith("a_b") for s in source.samples)
-    assert len({s.refs[0].url for s in source.samples}) == 4
+    assert [(s.key, os.path.basename(s.refs[0].url)) for s in source.samples] == [
+        ("a_b", "a.b.jpg"),
+        ("a_b_1", "a_b.jpeg"),
+        ("a_b_2", "a_b.jpg"),
+        ("a_b_3", "a_b.png"),
+    ]
 
 
 def test_hidden_and_other_files(make_folder):
@@ -129,22 +113,26 @@ def test_hidden_and_other_files(make_folder):
     assert source.ignored == ("README.md", "c/list.csv")
 
 
-@pytest.mark.parametrize("names", [[], ["README.md"], [".hidden.jpg"], ["a.tar.gz"]])
-def test_nothing_to_encode(make_folder, names):
-    """A folder without images says so and names itself."""
+@pytest.mark.parametrize(
+    ("names", "pattern", "message"),
+    [
+        ([".keep"], "", "found none"),
+        (["README.md"], "", "found none"),
+        ([".hidden.jpg"], "", "found none"),
+        (["a.tar.gz"], "", "found none"),
+        (["a.jpg"], "/x*.jpg", r"x\*\.jpg, found none"),
+        (["a.jpg", "b.tar"], "", "found both"),
+    ],
+)
+def test_nothing_to_encode(make_folder, names, pattern, message):
+    """A selection without images, or of images and tars, is refused by name, not guessed."""
     folder = make_folder(*names)
-    with pytest.raises(EncodeError, match=f"found none|{folder}"):
-        list_source(folder)
-
-
-def test_images_and_tars_in_one_folder(make_folder):
-    """What is meant is asked, not guessed."""
-    with pytest.raises(EncodeError, match="found both"):
-        list_source(make_folder("a.jpg", "b.tar"))
+    with pytest.raises(EncodeError, match=message) as caught:
+        list_source(folder + pattern)
+    assert folder in str(caught.value)
 
 
 MEMBERS = [
-    ("./", b""),
     ("n01/a.jpg", JPEG),
     ("n01/a.cls", b"3"),
     ("n01/a.seg.PNG", b"png"),
@@ -154,138 +142,130 @@ MEMBERS = [
     ("__meta__", b"no field"),
     ("__notes__/x.txt", b"skipped"),
     ("a.jpg", b"other key"),
-    ("n01/a.jpg", b"again, not a neighbor"),
-    ("x" * 150 + ".jpg", b"long name"),
     ("日本.jpg", b"unicode"),
 ]
+LONG_NAME = ("x" * 150 + ".jpg", b"long name")
 
 
-@pytest.mark.parametrize("layout", ["one", "ustar", "gnu"])
-def test_tars_group_as_stock_webdataset_does(tmp_path, layout):
+@pytest.mark.parametrize(
+    ("form", "members"),
+    [
+        (tarfile.PAX_FORMAT, [*MEMBERS, LONG_NAME]),
+        (tarfile.GNU_FORMAT, [*MEMBERS, LONG_NAME]),
+        (tarfile.USTAR_FORMAT, MEMBERS),
+    ],
+)
+def test_tars_group_as_stock_webdataset_does(tmp_path, form, members):
     """The samples of a tar are the ones that WebDataset would give: same keys, same fields, same
     bytes, same order.
     """
-    members = [m for m in MEMBERS[1:] if m[0] != "n01/a.jpg" or m[1] == JPEG]
-    form = {"one": tarfile.PAX_FORMAT, "ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT}[
-        layout
-    ]
-    members = [m for m in members if layout != "ustar" or len(m[0]) < 100]
     url = make_tar(tmp_path / "a.tar", members, format=form)
     assert our_samples(url) == stock_samples(url)
 
 
 @pytest.mark.parametrize(
-    ("members", "word"),
+    ("names", "word"),
     [
-        ([("a.jpg", b"1"), ("a.jpg", b"2")], "a.jpg"),
-        ([("a.jpg", b"1"), ("a.JPG", b"2")], "a.JPG"),
-        ([("a.jpg", b"1"), ("b.jpg", b"2"), ("a.jpg", b"3")], "'a'"),
-        ([("a b.j pg", b"1")], "a b.j pg"),
-        ([("../up.jpg", b"1")], "../up"),
-        ([("/root.jpg", b"1")], "/root"),
-        ([("back\\slash.jpg", b"1")], "back"),
-        ([("a.", b"1")], "a."),
-        ([("a." + "x" * 101, b"1")], "xxx"),
-        ([("a.__x__", b"1")], "__x__"),
-        ([("x" * 1025 + ".jpg", b"1")], "xxx"),
+        (["a.jpg", "a.jpg"], "'a'"),
+        (["a.jpg", "a.JPG"], "'a'"),
+        (["a.jpg", "b.jpg", "a.jpg"], r"'a' is in .*bad\.tar and again in"),
+        (["a b.j pg"], "a b.j pg"),
+        (["../up.jpg"], r"\.\./up"),
+        (["/root.jpg"], "/root"),
+        (["back\\slash.jpg"], "back"),
+        (["a."], r"a\."),
+        (["a." + "x" * 101], "xxx"),
+        (["a.__x__"], "__x__"),
+        (["x" * 1025 + ".jpg"], "xxx"),
+        (["\xff.jpg"], ""),
     ],
+    ids=lambda value: repr(value)[:20],
 )
-def test_tar_members_that_cannot_be_kept(tmp_path, members, word):
+def test_tar_members_that_cannot_be_kept(tmp_path, names, word):
     """A name that is twice in a sample, or that a shard cannot hold, is refused by name, not
     renamed or dropped.
     """
-    url = make_tar(tmp_path / "bad.tar", members)
-    with pytest.raises(EncodeError, match=r"bad\.tar") as caught:
+    # As tar writes names in another locale:
+    how = {"format": tarfile.GNU_FORMAT, "encoding": "latin-1"}
+    url = make_tar(tmp_path / "bad.tar", [(name, JPEG) for name in names], **how)
+    with pytest.raises(EncodeError, match=f"(?s){word}") as caught:
         list_source(url)
-    assert word in str(caught.value)
-
-
-def test_a_member_name_that_is_not_utf8(tmp_path):
-    """A tar from another locale is refused by one of our errors, not a UnicodeEncodeError."""
-    url = make_tar(
-        tmp_path / "bad.tar", [("\xff.jpg", JPEG)], format=tarfile.GNU_FORMAT, encoding="latin-1"
-    )
-    with pytest.raises(EncodeError, match=r"bad\.tar"):
-        list_source(url)
+    assert "bad.tar" in str(caught.value)
 
 
 def test_the_same_key_in_two_tars(tmp_path):
     """Keys that collide between tars are refused with the option that keeps them apart; with it,
-    both are there.
+    the names of the tars, or of their folders too, are part of the keys.
     """
-    for name in "ab":
+    for name in ("a", "b", "c/a"):
         make_tar(tmp_path / f"{name}.tar", [("0001.jpg", name.encode())])
     pattern = f"{tmp_path}/{{a,b}}.tar"
     with pytest.raises(EncodeError, match=r"'0001'.*a\.tar.*b\.tar.*--prefix-keys"):
         list_source(pattern)
-    expected = [{"__key__": "a/0001", "jpg": b"a"}, {"__key__": "b/0001", "jpg": b"b"}]
-    assert (
-        our_samples(pattern, prefix_keys=True)
-        == our_samples(str(tmp_path), prefix_keys=True)
-        == expected
-    )
+    assert our_samples(pattern, prefix_keys=True) == [
+        {"__key__": "a/0001", "jpg": b"a"},
+        {"__key__": "b/0001", "jpg": b"b"},
+    ]
+    assert keys_of(str(tmp_path), prefix_keys=True) == ["a/0001", "b/0001", "c/a/0001"]
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        "compressed",
-        "empty",
-        "text",
-        "cut in data",
-        "cut in header",
-        "garbage header",
-        "joined by cat",
-    ],
-)
+def damaged(tar):
+    """A sound tar of four images, damaged in ways that its bytes show."""
+    member = 512 + -(-len(JPEG) // 512) * 512
+    return {
+        "compressed": gzip.compress(tar),
+        "empty": b"",
+        "text": b"not a tar" * 200,
+        "cut in data": tar[: 3 * member + 600],
+        "cut in header": tar[: 3 * member + 100],
+        "joined by cat": tar + tar,
+        "garbage header": tar[: 2 * member] + b"\xaa" * 512 + tar[2 * member + 512 :],
+    }
+
+
+@pytest.mark.parametrize("damage", damaged(b""))
 def test_damaged_tars(tmp_path, damage):
     """A truncated or damaged tar raises an error that names it, never a shorter dataset."""
     path = tmp_path / "a.tar"
     make_tar(path, [(f"{i}.jpg", JPEG) for i in range(4)])
-    data = path.read_bytes()
-    member = 512 + -(-len(JPEG) // 512) * 512
-    path.write_bytes({
-        "compressed": gzip.compress(data),
-        "empty": b"",
-        "text": b"not a tar" * 200,
-        "cut in data": data[: 3 * member + 600],
-        "cut in header": data[: 3 * member + 100],
-        "joined by cat": data + data,
-        "garbage header": data[: 2 * member] + b"\xaa" * 512 + data[2 * member + 512 :],
-    }[damage])  # fmt: skip
+    path.write_bytes(damaged(path.read_bytes())[damage])
     with pytest.raises(EncodeError, match=r"a\.tar"):
         list_source(str(path))
 
 
-def with_size(tar, size):
-    """A tar whose first header claims a size, with a right checksum."""
-    header = bytearray(tar[:512])
-    header[124:136] = size
-    header[148:156] = b" " * 8
-    header[148:156] = b"%06o\0 " % sum(header)
-    return bytes(header) + tar[512:]
-
-
-@pytest.mark.parametrize("size", [-512, -1024, -1536, -(1 << 40)])
+@pytest.mark.parametrize("size", [-512, -1536, -(1 << 40)])
 def test_a_tar_that_leads_back_is_refused_at_once(tmp_path, size):
     """A tar member of negative size is refused instead of causing an endless loop."""
     path = tmp_path / "a.tar"
     make_tar(path, [("0.jpg", JPEG), ("1.jpg", JPEG)])
-    claimed = b"\xff" + (size % (1 << 88)).to_bytes(11, "big")
-    path.write_bytes(with_size(path.read_bytes(), claimed))
+    tar = bytearray(path.read_bytes())
+    tar[124:136] = b"\xff" + (size % (1 << 88)).to_bytes(11, "big")
+    tar[148:156] = b" " * 8
+    tar[148:156] = b"%06o\0 " % sum(tar[:512])
+    path.write_bytes(tar)
     with pytest.raises(EncodeError, match=r"a member claims -.*a\.tar"):
         list_source(str(path))
 
 
 def test_a_pax_header_that_leads_back_is_refused(tmp_path):
     """A negative size in an extended header is refused as well."""
-    path = tmp_path / "a.tar"
     info = tarfile.TarInfo("0.jpg")
-    info.size = len(JPEG)
     info.pax_headers = {"size": "-2048"}
-    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
-        tar.addfile(info, io.BytesIO(JPEG))
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(info)
     with pytest.raises(EncodeError, match=r"a member claims -2048.*a\.tar"):
+        list_source(str(tmp_path / "a.tar"))
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_a_header_of_gigabytes(tmp_path, kind):
+    """A long name that claims to be long indeed is refused before memory is taken for it."""
+    info = tarfile.TarInfo("0.jpg")
+    info.type, info.size = kind, 1 << 40
+    path = tmp_path / "a.tar"
+    path.write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(10_240))
+    os.truncate(path, 1 << 41)
+    with pytest.raises(EncodeError, match=r"a header claims 1099511627776 bytes.*a\.tar"):
         list_source(str(path))
 
 
@@ -293,16 +273,9 @@ def test_what_finder_adds_to_tars_is_left_out(tmp_path):
     """Archives made on a Mac have ``._`` files beside the images; as in folders, hidden files are
     none of the dataset's.
     """
-    members = [
-        ("d/._1.jpg", b"Mac OS X"),
-        ("d/1.jpg", JPEG),
-        ("._d", b""),
-        ("d/.DS_Store", b""),
-        ("d/1.cls", b"0"),
-    ]
-    assert our_samples(make_tar(tmp_path / "a.tar", members)) == [
-        {"__key__": "d/1", "jpg": JPEG, "cls": b"0"}
-    ]
+    names = ["d/._1.jpg", "d/1.jpg", "._d", "d/.DS_Store"]
+    url = make_tar(tmp_path / "a.tar", [(name, JPEG) for name in names])
+    assert our_samples(url) == [{"__key__": "d/1", "jpg": JPEG}]
 
 
 @pytest.mark.parametrize("folder", ["__background__", "____", "___x__"])
@@ -314,79 +287,27 @@ def test_a_class_that_webdataset_would_take_for_metadata(make_folder, tmp_path, 
     assert len(stock_samples(make_tar(tmp_path / "a.tar", members))) == 2
 
 
-def test_a_server_that_cannot_be_sought_in(tmp_path):
-    """Images come from a server without ranges; tars there are one error that names them."""
-    (tmp_path / "d").mkdir()
-    (tmp_path / "d" / "1.jpg").write_bytes(JPEG)
-    make_tar(tmp_path / "a.tar", [(f"{i}.jpg", bytes(1 << 20)) for i in range(8)])
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever).start()
-        try:
-            url = f"http://127.0.0.1:{server.server_port}"
-            assert our_samples(f"{url}/d/") == [{"__key__": "1", "jpg": JPEG}]
-            with pytest.raises(StorageError, match=r"range requests.*a\.tar"):
-                list_source(f"{url}/a.tar")
-        finally:
-            server.shutdown()
-
-
 def test_a_sparse_member_is_not_misread(tmp_path):
-    """A member that GNU tar stored with holes is refused, or gives the bytes that WebDataset
-    gives.
-    """
+    """A member that GNU tar stored with holes is refused."""
     if shutil.which("tar") is None:
         pytest.skip("GNU TAR IS NOT INSTALLED")
     with open(tmp_path / "a.bin", "wb") as file:
         file.seek(1 << 20)
         file.write(b"end")
-    (tmp_path / "b.bin").write_bytes(bytes(range(256)) * 8192)
-    subprocess.run(["tar", "--sparse", "-cf", "a.tar", "a.bin", "b.bin"], cwd=tmp_path, check=True)
-    url = str(tmp_path / "a.tar")
-    try:
-        assert our_samples(url) == stock_samples(url)
-    except PCRError as error:
-        assert "a.bin" in str(error)
+    subprocess.run(["tar", "--sparse", "-cf", "a.tar", "a.bin"], cwd=tmp_path, check=True)
+    with pytest.raises(PCRError, match=r"a\.bin.*sparse"):
+        list_source(str(tmp_path / "a.tar"))
 
 
 def test_tars_made_of_a_folder(tmp_path):
     """What ``tar cf x.tar -C folder .`` makes is read, and a hard link in it is the file it links
     to.
     """
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.jpg").write_bytes(b"image")
-    os.link(tmp_path / "in" / "a.jpg", tmp_path / "in" / "b.jpg")
-    subprocess.run(["tar", "cf", tmp_path / "x.tar", "-C", tmp_path / "in", "."], check=True)
-    samples = list_source(str(tmp_path / "x.tar")).samples
-    assert sorted(sample.key for sample in samples) == ["a", "b"]
-    assert [
-        storage.read_ranges([(ref.url, ref.start, ref.stop)])
-        for sample in samples
-        for ref in sample.refs
-    ] == [[b"image"]] * 2
-
-
-def test_tars_of_one_name_in_several_folders(tmp_path):
-    """Keys that collide between tars of the same name are kept apart by the folders."""
-    for folder in ("train", "val"):
-        (tmp_path / folder).mkdir()
-        with tarfile.open(tmp_path / folder / "000.tar", "w") as tar:
-            tar.addfile(tarfile.TarInfo("a.jpg"))
-    with pytest.raises(EncodeError, match="--prefix-keys"):
-        list_source(str(tmp_path))
-    assert [sample.key for sample in list_source(str(tmp_path), prefix_keys=True).samples] == [
-        "train/000/a",
-        "val/000/a",
-    ]
-
-
-def test_a_key_twice_in_a_tar_is_named_as_that(tmp_path):
-    """Advice that would not help is not given."""
-    with tarfile.open(tmp_path / "x.tar", "w") as tar:
-        for name in ("a.jpg", "b.jpg", "a.jpg"):
-            tar.addfile(tarfile.TarInfo(name))
-    with pytest.raises(EncodeError, match=r"'a' is in .*x\.tar and again in .*x\.tar"):
-        list_source(str(tmp_path))
+    folder = write_files(tmp_path / "in", {"a.jpg": b"image"})
+    os.link(folder / "a.jpg", folder / "b.jpg")
+    subprocess.run(["tar", "cf", tmp_path / "x.tar", "-C", folder, "."], check=True)
+    samples = our_samples(str(tmp_path / "x.tar"))
+    assert {sample["__key__"]: sample["jpg"] for sample in samples} == dict.fromkeys("ab", b"image")
 
 
 @pytest.mark.parametrize(
@@ -405,51 +326,55 @@ def test_patterns_of_images(make_folder, tmp_path, monkeypatch, store, pattern, 
     """A pattern takes what matches; keys and classes are as in the folder before its wildcards."""
     folder = make_folder("cat/1.jpg", "cat/2.jpg", "dog/3.jpg", "dog/notes.txt")
     if store == "memory":
-        memory = fsspec.filesystem("memory")
-        for path in tmp_path.rglob("*.jpg"):
-            memory.pipe_file(f"/patterns/{path.relative_to(tmp_path)}", path.read_bytes())
-        folder = "memory://patterns"
-    if store == "file":
-        folder = f"file://{folder}"
-    if store == "relative":
-        monkeypatch.chdir(tmp_path)
-    source = list_source(pattern if store == "relative" else f"{folder}/{pattern}")
-    assert [sample.key for sample in source.samples] == keys
-    assert source.classes == classes
+        fsspec.filesystem("memory").put(f"{tmp_path}/", "/patterns/", recursive=True)
+    monkeypatch.chdir(tmp_path)
+    roots = {
+        "local": f"{folder}/",
+        "relative": "",
+        "file": f"file://{folder}/",
+        "memory": "memory://patterns/",
+    }
+    source = list_source(roots[store] + pattern)
+    assert ([sample.key for sample in source.samples], source.classes) == (keys, classes)
     assert all(read_fields(sample)["jpg"] == JPEG for sample in source.samples)
 
 
-def test_patterns_of_tars(tmp_path):
+def test_patterns_of_tars(make_folder, tmp_path):
     """Tars may be named by a pattern, beside images that it leaves out."""
     for name in ("a-0", "a-1", "b-0"):
         make_tar(tmp_path / f"{name}.tar", [(f"{name}.jpg", JPEG)])
-    (tmp_path / "x.jpg").write_bytes(JPEG)
-    keys = [sample.key for sample in list_source(f"{tmp_path}/a-*.tar").samples]
-    assert keys == ["a-0", "a-1"]
-
-
-def test_a_pattern_that_matches_nothing(make_folder):
-    """A pattern without matches raises an error that repeats the pattern."""
-    with pytest.raises(EncodeError, match=r"x\*\.jpg, found none"):
-        list_source(make_folder("a.jpg") + "/x*.jpg")
+    assert keys_of(make_folder("x.jpg") + "/a-*.tar") == ["a-0", "a-1"]
 
 
 @pytest.mark.parametrize("name", ["[x]*.d", "a*b"])
 def test_a_folder_named_like_a_pattern(make_folder, name):
     """A folder that is there is that folder."""
     folder = make_folder(f"{name}/1.jpg", f"{name}/2.jpg")
-    assert len(list_source(f"{folder}/{name}").samples) == 2
+    assert keys_of(f"{folder}/{name}") == ["1", "2"]
 
 
 @pytest.fixture
-def web_server(tmp_path):
-    """Python's ``http.server``, which lists folders, of a folder."""
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
-    handler.log_message = lambda *_: None
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+def serve():
+    """Run a server with a handler of requests in a thread; its URL."""
+    started = []
+
+    def start(handler):
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        started.append(server)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for server in started:
         server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def web_server(serve, tmp_path):
+    """Python's ``http.server``, which lists folders, but sends no ranges."""
+    handler = http.server.SimpleHTTPRequestHandler
+    return serve(functools.partial(handler, directory=str(tmp_path)))
 
 
 @pytest.mark.parametrize("end", ["", "/", "/*/*.jpg", "/*/*"])
@@ -464,12 +389,18 @@ def test_a_folder_of_a_plain_web_server(make_folder, web_server, end):
     assert all(read_fields(sample)["jpg"] == JPEG for sample in source.samples)
 
 
+def test_tars_of_a_plain_web_server(tmp_path, web_server):
+    """Tars need ranges: without them there is one error that names the tar."""
+    make_tar(tmp_path / "a.tar", [(f"{i}.jpg", bytes(1 << 20)) for i in range(8)])
+    with pytest.raises(StorageError, match=r"range requests.*a\.tar"):
+        list_source(f"{web_server}/a.tar")
+
+
 @pytest.mark.parametrize("path", ["nothing", "empty", "page"])
 def test_a_web_server_that_lists_nothing(tmp_path, web_server, path):
     """Where a server lists no files, the error says how to name them."""
     (tmp_path / "empty").mkdir()
-    (tmp_path / "page").mkdir()
-    (tmp_path / "page" / "index.html").write_text("<p>No listing here.</p>")
+    write_files(tmp_path, {"page/index.html": b"<p>No listing here.</p>"})
     with pytest.raises(PCRError, match=r"brace pattern.*\.csv list of URLs"):
         list_source(f"{web_server}/{path}")
 
@@ -497,87 +428,50 @@ def test_a_silent_server(make_folder, tmp_path, end):
     assert end.partition("?")[0] in str(caught.value)
 
 
-def test_a_server_that_falls_silent_within_a_tar(tmp_path):
-    """The error says how far it came."""
-    tar = make_tar(tmp_path / "a.tar", [(f"{i}.jpg", bytes(3 << 20)) for i in range(4)])
-    late = servers.Fault(stall=60)
-    faults = [None, None, None, *[late] * 50]
-    with servers.faulty(tmp_path, faults) as server:
-        assert os.path.getsize(tar) > 12 << 20
-        with pytest.raises(StorageError, match=r"came for 0\.5 s after [1-3] entries.*a\.tar"):
-            list_source(server.url("a.tar"), retry=Retry(deadline=0.5))
-
-
-class _EndlessTar(http.server.BaseHTTPRequestHandler):
-    """A tar of a petabyte, of empty members whose names ``name`` makes of their number."""
+class EndlessTar(http.server.BaseHTTPRequestHandler):
+    """A tar of a petabyte of empty hidden members, none of which is a sample."""
 
     protocol_version = "HTTP/1.1"
     size = 1 << 50
-    name = staticmethod("{}.jpg".format)
-    nameless = tarfile.TarInfo("").tobuf(tarfile.USTAR_FORMAT)
-    nameless_sum = sum(nameless[:148]) + 8 * 32 + sum(nameless[156:])
-
-    def _header(self, number):
-        """As tarfile writes it, in a tenth of the time."""
-        name = self.name(number).encode()
-        checksum = self.nameless_sum + sum(name)
-        head = name + self.nameless[len(name) : 148] + b"%06o\0 " % checksum
-        return head + self.nameless[156:]
+    member = tarfile.TarInfo(".x.jpg").tobuf(tarfile.USTAR_FORMAT)
 
     def do_HEAD(self):
         self._answer(200, self.size)
 
     def do_GET(self):
+        if self.server.socket.fileno() < 0:
+            self.close_connection = True  # the test is over, but its thread reads on
+            return
         first, stop = servers.parse_range(self.headers["Range"])
         stop = min(stop or self.size, first + (1 << 22))
-        numbers = range(first // 512, -(-stop // 512))
-        blocks = b"".join(map(self._header, numbers))
-        self._answer(206, stop - first, first)
+        self._answer(206, stop - first, f"bytes {first}-{stop - 1}/{self.size}")
+        blocks = self.member * ((stop - first) // 512 + 2)
         self.wfile.write(blocks[first % 512 :][: stop - first])
 
-    def _answer(self, status, length, first=0):
+    def _answer(self, status, length, content_range=""):
         self.send_response(status)
         self.send_header("Content-Length", str(length))
         self.send_header("Accept-Ranges", "bytes")
-        if status == 206:
-            self.send_header("Content-Range", f"bytes {first}-{first + length - 1}/{self.size}")
+        if content_range:
+            self.send_header("Content-Range", content_range)
         self.end_headers()
 
     def log_message(self, *_):
         pass
 
 
-@contextlib.contextmanager
-def endless_tar(name):
-    handler = type("_Handler", (_EndlessTar,), {"name": staticmethod(name)})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/endless.tar"
-        server.shutdown()
-
-
-def test_a_tar_without_end_and_without_samples(tmp_path):
-    """A petabyte of hidden members, none of which is a sample, does not keep ``encode`` busy."""
-    with endless_tar(".{}.jpg".format) as url:
-        with pytest.raises(StorageError, match=r"nothing came for 1 s.*endless\.tar"):
-            list_source(url, retry=Retry(deadline=1))
-
-
-@pytest.mark.long
-def test_a_tar_without_end(tmp_path):
-    """A petabyte of samples is refused at a number that is in the message."""
-    with endless_tar("{}.jpg".format) as url:
-        with pytest.raises(EncodeError, match=r"at most 4194304 members.*endless\.tar"):
-            list_source(url)
-
-
-@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
-def test_a_header_of_gigabytes(tmp_path, kind):
-    """A long name that claims to be long indeed is refused before memory is taken for it."""
-    info = tarfile.TarInfo("0.jpg")
-    info.type, info.size = kind, 1 << 40
-    path = tmp_path / "a.tar"
-    path.write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(10_240))
-    os.truncate(path, 1 << 41)
-    with pytest.raises(EncodeError, match=r"a header claims 1099511627776 bytes.*a\.tar"):
-        list_source(str(path))
+@pytest.mark.parametrize(
+    ("deadline", "error", "message"),
+    [
+        (1, StorageError, r"nothing came for 1 s.*endless\.tar"),
+        pytest.param(
+            1e4, EncodeError, r"at most 4194304 members.*endless\.tar", marks=pytest.mark.long
+        ),
+    ],
+)
+def test_a_tar_without_end(serve, deadline, error, message):
+    """A petabyte without a sample does not keep ``encode`` busy; the number of members is bounded
+    by one that is in the message.
+    """
+    with pytest.raises(error, match=message):
+        list_source(f"{serve(EndlessTar)}/endless.tar", retry=Retry(deadline=deadline))

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from encode_support import make_tar, read_samples
+from encode_support import make_tar, read_samples, write_files
 from support import run_encode
 
-from pcrshard import encode, open_dataset
+from pcrshard import open_dataset
 from pcrshard.cli.main import main
 from pcrshard.encoding.sources import list_source
 from pcrshard.errors import EncodeError
@@ -18,73 +18,70 @@ def root(tmp_path):
     """An ImageFolder whose validation set lacks a class, and a test set without labels."""
     names = ["train/cat/1.jpg", "train/cat/2.jpg", "train/dog/3.jpg", "train/emu/4.jpg"]
     names += ["val/cat/5.jpg", "val/emu/6.jpg", "test/7.jpg", "test/8.jpg"]
-    for number, name in enumerate(names):
-        path = tmp_path / "root" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(make_jpeg(number))
-    return tmp_path / "root"
+    return write_files(tmp_path / "root", {name: make_jpeg(ord(name[-5])) for name in names})
+
+
+@pytest.fixture
+def run(capsys):
+    """Run a command; its status and standard output."""
+
+    def run_command(*words):
+        status = main(list(map(str, words)))
+        return status, capsys.readouterr().out
+
+    return run_command
 
 
 def test_splits_are_not_mixed(root, tmp_path):
-    """Encoding never mixes training and test images, and the error names the next step."""
+    """Encoding never mixes training and test images, and the error names the next step; a pattern
+    that matches several splits mixes them as a folder would.
+    """
     with pytest.raises(EncodeError, match=r"splits test, train, val.*--split all .*root DST"):
-        encode(root, tmp_path / "pcr")
+        run_encode(root, tmp_path / "pcr")
+    with pytest.raises(EncodeError, match="splits train, val"):
+        run_encode(f"{root}/*/*/*.jpg", tmp_path / "pcr")
     assert not (tmp_path / "pcr").exists()
+    assert run_encode(f"{root}/train/*/*.jpg", tmp_path / "pcr").classes == ("cat", "dog", "emu")
 
 
-def test_all_splits_at_once(root, tmp_path, capsys):
-    """--split all makes a dataset of each split, with one numbering of the classes."""
-    options = ["--split", "all", "--num-shards", "2", "--workers", "1"]
-    assert main(["encode", str(root), str(tmp_path / "pcr"), *options]) == 0
-    assert sorted(path.name for path in (tmp_path / "pcr").iterdir()) == ["test", "train", "val"]
+def test_all_splits_at_once(root, tmp_path, run):
+    """--split all makes a dataset of each split, with one numbering of the classes, and the other
+    commands read that folder.
+    """
+    dst, fast = tmp_path / "pcr", tmp_path / "fast"
+    encode = ["encode", root, dst, "--split", "all", "--num-shards", "2", "--workers", "1"]
+    assert run(*encode)[0] == 0
+    assert sorted(path.name for path in dst.iterdir()) == ["test", "train", "val"]
     for split in ("train", "val", "test"):
-        index, _ = open_dataset(tmp_path / "pcr" / split)
+        index, _ = open_dataset(dst / split)
         assert (index.classes, index.num_classes) == (("cat", "dog", "emu"), 3)
-    labels = {
-        key: int(sample["cls"]) for key, sample in read_samples(tmp_path / "pcr" / "val").items()
-    }
-    assert labels == {"cat/5": 0, "emu/6": 2}
-    assert all("cls" not in sample for sample in read_samples(tmp_path / "pcr" / "test").values())
-    assert main(["encode", str(root), str(tmp_path / "pcr"), *options, "--resume"]) == 0
-
-
-def test_a_folder_of_splits_is_understood(root, tmp_path, capsys):
-    """The other commands read the output of ``encode --split all``."""
-    dst = tmp_path / "pcr"
-    options = ["--num-shards", "1", "--workers", "1"]
-    assert main(["encode", str(root), str(dst), "--split", "all", *options]) == 0
+    val = read_samples(dst / "val")
+    assert {key: sample["cls"] for key, sample in val.items()} == {"cat/5": b"0", "emu/6": b"2"}
+    assert all("cls" not in sample for sample in read_samples(dst / "test").values())
+    assert run(*encode, "--resume")[0] == 0
     for split in ("", "val"):
-        against = ["--against", str(root / split), "--workers", "1"]
-        assert main(["verify", str(dst / split), *against]) == 0
-    assert main(["card", str(dst)]) == 0
-    assert "val: 2 samples in 1 shards" in (dst / "README.md").read_text()
-    assert main(["stage", str(dst), str(tmp_path / "fast"), "--scan", "2"]) == 0
-    assert open_dataset(tmp_path / "fast" / "val")[0].scan == 2
-    capsys.readouterr()
-    assert main(["info", str(dst), "--json"]) == 0
-    about = json.loads(capsys.readouterr().out)
-    assert {split: each["samples"] for split, each in about.items()} == {
-        "test": 2,
-        "train": 4,
-        "val": 2,
-    }
+        assert run("verify", dst / split, "--against", root / split, "--workers", "1")[0] == 0
+    assert run("card", dst)[0] == 0
+    assert "val: 2 samples in 2 shards" in (dst / "README.md").read_text()
+    assert run("stage", dst, fast, "--scan", "2")[0] == 0
+    assert open_dataset(fast / "val")[0].scan == 2
+    about = json.loads(run("info", dst, "--json")[1])
+    sizes = {split: each["samples"] for split, each in about.items()}
+    assert sizes == {"test": 2, "train": 4, "val": 2}
     (dst / "val" / "data-000000.tar").unlink()
-    assert main(["verify", str(dst), "--workers", "1"]) == 1
+    assert run("verify", dst, "--workers", "1")[0] == 1
 
 
 def test_one_split_from_python(root, tmp_path):
-    """From Python, ``split`` selects one split, and a missing split raises an error."""
+    """From Python, ``split`` selects one split, ``"none"`` takes splits for classes, and a missing
+    split raises an error.
+    """
     index = run_encode(root, tmp_path / "val", split="val")
     assert (index.num_samples, index.classes) == (2, ("cat", "dog", "emu"))
-    with pytest.raises(EncodeError, match=r"\(test, train, val\), got 'dev'"):
-        run_encode(root, tmp_path / "dev", split="dev")
-    with pytest.raises(EncodeError, match="it has none"):
-        run_encode(root / "train", tmp_path / "dev", split="train")
-
-
-def test_folders_may_be_classes_all_the_same(root, tmp_path):
-    """``split="none"`` treats folders with split names as classes."""
-    assert run_encode(root, tmp_path / "pcr", split="none").classes == ("test", "train", "val")
+    assert run_encode(root, tmp_path / "all", split="none").classes == ("test", "train", "val")
+    for src, message in ((root, r"\(test, train, val\), got 'dev'"), (root / "train", "has none")):
+        with pytest.raises(EncodeError, match=message):
+            run_encode(src, tmp_path / "dev", split="dev")
 
 
 def test_split_all_without_splits(root, tmp_path, capsys):
@@ -97,31 +94,23 @@ def test_split_all_without_splits(root, tmp_path, capsys):
 def test_tars_of_splits(tmp_path, layout):
     """Tars of several splits in one folder are told apart by folder or name."""
     for split in ("train", "validation"):
-        path = tmp_path / "tars" / layout.format(split=split, n="000")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        make_tar(path, [(f"{split}.jpg", make_jpeg()), (f"{split}.cls", b"1")])
+        members = [(f"{split}.jpg", make_jpeg()), (f"{split}.cls", b"1")]
+        make_tar(tmp_path / "tars" / layout.format(split=split, n="000"), members)
     with pytest.raises(EncodeError, match="splits train, validation"):
         run_encode(tmp_path / "tars", tmp_path / "pcr")
     run_encode(tmp_path / "tars", tmp_path / "pcr", split="validation")
     assert read_samples(tmp_path / "pcr").keys() == {"validation"}
 
 
-def test_patterns_of_splits(root, tmp_path):
-    """A pattern that matches several splits mixes them as a folder would, and is refused alike."""
-    with pytest.raises(EncodeError, match="splits train, val"):
-        run_encode(f"{root}/*/*/*.jpg", tmp_path / "pcr")
-    assert run_encode(f"{root}/train/*/*.jpg", tmp_path / "pcr").classes == ("cat", "dog", "emu")
-
-
 @pytest.mark.parametrize("pattern", ["*/*/*.jpg", "**/*.jpg", "{train,val}/*/*.jpg"])
-def test_a_split_of_a_pattern(root, tmp_path, monkeypatch, pattern):
+@pytest.mark.parametrize("is_absolute", [True, False])
+def test_a_split_of_a_pattern(root, tmp_path, monkeypatch, pattern, is_absolute):
     """The split is what the pattern matches in it, and not all that its folder holds."""
-    (root / "val" / "cat" / "other.png").write_bytes(b"not an image")
+    write_files(root, {"val/cat/other.png": b"not an image"})
     monkeypatch.chdir(root)
-    for number, src in enumerate((pattern, f"{root}/{pattern}")):
-        dst = tmp_path / str(number)
-        assert run_encode(src, dst, split="val").classes == ("cat", "dog", "emu")
-        assert read_samples(dst).keys() == {"cat/5", "emu/6"}
+    src = f"{root}/{pattern}" if is_absolute else pattern
+    assert run_encode(src, tmp_path / "dst", split="val").classes == ("cat", "dog", "emu")
+    assert read_samples(tmp_path / "dst").keys() == {"cat/5", "emu/6"}
 
 
 @pytest.mark.parametrize(
@@ -143,9 +132,8 @@ def test_a_split_of_a_pattern(root, tmp_path, monkeypatch, pattern):
 def test_what_a_split_is(tmp_path, names, splits):
     """Splits are folders with the usual names, unless others make them look like classes."""
     for name in names:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         if name.endswith(".tar"):
-            make_tar(tmp_path / name, [(f"{name.replace('/', '_')[:-4]}.jpg", b"")])
+            make_tar(tmp_path / name, [(name.replace("/", "_").replace(".tar", ".jpg"), b"")])
         else:
-            (tmp_path / name).write_bytes(b"")
+            write_files(tmp_path, {name: b""})
     assert list(list_source(str(tmp_path)).splits) == splits

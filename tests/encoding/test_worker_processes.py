@@ -11,16 +11,11 @@ import sys
 import time
 
 import pytest
-from encode_support import (
-    CLI,
-    start_encode,
-)
+from encode_support import CLI, start_encode
 from support import read_all, run_encode, wait_for
 
 from pcrshard.encoding.worker_processes import run_tasks
-from pcrshard.errors import (
-    EncodeError,
-)
+from pcrshard.errors import EncodeError
 
 
 def die(_):
@@ -45,28 +40,23 @@ def test_a_killed_worker_ends_the_run():
 
 def test_workers_die_with_their_parent(larger_folder, tmp_path):
     """A killed run leaves no worker processes behind."""
-    process = start_encode(larger_folder, tmp_path, "--num-shards", "12", "--workers", "2")
-
-    def group():
-        found = []
-        for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
-            try:
-                fields = stat.read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[2]) == process.pid and fields[0] not in "ZX":
-                found.append(int(stat.parent.name))
-        return found
-
-    try:
+    with start_encode(larger_folder, tmp_path, "--workers", "2") as process:
         wait_for(lambda: any(tmp_path.glob("*.tar")))
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()
         process.wait()
-        wait_for(lambda: not group(), seconds=3)
-        assert group() == []
-    finally:
-        if group():
-            os.killpg(process.pid, signal.SIGKILL)
+        wait_for(lambda: not living(process.pid), seconds=3)
+        assert living(process.pid) == []
+
+
+def living(group):
+    """The processes of a group that are no zombies."""
+    found = []
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group and fields[0] not in "ZX":
+                found.append(stat.parent.name)
+    return found
 
 
 def test_a_script_without_a_main_guard_is_told_so(synthetic_folder, tmp_path):

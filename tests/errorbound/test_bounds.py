@@ -19,14 +19,6 @@ def words(values):
     return np.asarray(values, np.float32).view(np.uint32)
 
 
-def test_relative_to_the_standard_deviation():
-    """1 % of the deviation of a normal tensor is the absolute bound."""
-    values = np.random.default_rng(0).normal(3, 0.02, 100_000)
-    lattice = RelativeStd(0.01).lattice(words(values), F32)
-    assert lattice.error_bound == pytest.approx(0.01 * values.std(), rel=1e-3)
-    assert lattice.step <= 2 * lattice.error_bound
-
-
 def test_huge_outliers_do_not_erase_the_other_values():
     """Ten values of 1000 in a tensor of deviation 0.02: the bound follows the others."""
     values = np.random.default_rng(0).normal(0, 0.02, 100_000)

@@ -37,12 +37,6 @@ def test_bytes_come_back_and_grow_by_one_at_most(data):
     assert len(payload) <= len(data) + 1
 
 
-def test_planes_of_weights_are_smaller_than_the_weights():
-    """Exponents of 32-bit weights compress although mantissas do not."""
-    words = np.random.default_rng(0).normal(0, 0.02, 50_000).astype(np.float32).view(np.uint32)
-    assert words.nbytes / len(encode_planes(words)) > 1.1
-
-
 @pytest.mark.parametrize(
     "payload",
     [

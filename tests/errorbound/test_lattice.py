@@ -20,14 +20,6 @@ def test_powers_of_two_are_right_to_the_last_bits():
         assert abs(Decimal(float(table[i])) - exact) < Decimal(2) ** -50
 
 
-def test_points_of_a_linear_lattice_are_multiples_of_the_step():
-    """A code times the step, nothing else, so that differences of codes add up."""
-    lattice = LinearLattice(0.25, 0.125)
-    codes = np.array([-3, 0, 7], np.int32)
-    assert lattice.values(codes).tolist() == [-0.75, 0.0, 1.75]
-    assert lattice.codes(np.array([-0.7, 0.1, 1.8])).tolist() == [-3, 0, 7]
-
-
 @pytest.mark.parametrize("bound", [1e-4, 1e-3, 0.01, 0.1, 0.5, 3.0])
 def test_a_log_lattice_keeps_its_bound_over_all_magnitudes(bound):
     """From the smallest to the largest float64, with sign, relative to the value itself."""
@@ -39,13 +31,6 @@ def test_a_log_lattice_keeps_its_bound_over_all_magnitudes(bound):
     back = lattice.values(codes.astype(np.int32))
     assert (np.abs(back - values) <= bound * np.abs(values) * (1 + 1e-12)).all()
     assert np.array_equal(np.sign(back), np.sign(values))
-
-
-def test_zero_is_a_point_of_a_log_lattice():
-    """Exact zeros, as in the state of parameters without gradients, stay zeros."""
-    lattice = log_lattice(0.1, 0.0)
-    assert lattice.values(np.zeros(2, np.int32)).tolist() == [0.0, 0.0]
-    assert lattice.codes(np.zeros(2)).tolist() == [0.0, 0.0]
 
 
 def test_a_bound_finer_than_the_type_has_no_lattice():

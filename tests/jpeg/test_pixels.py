@@ -78,13 +78,3 @@ def test_damage_is_an_error_even_where_decoding_could_go_on():
     jpeg[len(jpeg) // 2 : len(jpeg) // 2 + 40] = bytes(40)
     with pytest.raises(CorruptJpeg, match=r"libjpeg-turbo|native core"):
         progressive_of(bytes(jpeg))
-
-
-@pytest.mark.parametrize(
-    ("mode", "kind", "shape"),
-    [("rgb", "RGB", 3), ("gray", "RGB", 1), ("gray", "L", 1), ("cmyk", "CMYK", 4)],
-)
-def test_decodes_to_arrays(mode, kind, shape):
-    """Decoded arrays have the documented shape and type."""
-    pixels = decode(make_jpeg(3, 20, 30, kind), mode)
-    assert (pixels.shape, pixels.dtype) == ((20, 30, shape), np.uint8)

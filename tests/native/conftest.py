@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracle import DATA, PHOTO_STEP, Oracle, scan_ends, standard_scans
+from oracle import PHOTO_STEP, Oracle, scan_ends, standard_scans
 
 from pcrshard import native
 
@@ -49,23 +49,18 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
 
 
 @pytest.fixture(scope="session")
-def photos() -> list[tuple[str, bytes]]:
+def photos(data_folder: Path) -> list[tuple[str, bytes]]:
     """(name, bytes) of photographs of every set, every PHOTO_STEP-th one."""
-    path = DATA / "photos.tar"
-    if not path.exists():
-        pytest.skip(f"no test photographs at {path}; set PCRSHARD_DATA")
-    with tarfile.open(path) as tar:
+    with tarfile.open(data_folder / "photos.tar") as tar:
         members = [m for m in tar.getmembers() if m.isfile()][::PHOTO_STEP]
         return [(m.name, tar.extractfile(m).read()) for m in members]  # type: ignore[union-attr]
 
 
 @pytest.fixture(scope="session")
-def odd_files() -> list[Path]:
+def odd_files(data_folder: Path) -> list[Path]:
     """The odd, tricky and broken files."""
-    folder = DATA / "odd"
-    if not folder.is_dir():
-        pytest.skip(f"no odd files at {folder}; set PCRSHARD_DATA")
-    return sorted(path for path in folder.iterdir() if path.suffix.lower().startswith(".jp"))
+    files = (data_folder / "odd").iterdir()
+    return sorted(path for path in files if path.suffix.lower().startswith(".jp"))
 
 
 @pytest.fixture(scope="session")

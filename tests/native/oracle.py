@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
 from pcrshard.format.scan_script import STANDARD, scans_for
 from pcrshard.jpeg.markers import ScanHeader, map_jpeg
 
-ROOT = Path(__file__).resolve().parents[2]
-DATA = Path(os.environ.get("PCRSHARD_DATA", ROOT.parent / "shared" / "data"))
 PHOTO_STEP = int(os.environ.get("PCRSHARD_PHOTO_STEP", "12"))  # 1: every photograph
 
 

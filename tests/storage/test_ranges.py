@@ -4,7 +4,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from pcrshard import memory, storage
+from pcrshard import storage
 from pcrshard.errors import StorageError, TruncatedShard
 from pcrshard.storage.retry import Retry
 from pcrshard.testing import CountingFS
@@ -143,18 +143,3 @@ def test_read_ranges_reports_each_range_by_itself(data_file):
     assert isinstance(missing, StorageError)
     assert isinstance(short, TruncatedShard)
     assert storage.read_ranges([]) == []
-
-
-def test_a_thread_may_take_the_last_buffer_first(data_file, monkeypatch):
-    """The pool being emptied by another thread between look and take is no error."""
-    pool = memory.BufferPool(max_idle=1)
-    pool.borrow_array(100)
-
-    class Faster(int):
-        """A size that another thread's request overtakes when it is compared."""
-
-        def __le__(self, other):
-            pool.borrow_array(50)
-            return int(self) <= other
-
-    assert len(pool.borrow_array(Faster(90))) == 90

@@ -189,41 +189,6 @@ def within(seconds):
     assert time.monotonic() - begin < seconds
 
 
-class First:
-    """A policy: the first GET of each path fails in this way."""
-
-    def __init__(self, fault):
-        self.fault, self.seen = fault, set()
-
-    def __call__(self, ask):
-        if ask.method != "GET" or ask.path in self.seen:
-            return None
-        self.seen.add(ask.path)
-        return self.fault(ask) if callable(self.fault) else self.fault
-
-
-class Always:
-    """A policy: every GET of some paths fails in this way, as long as there is enough to fail
-    with.
-    """
-
-    def __init__(self, fault, path=""):
-        self.fault, self.path = fault, path
-
-    def __call__(self, ask):
-        if ask.method != "GET" or self.path not in ask.path:
-            return None
-        start, stop = ask.range or (0, 1 << 60)
-        needed = max(
-            self.fault.stall_after or 0,
-            self.fault.cut_after or 0,
-            -self.fault.more,
-            -self.fault.length_error,
-            0,
-        )
-        return self.fault if stop - start > needed else Fault(drop=True)
-
-
 def prefetchers():
     return [thread for thread in threading.enumerate() if thread.name == "pcrshard-prefetch"]
 
@@ -316,7 +281,8 @@ ALWAYS_FINE = ["no Content-Length", "unknown total", "no Range", "no ETag"]
 @pytest.mark.parametrize("name", ONCE)
 def test_a_range_against_a_fault_that_stays(raw, name):
     """What never goes away ends in an error with the file's name, and never in wrong bytes."""
-    with servers.faulty(raw, Always(ONCE[name])) as server, within(12):
+    policy = lambda ask: ONCE[name] if ask.method == "GET" else None
+    with servers.faulty(raw, policy) as server, within(12):
         try:
             got = read(server.url("a.bin"), 1000, 250_000)
             assert got == DATA[1000:250_000] or name in SHIFTED
@@ -547,7 +513,8 @@ def test_s3_with_faults_before_it(bucket, index, truth):
     entry = index.shards[0]
     url, options = bucket.url(entry.name), bucket.storage_options
     for fault in faults:
-        bucket.policy = First(fault)
+        left = [fault]
+        bucket.policy = lambda ask, left=left: left.pop() if left and ask.range else None
         with within(20):
             shard = Shard(url, entry=entry, storage_options=options, retry=HASTY)
             found = samples_of(dict(sample) for sample in shard.samples(5))

@@ -89,19 +89,14 @@ INCOMPLETE = http.client.IncompleteRead
     ("fault", "status", "body", "error"),
     [
         (Fault(cut_after=30), 206, RANGE[:30], INCOMPLETE),
-        (Fault(cut_after=30, headers={"Content-Length": None}), 206, RANGE[:30], None),
         (Fault(cut_after=30, reset=True), 206, RANGE[:30], ConnectionResetError),
         (Fault(drop=True), 0, b"", http.client.RemoteDisconnected),
-        (Fault(drop=True, reset=True), 0, b"", ConnectionResetError),
         (Fault(status=503, body=b"why"), 503, b"why", None),
         (Fault(stall=60), 0, b"", TimeoutError),
         (Fault(stall=60, stall_after=40), 206, RANGE[:40], TimeoutError),
-        (Fault(stall=0.1, stall_after=40), 206, RANGE, None),
         (Fault(length_error=5), 206, RANGE, INCOMPLETE),
-        (Fault(length_error=-5), 206, RANGE[:95], None),
         (Fault(headers={"Content-Range": "nonsense"}), 206, RANGE, None),
         (Fault(ignore_range=True), 200, DATA, None),
-        (Fault(more=20), 206, DATA[100:220], None),
         (Fault(more=-20, headers=AS_ASKED), 206, DATA[100:180], None),
         (Fault(shift=7), 206, DATA[107:207], None),
         (Fault(flip=0), 206, FLIPPED, None),
@@ -118,6 +113,6 @@ def test_a_fault_is_what_a_client_meets(folder, fault, status, body, error):
             assert got[1][name] == (claim and claim.format(start=100, last=199, total=300_000))
         (request,) = server.requests()
         assert (request.status, request.range) == (status, (100, 200))
-        assert request.body_bytes - max(-fault.length_error, 0) == len(body)
+        assert request.body_bytes == len(body)
         assert ask(server.url("a.tar"), "100-199")[2] == RANGE
     assert time.monotonic() - began < 30  # of 60
