@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 # As long as a block of Zstandard.
 _LEAST = 1 << 17
-_BLOCKS_PER_THREAD = 4
+_BLOCKS_PER_THREAD = 2
 # The C library maps larger memory anew for each tensor, and the system clears it page by page; that
 # of huge pages takes a fifth of the time.
 _LARGE = 1 << 25

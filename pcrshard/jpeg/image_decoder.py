@@ -251,6 +251,11 @@ class Decoding:
             table = piece_table(self._images)
             self._batch = decoder.begin(pool, table, self.arrays, keys, keep=self._images)
 
+    @cached_property
+    def _decoded(self) -> list[bool]:
+        """Which images the pool has decoded; waits for it once, not for every image."""
+        return [] if self._batch is None else self._batch.wait()
+
     def __getitem__(self, place: int) -> Any:
         """Return the decoder's result for an image.
 
@@ -260,7 +265,7 @@ class Decoding:
         decoder = self._decoder
         batch = self._batch
         rows: Any = None if self.arrays is None else [array[place] for array in self.arrays]
-        if batch is not None and batch.wait()[place]:
+        if batch is not None and self._decoded[place]:
             boxes = None if batch.boxes is None else batch.boxes[place : place + 1]
             where = decoder.geometry(boxes, batch.sizes[place : place + 1])
         else:

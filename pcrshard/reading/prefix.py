@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Protocol, Self, TypeVar
 
-import numpy as np
-
 from ..checksum import crc32c
 from ..errors import CorruptJpeg, CorruptPiece, PCRError, ScanUnavailable
 from ..format.names import is_other_image, numbered
@@ -17,7 +15,7 @@ from ..format.shard_index import ShardIndex
 from ..jpeg.markers import EOI
 from ..jpeg.orientation import with_orientation
 from ..jpeg.split import join_pieces
-from ..native.pieces import Table, empty_table, join, piece_table
+from ..native.pieces import Table, empty_table, join
 from .contents import Contents, Pieces, num_scans
 
 Sample = dict[str, Any]
@@ -50,9 +48,6 @@ class Source(Protocol):
 
     def change_scan(self, prefix: Prefix, scan: Scan) -> Prefix:
         """Return the prefix of another scan."""
-
-
-_EOI_TABLE = piece_table([[EOI]])[0]
 
 
 class Prefix:
@@ -160,6 +155,11 @@ class Prefix:
                 continue
             yield sample
 
+    @cached_property
+    def names(self) -> Sequence[str]:
+        """The names of all fields at this scan, images first."""
+        return tuple(dict.fromkeys((*self.streams, *self.fields)))
+
     def sample(
         self,
         row: int,
@@ -170,7 +170,7 @@ class Prefix:
         """Return one sample by position; see :meth:`samples`."""
         key = self.index.keys[row]
         sample: Sample = {"__key__": key}
-        for field in dict.fromkeys((*self.streams, *self.fields)):
+        for field in self.names:
             if select is None or select(key, field):
                 value = self.value(row, field, decode)
                 if value is not None:
@@ -261,7 +261,7 @@ class Prefix:
                 self._find_damage(unit, tail, range(1))
         if decode is None and (tail is None or not tail.table.sizes[0, unit]):
             table = groups.native[unit, : 2 * self._num_scans]
-            jpeg = join(np.concatenate((table, _EOI_TABLE))).tobytes()
+            jpeg = join(table, EOI).tobytes()
             return jpeg if self.scan == FULL else bytes(self._oriented(unit, jpeg))
         pieces = groups.of_unit(unit)[: self._num_scans]
         try:

@@ -139,9 +139,7 @@ class Collator:
 
         A sample that lacks a field has ``None``.
         """
-        names = dict.fromkeys(
-            name for prefix in prefixes for name in (*prefix.streams, *prefix.fields)
-        )
+        names = dict.fromkeys(name for prefix in prefixes for name in prefix.names)
         columns: Columns = {"__key__": [prefix.index.keys[row] for _, prefix, row in rows]}
         for name in names:
             if name in done or not self._is_read(name):

@@ -96,11 +96,11 @@ def test_a_thousand_accelerators_take_less_than_a_minute():
     sizes = [1024] * 1250 + [1167]
     cluster = Cluster(1e10, 8, 192, 12.5e9, 9e7, (0.03, 0.3))
     job = Job(1024, 2800, 64, 4, image_seconds=0.0006)
-    begun = time.monotonic()
+    begun = time.process_time()
     prefixes = [47_000 * size for size in sizes]
     trace = Simulation(cluster, job, sizes, prefixes).run(steps=4)
     assert len(trace.step_ends) == 4
-    assert time.monotonic() - begun < 60
+    assert time.process_time() - begun < 60
 
 
 def test_without_simpy_it_says_what_to_install(monkeypatch):

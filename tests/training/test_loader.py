@@ -48,7 +48,7 @@ def planned(batch, epoch=0, world=1, rank=0, lanes=4, **rules):
 @pytest.mark.parametrize(
     "options", [{}, {"threads": 0}, {"threads": 2}, {"num_workers": 3}], ids=str
 )
-@pytest.mark.parametrize("taken", [0, 14, 15])
+@pytest.mark.parametrize("taken", [0, 14])
 def test_each_loop_is_the_next_epoch(folder, options, taken):
     """``for i, batch in enumerate(loader): if i == N: break`` has other batches in each epoch, also
     if it breaks at the last batch: five loops are five orders, those of epochs 0 to 4.
