@@ -119,7 +119,7 @@ def measure_errors(lab):
     values = kept[0].flatten()
     bound = SHARE * float(values.std())
     lattice = lattice_for(bound, values.dtype)
-    errors = restore(quantize(values, lattice), lattice) - values
+    errors = restore(quantize(values[None], lattice), lattice) - values
     zero = values == 0
     over = (errors / bound)[~zero]
     return {
