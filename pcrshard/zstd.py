@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
-from collections.abc import Iterator
 from typing import Any
 
 import zstandard
@@ -27,18 +25,15 @@ class _Coders:
         self.decompressor = zstandard.ZstdDecompressor()
 
 
-# Not kept by thread: threads of OpenMP are new to Python each time.
+# Not kept by thread: threads of OpenMP are new to Python each time. Errors drop what they used.
 _idle: deque[_Coders] = deque()
 
 
-@contextlib.contextmanager
-def _coders() -> Iterator[_Coders]:
+def _take() -> _Coders:
     try:
-        coders = _idle.pop()
+        return _idle.pop()
     except IndexError:
-        coders = _Coders()
-    yield coders
-    _idle.append(coders)
+        return _Coders()
 
 
 def compress(data: Any, level: int = 1) -> bytes:
@@ -48,18 +43,20 @@ def compress(data: Any, level: int = 1) -> bytes:
         data: A contiguous bytes-like object.
         level: 1 is fast, 19 gives the smallest result; negative levels are faster than 1.
     """
-    with _coders() as coders:
-        if level not in coders.compressors:
-            coders.compressors[level] = zstandard.ZstdCompressor(
-                level=level, write_content_size=True
-            )
-        return coders.compressors[level].compress(data)
+    coders = _take()
+    if level not in coders.compressors:
+        coders.compressors[level] = zstandard.ZstdCompressor(level=level, write_content_size=True)
+    frame = coders.compressors[level].compress(data)
+    _idle.append(coders)
+    return frame
 
 
 def compress_codes(data: Any) -> bytes:
     """Return a frame of quantized values, which repeat in runs of zeros only."""
-    with _coders() as coders:
-        return coders.codes.compress(data)
+    coders = _take()
+    frame = coders.codes.compress(data)
+    _idle.append(coders)
+    return frame
 
 
 def decompress(data: Any, num_bytes: int) -> bytes:
@@ -78,11 +75,13 @@ def decompress(data: Any, num_bytes: int) -> bytes:
         raise FormatError(f"expected {num_bytes} bytes: {error}") from error
     if promised != num_bytes:
         raise FormatError(f"expected a frame of {num_bytes} bytes, got one of {promised}")
+    coders = _take()
     try:
-        with _coders() as coders:
-            return coders.decompressor.decompress(data, allow_extra_data=False)
+        content = coders.decompressor.decompress(data, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise FormatError(f"expected a Zstandard frame of {num_bytes} bytes: {error}") from error
+    _idle.append(coders)
+    return content
 
 
 def content_bytes(data: Any) -> int:

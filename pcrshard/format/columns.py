@@ -22,9 +22,10 @@ class Columns(io.BytesIO):
     def array(self, dtype: str, *shape: int) -> npt.NDArray[Any]:
         """Return an array of this shape."""
         kind = np.dtype(dtype)
-        data = self.read(math.prod(shape) * kind.itemsize)
-        require(len(data) == math.prod(shape) * kind.itemsize, _TOO_LONG)
-        return np.frombuffer(data, kind).reshape(shape)
+        size = math.prod(shape) * kind.itemsize
+        data = self.read(size)
+        require(len(data) == size, _TOO_LONG)
+        return np.ndarray(shape, kind, data)
 
     def byte_strings(self, count: int) -> tuple[bytes | None, ...]:
         """Return ``count`` values, ``None`` for absent ones."""

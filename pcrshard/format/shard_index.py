@@ -232,8 +232,8 @@ def _check_tables(index: ShardIndex) -> None:
     head = index.head
     base = index.schema.base
     for rows, _, stop in index.table_places(0, head.num_groups + 1):
-        inside = stop <= head.prefix_stops[rows[-1]]
-        require(inside, f"the table of group {rows[-1] + 1} ends after it, at {stop}")
+        if stop > head.prefix_stops[rows[-1]]:
+            raise CorruptIndex(f"the table of group {rows[-1] + 1} ends after it, at {stop}")
     if base:
         ends = set(head.prefix_stops[:base])
         alike = len(ends) == 1 and not any(head.table_bytes[: base - 1])
