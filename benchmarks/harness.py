@@ -64,7 +64,7 @@ def read(path):
 
 
 def write_shards(files, shards, count, tars=None):
-    """Photographs as a dataset of so many shards, and as stock WebDataset tars of the same size."""
+    """Write photographs as a dataset of ``count`` shards, and as plain tars of the same size."""
     per_shard = -(-len(files) // count)
     with contextlib.ExitStack() as stack:
         writers = [stack.enter_context(ShardWriter(shards, samples_per_shard=per_shard))]

@@ -17,8 +17,8 @@ T = TypeVar("T")
 # As long as a block of Zstandard.
 _LEAST = 1 << 17
 _BLOCKS_PER_THREAD = 2
-# The C library maps larger memory anew for each tensor, and the system clears it page by page; that
-# of huge pages takes a fifth of the time.
+# The C library maps larger memory again for each tensor, and the system clears it page by page.
+# Huge pages take a fifth of the time.
 _LARGE = 1 << 25
 _TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 # What compilers make of ``#pragma omp parallel``; found if PyTorch loaded OpenMP.

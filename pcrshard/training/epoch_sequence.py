@@ -94,7 +94,8 @@ def mixture(
     shares = share_out(weights, samples)
     if len(sizes) != len(shares):
         raise ValueError(
-            f"expected as many weights as datasets, got {len(shares)} and {len(sizes)}"
+            f"expected as many weights as datasets, got {len(shares)} and {len(sizes)}; "
+            "a torch WeightedRandomSampler weighs samples"
         )
 
     parts = []

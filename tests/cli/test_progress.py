@@ -32,7 +32,7 @@ def test_a_bar_on_a_terminal(synthetic_folder, tmp_path):
     command = [*RUN, "encode", synthetic_folder, tmp_path, "--num-shards", "6", "--workers", "1"]
     subprocess.run(command, stdin=child, stdout=subprocess.DEVNULL, stderr=child, check=True)
     os.close(child)
-    # A terminal holds at least 4 kB that nobody has read.
+    # A terminal holds at least 4 kB of unread output.
     shown = os.read(parent, 4096).decode()
     os.close(parent)
     assert "\r" in shown
