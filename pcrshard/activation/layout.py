@@ -43,7 +43,8 @@ def spans(tensor: Tensor, layout: Layout) -> list[tuple[int, int]]:
 
     >>> import torch
     >>> batch = torch.empty(2, 3, 4, 5)
-    >>> spans(batch[:, :2].transpose(1, 2), layout_of(batch))
+    >>> part = batch[:, :2].transpose(1, 2)
+    >>> spans(part, layout_of(part))
     [(40, 1), (2, 60)]
     """
     merged = [(1, 1)]
