@@ -63,9 +63,9 @@ def contact_sheet(
                 pixels = decode_image(read)
                 size = human_bytes(sum(map(len, read)))
                 caption = f"{name_scan(scan)}: {size}\nMS-SSIM {compare(pixels):.3f}"
-                picture.set_title(caption, fontsize=9)
+                picture.set_title(caption, fontsize=13)
                 picture.imshow(middle(pixels, side))
                 amplified = 128 + 4 * (middle(pixels, side) - middle(full, side).astype(np.int16))
                 difference.imshow(np.clip(amplified, 0, 255).astype(np.uint8))
-        title = f"middle of each image, and four times its difference to {best}"
-        figure.suptitle(f"script {sample.dataset.script}: {title}", fontsize=10)
+        title = f"middle of each image,\nand four times its difference to {best}"
+        figure.suptitle(f"script {sample.dataset.script}: {title}", fontsize=13)
