@@ -18,6 +18,8 @@ from .manifest import Manifest, StoreIO, manifest_numbers, number_in
 from .reader import check
 from .version_file import Progress, VersionFile, VersionRecord, reported
 
+_YEAR_2020 = 1_577_836_800_000  # in Unix milliseconds; names of manifests have 12 digits
+
 
 @dataclasses.dataclass(frozen=True)
 class Recovered:
@@ -77,8 +79,9 @@ def recover(
     if (gone and not allow_loss) or not manifest.versions:
         reasons = "; ".join(lost[name] for name in lost if numbers[name] in gone)
         raise CorruptCheckpoint(f"cannot recover the versions {gone}, see allow_loss: {reasons}")
-    # Skip numbers so that an active writer cannot mistake this manifest for its own.
-    last = max(manifest_numbers(names) | {int(time.time())})
+    # Skip numbers so that an active writer cannot mistake this manifest for its own: a save takes
+    # longer than a millisecond, so that numbers since an earlier recovery are below this.
+    last = max(manifest_numbers(names) | {time.time_ns() // 1_000_000 - _YEAR_2020})
     before = manifest.replace(number=last)
     io.commit(before, manifest.replace(next_version=max(numbers.values()) + 1))
     return Recovered(manifest.versions, lost)

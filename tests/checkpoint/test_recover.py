@@ -6,7 +6,7 @@ import pytest
 from states import damage, saved, tiny_state
 
 from pcrshard.checkpoint import DeltaStore, recover
-from pcrshard.errors import CorruptCheckpoint, UnsupportedVersion
+from pcrshard.errors import ConcurrentWriter, CorruptCheckpoint, UnsupportedVersion
 
 
 def make(url, count=6):
@@ -76,3 +76,19 @@ def test_of_two_files_of_a_version_one_is_used(tmp_path):
     assert found.lost.keys() == {stranger, misnamed}
     assert "another file of this version" in found.lost[stranger]
     assert "the number in the name" in found.lost[misnamed]
+
+
+def test_an_open_writer_notices_recoveries(tmp_path):
+    """A writer that was open during two recoveries in a row does not replace a later version."""
+    make(tmp_path, count=1)
+    first, second = (DeltaStore(str(tmp_path)) for _ in range(2))
+    lose(tmp_path)
+    recover(str(tmp_path))
+    assert first.save(tiny_state(2), blocking=True) == 2
+    lose(tmp_path)
+    recover(str(tmp_path))
+    assert second.save(tiny_state(3), blocking=True) == 3
+    with pytest.raises(ConcurrentWriter):
+        first.save(tiny_state(4), blocking=True)
+    assert first.save(tiny_state(4), blocking=True) == 4
+    assert [record.number for record in first.versions()] == [1, 2, 3, 4]
