@@ -3,7 +3,6 @@
 On a CPU, CPU time and the resident set of a process whose C library gives freed memory back. Each
 row of the first tables is a process. ``--worker overhead`` measures the time of a step alone.
 """
-# ruff: noqa: I001  (evidence says where training is)
 
 import contextlib
 import functools
@@ -15,10 +14,13 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from evidence.transformers.models import ViT
+from evidence.transformers.models import ViT  # also makes `training` importable
+
+# isort: split
+from training.models import conv, resnet18, resnet50
+
 from pcrshard import compress_activations
 from pcrshard.activation import Compressor, peak_memory
-from training.models import conv, resnet18, resnet50
 
 from .harness import Bench, ratios
 

@@ -194,7 +194,7 @@ class Lab:
             return [json.loads(line) for line in file if line.strip()]
 
     def missing(self, wanted, name="runs"):
-        """Of some keys, each some fields of a row, those that no row has; looked up one by one."""
+        """Yield the keys (parts of rows) that no kept row contains, reading the rows each time."""
         for key in wanted:
             if not any(key.items() <= row.items() for row in self.rows(name)):
                 yield key

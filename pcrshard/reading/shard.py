@@ -142,7 +142,7 @@ class Shard:
                 raise KeyError(row)
             return prefix.sample(prefix.index.keys.index(row))
 
-    def load(self, scan: Scan = FULL, *, cancel: Cancel = None, known: Buffer = b"") -> Prefix:
+    def load(self, scan: Scan = FULL, *, cancel: Cancel = None) -> Prefix:
         """Read the prefix of a scan.
 
         Reads exactly ``[0, prefix_stop(scan))``, and with a cache only the missing bytes. If they
@@ -154,7 +154,6 @@ class Shard:
             scan: Highest scan to read, 1-based; ``"full"`` also restores metadata; 0 reads labels
                 and other fields without pixels.
             cancel: Set by another thread to end a remote read.
-            known: The first bytes of the shard, which are copied instead of read.
 
         Returns:
             The prefix in memory; close it, or use it in a ``with`` statement. Its samples raise
@@ -164,6 +163,10 @@ class Shard:
             ScanUnavailable, NotAShard, UnsupportedVersion, CorruptIndex, TruncatedShard,
             StorageError: The shard cannot be read.
         """
+        return self._load(scan, cancel)
+
+    def _load(self, scan: Scan, cancel: Cancel = None, known: Buffer = b"") -> Prefix:
+        """Load a prefix whose first bytes may be known; fetch damaged bytes once more."""
         if not self.check or (self.cache is None and storage.is_local(self.url)):
             return self._load_once(scan, cancel, known)
         try:
@@ -187,7 +190,8 @@ class Shard:
         """
         if self.prefix_stop(scan) <= prefix.num_bytes:
             return prefix.at(scan)
-        return self.load(scan, known=prefix.contents.buffer.data)
+        known = b"" if prefix.contents.is_damaged else prefix.contents.buffer.data
+        return self._load(scan, known=known)
 
     def _load_once(self, scan: Scan, cancel: Cancel, known: Buffer = b"") -> Prefix:
         if self.entry is None and not known:

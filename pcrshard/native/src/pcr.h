@@ -154,9 +154,9 @@ int pcr_rescan(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
  * PCR_FLOAT32 or PCR_BFLOAT16. step: normal and positive. backend: PCR_BACKEND_*. */
 size_t pcr_quantize(const void *values, size_t run, size_t stride, size_t start, size_t stop,
                     int type, float step, int8_t *codes, int backend);
-/* The standard deviation of the finite ones of count values, which lie as in pcr_quantize; at most
- * guard times the median magnitude of those that are not 0. Of more than 65,536 values, 512 to
- * 1,023 runs of 64 are a sample. NaN if no value is finite, or without memory. */
+/* The standard deviation of the finite values, laid out as in pcr_quantize, limited to guard times
+ * the median magnitude of the nonzero ones. Above 65,536 values, samples 512 to 1,023 runs of 64.
+ * NaN if no value is finite, or if memory is short. */
 double pcr_deviation(const void *values, size_t count, size_t run, size_t stride, int type,
                      double guard);
 /* sign(q) * (2 |q| - 1) * step, as float32; -128 is taken as any other code. */
