@@ -92,7 +92,7 @@ def encode_on_slurm(
         executor: Any = SlurmExecutor(folder, max_num_timeout=100)
         executor.update_parameters(additional_parameters=parameters)
         parts = [(number, jobs) for number in range(jobs)]
-        queued = executor.map_array(EncodePart(), parts)  # type: ignore[no-untyped-call]  # submitit
+        queued = executor.map_array(EncodePart(), parts)  # type: ignore[no-untyped-call]  # untyped
     except Exception as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise EncodeError(f"cannot submit SLURM jobs: {error}") from error
