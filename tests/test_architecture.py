@@ -61,6 +61,7 @@ IMPORTERS = {
         "format.dataset_index",
         "format.schema",
         "encoding.resume_journal",
+        "errorbound.lattice",
         "fidelity.tuner",
         "checkpoint.frame",
         "training.loader",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import sys
 import warnings
@@ -120,7 +121,7 @@ class Compressor:
         self._model = model
         self._codec = codec
         self._options = options
-        self._generators: dict[torch.device, torch.Generator] = {}
+        self._seeds = itertools.count(options.seed)
         self._encoder = Encoder(codec)
         if codec == "none":  # every tensor is too small
             options = dataclasses.replace(options, min_bytes=sys.maxsize)
@@ -132,9 +133,9 @@ class Compressor:
         self._is_open = False
         self._steps = 0
         self._passes = 0
-        # The rows of the last profiled step, and its adaptive bounds by position.
+        # The rows of the last profiled step, and its adaptive bounds.
         self._profiled: list[Row] = []
-        self._bounds: dict[int, float] = {}
+        self._bounds: dict[object, float] = {}
         # In a trial, the positions of the tensors to compress.
         self._only: set[int] | None = None
         self._warned: set[str] = set()
@@ -145,10 +146,9 @@ class Compressor:
             raise RuntimeError("expected one with block at a time for each compressor")
         self._hooks.begin(self._model)
         if self._only is not None or (self._passes == 0 and self._is_due()):
-            self.profiles, handles = profile_convolutions(self._model)
+            self.profiles = {}
+            self._context.enter_context(profile_convolutions(self._model, self.profiles))
             self._profiled = self._hooks.rows
-            for handle in handles:
-                self._context.callback(handle.remove)
         self._context.enter_context(torch.autograd.graph.saved_tensors_hooks(*self._hooks.graphs))
         self._is_open = True
         return self
@@ -217,29 +217,18 @@ class Compressor:
             row.kind = "lossless"
             return pack_exactly(rows.reshape(-1), self._codec)
         row.error_bound = self._error_bound(row)
-        lattice = lattice_for(row.error_bound, rows.dtype, self._options.rounding)
-        if lattice is None:
-            return None
-        return self._encoder.encode(rows, lattice, layout, self._generator(rows.device))
+        seed = None if self._options.rounding == "nearest" else next(self._seeds)
+        lattice = lattice_for(row.error_bound, rows.dtype, seed)
+        return None if lattice is None else self._encoder.encode(rows, lattice, layout)
 
     def _error_bound(self, row: Row) -> float:
         if isinstance(self.bound, Absolute):
             return self.bound.error_bound
         if isinstance(self.bound, RelativeStd):
             return self.bound.fraction * row.deviation
-        # Another batch size, as at the end of an epoch, keeps the bound; another tensor does not.
-        if row.position in self._bounds:
-            profiled = self._profiled[row.position]
-            if (profiled.dtype, profiled.shape[1:]) == (row.dtype, row.shape[1:]):
-                return min(self._bounds[row.position], _MOST * row.deviation)
+        if row.identity in self._bounds:
+            return min(self._bounds[row.identity], _MOST * row.deviation)
         return _FALLBACK * row.deviation
-
-    def _generator(self, device: torch.device) -> torch.Generator | None:
-        if self._options.rounding == "nearest":
-            return None
-        if device not in self._generators:
-            self._generators[device] = torch.Generator(device).manual_seed(self._options.seed)
-        return self._generators[device]
 
     def step(
         self, optimizer: torch.optim.Optimizer | None = None, *, grad_scale: float = 1.0

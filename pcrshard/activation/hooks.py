@@ -91,7 +91,7 @@ class _Seen:
     """A tensor that was saved before.
 
     Attributes:
-        storage: Its storage.
+        storage: Keeps the id of its storage from being used again.
         row: Its row.
         content: Returns its content if it is compressed and alive.
     """
@@ -168,11 +168,11 @@ class Hooks:
             kind,
         )
         name, convolution = self._module_of(tensor)
-        seen = self._seen.get(key)
-        # torch does not annotate StorageWeakRef. Freed memory may belong to another tensor by now.
-        if seen is None or seen.storage.expired():  # type: ignore[no-untyped-call]
+        if key not in self._seen:
+            # torch does not annotate StorageWeakRef.
             storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-            seen = self._seen[key] = _Seen(storage, self._new_row(tensor, name, kind))
+            self._seen[key] = _Seen(storage, self._new_row(tensor, name, kind))
+        seen = self._seen[key]
         row = seen.row
         if convolution is not None and convolution not in row.read_by:
             row.read_by += (convolution,)

@@ -14,10 +14,11 @@ times too large.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -78,24 +79,24 @@ class GradientNoise:
         rows: Sequence[Row],
         momentum: Mapping[str, float],
         rounding: str,
-    ) -> dict[int, float]:
-        """Return error bounds by position in the order in which tensors are saved.
+    ) -> dict[object, float]:
+        """Return error bounds by the identities of tensors.
 
         An input shared by several convolutions gets the smallest bound.
 
         Args:
             profiles: Profiles of one step, by convolution.
-            rows: The tensors saved in that step, by position.
+            rows: The tensors saved in that step.
             momentum: The mean absolute momentum of the weights, by convolution.
             rounding: The quantizer's rounding mode.
         """
-        found: dict[int, float] = {}
-        for ordinal, row in enumerate(rows):
+        found: dict[object, float] = {}
+        for row in rows:
             for name in profiles.keys() & row.read_by:
                 noise = self.noise_per_bound(profiles[name], rounding)
                 sigma = self.fraction * momentum.get(name, 0.0)
                 if noise > 0 and 0 < sigma / noise < math.inf:
-                    found[ordinal] = min(sigma / noise, found.get(ordinal, math.inf))
+                    found[row.identity] = min(sigma / noise, found.get(row.identity, math.inf))
         return found
 
 
@@ -147,39 +148,34 @@ def convolutions(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def profile_convolutions(model: nn.Module) -> tuple[dict[str, Profile], list[Any]]:
-    """Profile the convolutions from now on.
+@contextlib.contextmanager
+def profile_convolutions(model: nn.Module, profiles: dict[str, Profile]) -> Iterator[None]:
+    """Profile the convolutions of a forward pass, and of its backward pass.
 
-    Returns:
-        The profiles by name, which the hooks fill in, and the handles of the hooks, to be removed
-        after the forward pass.
+    Args:
+        model: The model.
+        profiles: Receives the profiles, by name.
     """
-    profiles: dict[str, Profile] = {}
-    handles = [
-        module.register_forward_hook(functools.partial(_profile, profiles, name))
-        for name, module in convolutions(model).items()
-    ]
-    return profiles, handles
 
-
-@torch.no_grad()
-def _profile(
-    profiles: dict[str, Profile],
-    name: str,
-    module: Any,
-    inputs: tuple[Tensor, ...],
-    output: Tensor,
-) -> None:
-    values = inputs[0]
-    nonzero_share = int(values.count_nonzero()) / max(values.numel(), 1)
-    valid_share = _valid_share(module, values, output)
-    # A convolution may run more than once.
-    profile = profiles.setdefault(
-        name, Profile(nonzero_share, valid_share, module.out_channels, values.shape[0])
-    )
-    if output.requires_grad:
+    @torch.no_grad()
+    def profile(name: str, module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if not output.requires_grad:
+            return
+        values = inputs[0]
+        nonzero_share = int(values.count_nonzero()) / max(values.numel(), 1)
+        valid_share = _valid_share(module, values, output)
+        # A convolution may run more than once.
+        found = profiles.setdefault(
+            name, Profile(nonzero_share, valid_share, module.out_channels, values.shape[0])
+        )
         # torch does not annotate register_hook.
-        output.register_hook(profile.add_gradient)  # type: ignore[no-untyped-call]
+        output.register_hook(found.add_gradient)  # type: ignore[no-untyped-call]
+
+    with contextlib.ExitStack() as handles:
+        for name, module in convolutions(model).items():
+            hook = functools.partial(profile, name)
+            handles.enter_context(module.register_forward_hook(hook))
+        yield
 
 
 def _valid_share(module: Any, values: Tensor, output: Tensor) -> float:

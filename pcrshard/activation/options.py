@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-
-from .quantizer import Rounding
+from typing import Literal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +26,7 @@ class ActivationOptions:
     min_bytes: int = 16_384
     min_dims: int = 3
     inputs: bool = False
-    rounding: Rounding = "nearest"
+    rounding: Literal["nearest", "stochastic"] = "nearest"
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -127,22 +127,15 @@ class Encoder:
         """Release the remembered tensors."""
         self._known.clear()
 
-    def encode(
-        self,
-        rows: Tensor,
-        lattice: SignExactLattice,
-        layout: Layout,
-        generator: torch.Generator | None = None,
-    ) -> Coded | None:
+    def encode(self, rows: Tensor, lattice: SignExactLattice, layout: Layout) -> Coded | None:
         """Quantize and code floats; return ``None`` if this would save nothing.
 
         Args:
             rows: (rows, run) floats; see :func:`.layout.rows_of`.
             lattice: The values that codes represent.
             layout: The memory layout of the floats.
-            generator: Random generator for stochastic rounding.
         """
-        quantized = quantize(rows, lattice, generator)
+        quantized = quantize(rows, lattice)
         if quantized is None:
             return None
         index, words = quantized.escape_index, quantized.escape_words

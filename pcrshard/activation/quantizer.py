@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,8 +22,6 @@ from torch import Tensor
 from ..errorbound import MEDIAN_OF_NORMAL, Quantized
 from ..native import fused_quantizer as native
 from .blocks import blocks_of, empty_floats, share
-
-Rounding = Literal["nearest", "stochastic"]
 
 ESCAPE = -128
 MAX_CODE = 127
@@ -50,18 +47,18 @@ class SignExactLattice:
     Attributes:
         step: Half the width of a bin; for stochastic rounding, its full width.
         dtype: Type of the values.
-        rounding: The rounding mode.
+        seed: Seed of stochastic rounding; ``None`` rounds to the nearest value.
     """
 
     step: float
     dtype: torch.dtype
-    rounding: Rounding = "nearest"
+    seed: int | None = None
 
     def values(self, codes: Tensor) -> Tensor:
         """Return the values of (n,) int8 codes, computed by PyTorch on their device."""
         code = codes.to(_exact_type(self.dtype))
         sign = code.sign()
-        if self.rounding == "nearest":
+        if self.seed is None:
             return code.mul_(2).sub_(sign).mul_(self.step).to(self.dtype)
         tiny = 2.0**-24 if self.dtype == torch.float16 else torch.finfo(self.dtype).tiny
         return code.abs_().sub_(1).mul_(self.step).clamp_(min=tiny).mul_(sign).to(self.dtype)
@@ -72,7 +69,7 @@ class SignExactLattice:
 
 
 def lattice_for(
-    error_bound: float, dtype: torch.dtype, rounding: Rounding = "nearest"
+    error_bound: float, dtype: torch.dtype, seed: int | None = None
 ) -> SignExactLattice | None:
     """Return the lattice for a bound, or ``None`` if the type cannot represent its values."""
     step = error_bound * (1 - MARGIN)
@@ -80,7 +77,7 @@ def lattice_for(
     # float16 activations can be subnormal; those of other types are not.
     least = 2.0**-23 if dtype == torch.float16 else 2 * info.tiny
     if least <= step and 2 * (MAX_CODE + 1) * step <= info.max:
-        return SignExactLattice(step, dtype, rounding)
+        return SignExactLattice(step, dtype, seed)
     return None
 
 
@@ -118,9 +115,7 @@ def estimated_deviation(flat: Tensor, outlier_guard: float) -> Tensor:
     return torch.fmin(std, typical * (outlier_guard / MEDIAN_OF_NORMAL))
 
 
-def quantize(
-    rows: Tensor, lattice: SignExactLattice, generator: torch.Generator | None = None
-) -> Quantized[Tensor] | None:
+def quantize(rows: Tensor, lattice: SignExactLattice) -> Quantized[Tensor] | None:
     """Quantize a tensor; return ``None`` if the codes would take more memory than the tensor.
 
     On a CPU, the native core computes nearest codes in one pass. Otherwise PyTorch operations do,
@@ -129,7 +124,6 @@ def quantize(
     Args:
         rows: (rows, run) floats; the elements of a run are contiguous.
         lattice: The values that codes represent.
-        generator: Random generator for stochastic rounding, on the tensor's device.
     """
     count = rows.numel()
     if count > _MAX_COUNT:
@@ -137,7 +131,7 @@ def quantize(
     if _is_native(rows.device, lattice):
         codes, escapes = _quantize_native(rows, lattice.step)
     else:
-        codes = _quantize_torch(rows.reshape(-1), lattice, generator)
+        codes = _quantize_torch(rows.reshape(-1), lattice)
         escapes = int((codes == ESCAPE).sum())
     if escapes == 0:
         nothing = codes[:0]
@@ -168,17 +162,16 @@ def _quantize_native(rows: Tensor, step: float) -> tuple[Tensor, int]:
 
 def _is_native(device: torch.device, lattice: SignExactLattice) -> bool:
     """Return whether to use the native core, whose float32 is too coarse for float64."""
-    is_nearest = lattice.rounding == "nearest" and lattice.dtype != torch.float64
-    return is_nearest and device.type == CORE_DEVICE
+    is_coarse = lattice.seed is None and lattice.dtype != torch.float64
+    return is_coarse and device.type == CORE_DEVICE
 
 
-def _quantize_torch(
-    flat: Tensor, lattice: SignExactLattice, generator: torch.Generator | None
-) -> Tensor:
+def _quantize_torch(flat: Tensor, lattice: SignExactLattice) -> Tensor:
     values = flat.to(_exact_type(flat.dtype))
-    if lattice.rounding == "nearest":
+    if lattice.seed is None:
         code = nearest_codes(values, lattice.step)
     else:
+        generator = torch.Generator(flat.device).manual_seed(lattice.seed)
         draw = torch.rand(flat.shape, dtype=values.dtype, device=flat.device, generator=generator)
         code = (values.abs() / lattice.step + draw).floor_().add_(1).mul_(values != 0)
     escapes = ~(code <= MAX_CODE)

@@ -50,6 +50,11 @@ class Row:
         """The module's name, or the function's if no module saved the tensor."""
         return self.name or self.function or "input"
 
+    @property
+    def identity(self) -> object:
+        """What tells tensors of one step apart; the same in steps of another batch size."""
+        return self.position, self.dtype, self.shape[1:]
+
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
@@ -136,10 +141,10 @@ class Report:
                 )
             )
         if self.layers:
-            lines += ["", _line("convolution", "bound", "predicted", "measured")]
+            lines += ["", _line("convolution", "bound", "noise")]
         for layer in self.layers:
-            sigmas = (layer.error_bound, layer.predicted_sigma, layer.measured_sigma)
-            lines.append(_line(layer.name, *("" if s is None else f"{s:.3g}" for s in sigmas)))
+            figures = (layer.error_bound, layer.predicted_sigma)
+            lines.append(_line(layer.name, *(f"{figure:.3g}" for figure in figures)))
         return "\n".join(lines)
 
 

@@ -8,10 +8,11 @@ operations whose rounding IEEE 754 defines exactly, so every machine restores th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import sys
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,9 +32,18 @@ _MAX_POINTS = 1 << 12
 # At this step size in log2, a float32 log2 misses the nearest point once in 10,000 values.
 _COARSE = 0.05
 
+_Positive = Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]
 
-@dataclass(frozen=True)
-class LinearLattice:
+
+class _Numbers(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The parameters of a lattice, which are stored in a file in this order."""
+
+    def numbers(self) -> list[float | int]:
+        """Return the lattice parameters stored in a file."""
+        return list(msgspec.structs.astuple(self))
+
+
+class LinearLattice(_Numbers, frozen=True, tag="linear"):
     """The points ``code * step``.
 
     Attributes:
@@ -41,8 +51,8 @@ class LinearLattice:
         error_bound: Upper bound on the absolute error of a restored value.
     """
 
-    step: float
-    error_bound: float
+    step: _Positive
+    error_bound: _Positive
     kind = "linear"
 
     def codes(self, values: Values) -> Values:
@@ -59,13 +69,8 @@ class LinearLattice:
         """Return the largest error allowed for a value of this magnitude."""
         return self.error_bound
 
-    def numbers(self) -> list[float | int]:
-        """Return the lattice parameters stored in a file."""
-        return [self.step, self.error_bound]
 
-
-@dataclass(frozen=True)
-class LogLattice:
+class LogLattice(_Numbers, frozen=True, tag="log"):
     """The points ``0`` and ``+-2 ** (k * numerator / denominator)``, with a relative error bound.
 
     Attributes:
@@ -73,9 +78,9 @@ class LogLattice:
         error_bound: Upper bound on the error relative to the value's magnitude.
     """
 
-    numerator: int
-    denominator: int
-    error_bound: float
+    numerator: Annotated[int, msgspec.Meta(gt=0, le=64 * _MAX_DENOMINATOR)]
+    denominator: Annotated[int, msgspec.Meta(gt=0, le=_MAX_DENOMINATOR)]
+    error_bound: _Positive
     kind = "log"
 
     @property
@@ -122,10 +127,6 @@ class LogLattice:
         """Return the largest error allowed for a value of this magnitude."""
         allowed: Values = magnitudes * self.error_bound
         return allowed
-
-    def numbers(self) -> list[float | int]:
-        """Return the lattice parameters stored in a file."""
-        return [self.numerator, self.denominator, self.error_bound]
 
 
 Lattice = LinearLattice | LogLattice
@@ -181,13 +182,8 @@ def lattice_from(kind: Any, numbers: Any) -> Lattice:
     Raises:
         CorruptCheckpoint: The description is invalid.
     """
-    is_list = isinstance(numbers, list)
-    if is_list and all(type(each) in (int, float) and 0 < each < math.inf for each in numbers):
-        if kind == LinearLattice.kind and len(numbers) == 2:
-            return LinearLattice(float(numbers[0]), float(numbers[1]))
-        if kind == LogLattice.kind and len(numbers) == 3:
-            numerator, denominator, error_bound = numbers
-            whole = type(numerator) is type(denominator) is int
-            if whole and denominator <= _MAX_DENOMINATOR and numerator <= 64 * denominator:
-                return LogLattice(numerator, denominator, float(error_bound))
-    raise CorruptCheckpoint(f"expected a lattice, got {kind!r} with {numbers!r}")
+    try:
+        lattice: Lattice = msgspec.convert((kind, *numbers), Lattice)
+    except (TypeError, msgspec.ValidationError) as error:
+        raise CorruptCheckpoint(f"expected a lattice, got {kind!r} with {numbers!r}") from error
+    return lattice
