@@ -23,8 +23,8 @@ from .blocks import blocks_of, share
 CodecName = Literal["zstd", "predicted", "bits", "int8", "none"]
 ZSTD_CODECS = ("zstd", "predicted")
 
-# Integer types in order of increasing range, with their minimum values.
-_NARROW = ((torch.int8, -(2**7)), (torch.int16, -(2**15)), (torch.int32, -(2**31)))
+# In order of increasing range.
+_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 _SAMPLE = 1024
 # Store floats without their zeros if at most this fraction is nonzero.
 _MOST_NONZERO = 0.75
@@ -131,13 +131,12 @@ def _pack_nonzero(flat: Tensor, codec: CodecName) -> Content | None:
 
 def _pack_integers(flat: Tensor, codec: CodecName) -> Content | None:
     low, high = (int(end) for end in flat.aminmax())
-    fitting = (narrow for narrow in _NARROW if high - low < 2 ** (8 * narrow[0].itemsize))
-    narrow, least = next(fitting, (flat.dtype, 0))
+    narrow = next(each for each in _INTEGERS if high - low < 2 ** (8 * each.itemsize))
     width = narrow.itemsize
     if width >= flat.element_size():
         return None
     dtype = flat.dtype
-    shift = least - low
+    shift = torch.iinfo(narrow).min - low
     raw = (flat.to(torch.int64) + shift).to(narrow)
     if codec in ZSTD_CODECS:
         # Neighboring pools have close indices. With the sign of their difference in the lowest bit,

@@ -10,8 +10,8 @@ until they fit; the error is then at most 1/254 of their largest value.
 from __future__ import annotations
 
 import functools
+import math
 import sys
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -100,17 +100,11 @@ class CompiledHooks:
         elif kind == "lossless":
             parts = (_narrow(tensor, saved.node),)
         name, function = _describe(saved.node)
-        self.rows[name, saved.node.name] = Row(
-            name,
-            function,
-            kind,
-            tuple(map(size_hint, tensor.shape)),
-            tensor.dtype,
-            _bytes([tensor]),
-            _bytes(parts or [tensor]),
-            error_bound=float("nan") if kind == "lossy" else 0.0,
-            compiled=True,
-        )
+        row = self.rows[name, saved.node.name] = Row.of(name, function, kind, tensor)
+        row.compiled = True
+        row.stored_bytes = sum(size_hint(part.nbytes) for part in parts or (tensor,))
+        if kind == "lossy":
+            row.error_bound = math.nan
         # Symbolic sizes reach the backward graph only as separate values.
         return (parts, tuple(tensor.shape)) if parts else tensor
 
@@ -131,7 +125,7 @@ class CompiledHooks:
     def _kind(self, tensor: Tensor, saved: Saved) -> str:
         """Return how to store a tensor, by the rules of eager code."""
         producer, relatives = _producer(saved.node)
-        if _bytes([tensor]) < self._options.min_bytes or producer.op == "placeholder":
+        if size_hint(tensor.nbytes) < self._options.min_bytes or producer.op == "placeholder":
             return "exact"
         if tensor.dtype == torch.bool or _pool_of(saved.node) is not None:
             return "lossless"
@@ -282,7 +276,3 @@ def _describe(node: fx.Node) -> tuple[str, str]:
     producer, _ = _producer(node)
     source = producer.all_input_nodes[0] if _name(producer) == "getitem" else producer
     return path.rpartition("]")[2].removeprefix("._orig_mod").lstrip("."), str(source.target)
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(size_hint(tensor.numel()) * tensor.element_size() for tensor in tensors)

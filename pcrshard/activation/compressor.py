@@ -159,9 +159,10 @@ class Compressor:
         self._context.close()
         self._hooks.end()
         self._encoder.forget()
-        self._passes += 1
-        if error[0] is None and self._only is None and self._codec != "none":
-            self._warn_of_little()
+        if self._only is None:
+            self._passes += 1
+            if error[0] is None and self._codec != "none":
+                self._warn_of_little()
 
     @contextlib.contextmanager
     def trial(self, positions: set[int]) -> Iterator[None]:
@@ -170,14 +171,12 @@ class Compressor:
         Args:
             positions: Positions, in the order of saving, of the tensors to compress.
         """
-        passes = self._passes
         self._only = positions
         try:
             with self:
                 yield
         finally:
             self._only = None
-            self._passes = passes
 
     def _warn_of_little(self) -> None:
         """Warn if less is compressed than a user would expect."""
@@ -205,11 +204,10 @@ class Compressor:
 
     def _encode(self, tensor: Tensor, layout: Layout, row: Row) -> Content | None:
         """Encode a tensor; return ``None`` to keep the tensor itself."""
-        is_left_out = self._only is not None and row.position not in self._only
-        if row.kind == "lossy" and is_left_out:
-            return None
         if row.kind == "lossless":
             return pack_exactly(flatten(tensor, layout), self._codec)
+        if self._only is not None and row.position not in self._only:
+            return None
         rows = rows_of(tensor, layout)
         guard = self.bound.outlier_guard if isinstance(self.bound, RelativeStd) else math.inf
         row.deviation = standard_deviation(rows, guard)

@@ -171,7 +171,11 @@ class Hooks:
         if key not in self._seen:
             # torch does not annotate StorageWeakRef.
             storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-            self._seen[key] = _Seen(storage, self._new_row(tensor, name, kind))
+            function = "" if tensor.grad_fn is None else _operation(tensor.grad_fn)
+            row = Row.of(name, function, kind, tensor)
+            row.position = len(self.rows)
+            self.rows.append(row)
+            self._seen[key] = _Seen(storage, row)
         seen = self._seen[key]
         row = seen.row
         if convolution is not None and convolution not in row.read_by:
@@ -184,20 +188,6 @@ class Hooks:
             return kept
         seen.content = weakref.ref(content)
         return _Blob(content, layout, row)
-
-    def _new_row(self, tensor: Tensor, name: str, kind: str) -> Row:
-        row = Row(
-            name,
-            "" if tensor.grad_fn is None else _operation(tensor.grad_fn),
-            kind,
-            tuple(tensor.shape),
-            tensor.dtype,
-            tensor.nbytes,
-            tensor.nbytes,
-            position=len(self.rows),
-        )
-        self.rows.append(row)
-        return row
 
     def _module_of(self, tensor: Tensor) -> tuple[str, str | None]:
         """Return the innermost running module, and the convolution whose input a tensor is.

@@ -86,6 +86,10 @@ class _Lines:
     offset: Tensor
     most: int
 
+    def source_codes(self) -> list[Tensor]:
+        """Return the (n,) codes of each source."""
+        return [source.codes() for source in self.sources]
+
     def shift(self, codes: Tensor, sources: Sequence[Tensor], grid: Any, sign: int) -> None:
         """Add ``sign`` times the prediction to (n,) int8 codes, in place and modulo 256.
 
@@ -120,8 +124,7 @@ class Encoder:
 
     def __init__(self, codec: CodecName) -> None:
         self._codec = codec
-        remembers = codec == "predicted"
-        self._known: deque[_Known] = deque(maxlen=_REMEMBERED if remembers else 0)
+        self._known: deque[_Known] = deque(maxlen=_REMEMBERED)
 
     def forget(self) -> None:
         """Release the remembered tensors."""
@@ -142,16 +145,15 @@ class Encoder:
         device = rows.device
         codes = quantized.codes.cpu() if self._codec in ZSTD_CODECS else quantized.codes
         num_bytes = index.nbytes + words.nbytes
-        grid = _grid_of(layout) if self._known.maxlen else None
-        lines = sample = None
+        lines = None
         depth = 0
-        if grid is not None and grid[0] * grid[2] >= _WORTH_A_TABLE:
+        grid = _grid_of(layout) if self._codec == "predicted" else None
+        if grid is not None:
             sample = _sample(codes, grid)
-            lines = self._predict(
-                _sample(rows.reshape(-1), grid).float().cpu(), sample, lattice, layout
-            )
+            values = _sample(rows.reshape(-1), grid).float().cpu()
+            lines = self._predict(values, sample, lattice, layout)
         if lines is not None:
-            lines.shift(codes, [source.codes() for source in lines.sources], grid, -1)
+            lines.shift(codes, lines.source_codes(), grid, -1)
             depth = 1 + max(source.depth for source in lines.sources)
             num_bytes += lines.slopes.nbytes + lines.offset.nbytes
         packed = encode_codes(codes, self._codec)
@@ -162,14 +164,14 @@ class Encoder:
         def decode_codes() -> Tensor:
             found = packed.decode()
             if lines is not None:
-                lines.shift(found, [source.codes() for source in lines.sources], grid, 1)
+                lines.shift(found, lines.source_codes(), grid, 1)
             return found
 
         def decode() -> Tensor:
             return restore(Quantized(decode_codes().to(device), index, words), lattice)
 
         coded = Coded(num_bytes, decode, decode_codes, lattice, depth)
-        if sample is not None and depth <= _MAX_DEPTH:
+        if grid is not None and depth <= _MAX_DEPTH:
             self._known.append(_Known(coded, sample, layout))
         return coded
 
@@ -200,20 +202,26 @@ class Encoder:
 def _grid_of(layout: Layout) -> _Grid | None:
     """Return the position of the channels in a flat tensor: (outer, channels, inner).
 
-    They are dimension 1, the second or the last in memory.
+    They are dimension 1, the second or the last in memory. ``None`` for other tensors, and if a
+    channel has too few values.
 
-    >>> _grid_of(Layout((2, 3, 4, 5), (0, 1, 2, 3)))
-    (2, 3, 20)
-    >>> _grid_of(Layout((2, 3, 4, 5), (0, 2, 3, 1)))
-    (40, 3, 1)
+    >>> _grid_of(Layout((20, 3, 40, 50), (0, 1, 2, 3)))
+    (20, 3, 2000)
+    >>> _grid_of(Layout((20, 3, 40, 50), (0, 2, 3, 1)))
+    (40000, 3, 1)
     """
     if len(layout.shape) < 3:
         return None
     images, channels, *places = layout.shape
     inner = torch.Size(places).numel()
-    grids = {1: (images, channels, inner), len(places) + 1: (images * inner, channels, 1)}
-    others = [dim for dim in layout.order if dim != 1]
-    return grids.get(layout.order.index(1)) if others == sorted(others) else None
+    if images * inner < _WORTH_A_TABLE:
+        return None
+    others = range(2, len(layout.shape))
+    grids = {
+        (0, 1, *others): (images, channels, inner),
+        (0, *others, 1): (images * inner, channels, 1),
+    }
+    return grids.get(layout.order)
 
 
 def _sample(flat: Tensor, grid: _Grid) -> Tensor:

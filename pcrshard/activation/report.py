@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Self
 
 import torch
+
+from .layout import size_hint
 
 _LARGEST = 10
 
@@ -44,6 +47,13 @@ class Row:
     position: int = 0
     read_by: tuple[str, ...] = ()
     compiled: bool = False
+
+    @classmethod
+    def of(cls, name: str, function: str, kind: str, tensor: torch.Tensor) -> Self:
+        """Return the row of a tensor before it is packed."""
+        num_bytes = size_hint(tensor.nbytes)
+        shape = tuple(map(size_hint, tensor.shape))
+        return cls(name, function, kind, shape, tensor.dtype, num_bytes, num_bytes)
 
     @property
     def label(self) -> str:

@@ -108,15 +108,17 @@ def read_local(handle: int, start: int, view: memoryview) -> None:
     """
     # Touching more than a page would start the kernel's own read-ahead, beyond the range.
     done = _read_cached(handle, start, view[:_PAGE])
-    if not done and hasattr(os, "posix_fadvise"):  # not on macOS
+    stop = start + len(view)
+    # Where little follows, the kernel may read that, too: its read-ahead uses larger pages.
+    more = stop + _HINT_BYTES < os.fstat(handle).st_size
+    if more and not done and hasattr(os, "posix_fadvise"):  # not on macOS
         # The whole range at once: on a network file system, each blocking read is a round trip.
-        for first in range(start, start + len(view), _HINT_BYTES):
-            size = min(_HINT_BYTES, start + len(view) - first)
+        for first in range(start, stop, _HINT_BYTES):
+            size = min(_HINT_BYTES, stop - first)
             os.posix_fadvise(handle, first, size, os.POSIX_FADV_WILLNEED)
     while done < len(view):
         count = os.preadv(handle, [view[done:]], start + done)
         if not count:
-            stop = start + len(view)
             raise TruncatedShard(f"expected bytes {start} to {stop}, got {done} of {len(view)}")
         done += count
 
