@@ -63,7 +63,7 @@ def _alone(dataset, threads):
         with Pool(threads) as pool:
             for ids in batches:
                 own = [keys[number] for number in ids]
-                assert all(IMAGE.begin(pool, table[ids], [out], own, keep=held).wait())
+                assert all(IMAGE.begin(pool, table[ids], [out], own, keep=held).decoded)
         return batches.size
 
     return run

@@ -39,7 +39,7 @@ from ..format.dataset_index import DatasetIndex, ShardEntry
 from ..format.names import is_jpeg_field
 from ..format.scan import FULL, check_scan, is_fraction
 from ..format.scan_script import MAX_GROUPS
-from ..jpeg.image_decoder import Decoding, ImageDecoder
+from ..jpeg.image_decoder import ImageDecoder
 from ..jpeg.views import Crop, Side
 from ..memory import borrow_array
 from ..native import Layout
@@ -364,12 +364,12 @@ def _decoded(
     if decoder.is_sized:
         shapes = decoder.batch_shapes(len(jpegs))
         arrays = [borrow_array(math.prod(shape)).reshape(shape) for shape in shapes]
-    decoding = Decoding(decoder, pool, jpegs, keys_of, arrays)
+    result = decoder.begin_jpegs(pool, jpegs, keys_of, arrays)
 
     def results() -> Iterator[dict[str, Any] | PCRError]:
         for sample, own in zip(samples, places, strict=True):
             try:
-                found = {name: decoding[place] for name, place in own.items()}
+                found = {name: result(place) for name, place in own.items()}
             except PCRError as error:
                 error.args = (*error.args, sample.get("__key__"), sample.get("__url__"))
                 yield error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -83,9 +83,7 @@ class ImageDecoder:
 
     @cached_property
     def _draws(self) -> list[Draw]:
-        """How crops and flips are drawn; empty if all pictures are whole images."""
-        if self.flip == 0 and not any(view.crop for view in self._kinds):
-            return []
+        """How the crop and flip of each picture are drawn."""
         return [Draw(view.crop, view.scale, view.ratio, self.flip) for view in self._pictures]
 
     @property
@@ -119,7 +117,7 @@ class ImageDecoder:
         *,
         orientations: int | NDArray[np.uint8] = native.AUTO,
         keep: Any = None,
-    ) -> Batch:
+    ) -> Decoding:
         """Start decoding images to one size in the threads of a pool.
 
         Args:
@@ -133,7 +131,7 @@ class ImageDecoder:
         pictures = list(arrays)
         if self.views:
             pictures = [array[:, place] for array in arrays for place in range(array.shape[1])]
-        return pool.decode(
+        batch = pool.decode(
             table,
             pictures,
             layout=self.layout,
@@ -144,24 +142,73 @@ class ImageDecoder:
             smoothing=self.smoothing,
             keep=keep,
         )
+        return Decoding(self, arrays, batch)
+
+    def begin_jpegs(
+        self,
+        pool: Pool,
+        jpegs: Sequence[Jpeg],
+        keys: Sequence[int],
+        arrays: Sequence[Pixels] | None = None,
+    ) -> Callable[[int], Any]:
+        """Start decoding images, in the threads of a pool if they have a fixed size.
+
+        Args:
+            pool: Threads that decode.
+            jpegs: The images, each a JPEG or its pieces.
+            keys: Random key of each image.
+            arrays: As for :meth:`begin`; by default new arrays.
+
+        Returns: A function from an image's position to the decoder's result; it decodes what the
+            pool cannot, and raises :class:`CorruptJpeg`.
+        """
+        images = list(map(as_pieces, jpegs))
+        decoding: Decoding | None = None
+        if self.is_sized:
+            if arrays is None:
+                arrays = [np.empty(shape, np.uint8) for shape in self.batch_shapes(len(jpegs))]
+            decoding = self.begin(pool, piece_table(images), arrays, keys, keep=images)
+
+        def result(place: int) -> Any:
+            if decoding is not None and decoding.decoded[place]:
+                return decoding[place]
+            pictures, boxes, sizes = self._alone(images[place], keys[place])
+            if decoding is None:
+                return self._result(pictures, boxes, sizes)
+            rows: list[Any] = [array[place] for array in decoding.arrays]
+            outs = itertools.chain(*rows) if self.views else rows
+            for out, picture in zip(outs, pictures, strict=True):
+                out[...] = picture
+            return self._result(rows, boxes, sizes)
+
+        return result
+
+    def _result(
+        self,
+        pictures: Sequence[Pixels],
+        boxes: Boxes,
+        sizes: NDArray[np.int32],
+    ) -> Any:
+        """Return what a call returns, from the pixels of one image, per view."""
+        image = pictures if self.views else pictures[0]
+        if not self.return_geometry:
+            return image
+        return Picture(image, at_image(self.geometry(boxes, sizes), 0))
 
     def geometry(
         self,
-        boxes: Boxes | None,
+        boxes: Boxes,
         sizes: NDArray[np.int32],
     ) -> Any:
-        """Return the geometry of the pictures of many images; ``None`` if not requested.
+        """Return the geometry of the pictures of many images.
 
         Args:
-            boxes: (N, V, 5) boxes from a :class:`pcrshard.native.pool.Batch`, ``None`` for whole
-                images.
+            boxes: (N, V, 5) boxes from a :class:`pcrshard.native.pool.Batch`.
             sizes: (N, 2) height and width of each image.
 
         Returns: A :class:`Geometry` of N images, or one per view.
         """
-        if not self.return_geometry:
-            return None
-        where = Geometry.of_boxes(boxes, sizes, len(self._pictures))
+        where = Geometry.of_boxes(boxes, sizes)
         if not self.views:
             return where.take(0)
         stops = itertools.accumulate((view.count for view in self.views), initial=0)
@@ -191,7 +238,7 @@ class ImageDecoder:
         arrays = None
         if out is not None:
             arrays = [each[None] for each in (out if self.views else [out])]
-        return Decoding(self, own_pool(), [jpeg], [self.key(rng)], arrays)[0]
+        return self.begin_jpegs(own_pool(), [jpeg], [self.key(rng)], arrays)(0)
 
     def key(self, rng: Rng) -> int:
         """Return the random key of an image; advance the generator only if something is random."""
@@ -202,79 +249,47 @@ class ImageDecoder:
         is_random = self.flip > 0 or any(view.crop == "random" for view in self._kinds)
         return (random if rng is None else rng).getrandbits(64) if is_random else 0
 
-    def _alone(self, pieces: Sequence[Any], key: int) -> tuple[list[Pixels], Any]:
-        """Return the pictures of an image that the pool does not decode, and their geometry."""
+    def _alone(
+        self, pieces: Sequence[Any], key: int
+    ) -> tuple[list[Pixels], Boxes, NDArray[np.int32]]:
+        """Decode an image that the pool does not: its pictures, and their boxes and its size."""
         whole = decode_image(
             pieces, color=self.color, upright=self.upright, smoothing=self.smoothing
         )
-        boxes = draw_boxes(key, whole.shape[:2], self._draws)[None] if self._draws else None
+        boxes = draw_boxes(key, whole.shape[:2], self._draws)[None]
         sizes = np.array([whole.shape[:2]], np.int32)
-        where = Geometry.of_boxes(boxes, sizes, len(self._pictures))
+        where = Geometry.of_boxes(boxes, sizes)
         pictures = []
         for view, crop, flipped in zip(
             self._pictures, where.crop[0].tolist(), where.flipped[0], strict=True
         ):
             image = crop_and_resize(whole, crop, view.shape)
             pictures.append(arrange(image[:, ::-1] if flipped else image, self.layout))
-        return pictures, self.geometry(boxes, sizes)
+        return pictures, boxes, sizes
 
 
+@dataclass(frozen=True, eq=False)
 class Decoding:
-    """A sequence of images that a decoder is decoding.
+    """Images that the threads of a pool are decoding to one size.
 
-    Args:
+    Attributes:
         decoder: The decoder.
-        pool: Threads that decode images to a fixed size; other images are decoded on access.
-        jpegs: The images, each a JPEG or its pieces.
-        keys: Random key of each image.
-        arrays: Arrays for the pixels, with the shapes of ``decoder.batch_shapes``; by default new
-            arrays.
+        arrays: The pixels of all images, with the shapes of ``decoder.batch_shapes``.
+        batch: The images in the pool.
     """
 
-    def __init__(
-        self,
-        decoder: ImageDecoder,
-        pool: Pool,
-        jpegs: Sequence[Jpeg],
-        keys: Sequence[int],
-        arrays: Sequence[Pixels] | None = None,
-    ) -> None:
-        self._decoder = decoder
-        self._keys = keys
-        self._images = list(map(as_pieces, jpegs))
-        self.arrays: Any = arrays
-        self._batch: Batch | None = None
-        if decoder.is_sized:
-            if arrays is None:
-                shapes = decoder.batch_shapes(len(jpegs))
-                self.arrays = [np.empty(shape, np.uint8) for shape in shapes]
-            table = piece_table(self._images)
-            self._batch = decoder.begin(pool, table, self.arrays, keys, keep=self._images)
+    decoder: ImageDecoder
+    arrays: Sequence[Pixels]
+    batch: Batch
 
     @cached_property
-    def _decoded(self) -> list[bool]:
+    def decoded(self) -> list[bool]:
         """Which images the pool has decoded; waits for it once, not for every image."""
-        return [] if self._batch is None else self._batch.wait()
+        return self.batch.wait()
 
     def __getitem__(self, place: int) -> Any:
-        """Return the decoder's result for an image.
-
-        Raises:
-            CorruptJpeg: It cannot be decoded.
-        """
-        decoder = self._decoder
-        batch = self._batch
-        rows: Any = None if self.arrays is None else [array[place] for array in self.arrays]
-        if batch is not None and self._decoded[place]:
-            boxes = None if batch.boxes is None else batch.boxes[place : place + 1]
-            where = decoder.geometry(boxes, batch.sizes[place : place + 1])
-        else:
-            pictures, where = decoder._alone(self._images[place], self._keys[place])
-            if rows is None:
-                rows = pictures
-            else:
-                outs = itertools.chain(*rows) if decoder.views else rows
-                for out, picture in zip(outs, pictures, strict=True):
-                    out[...] = picture
-        image = rows if decoder.views else rows[0]
-        return Picture(image, at_image(where, 0)) if decoder.return_geometry else image
+        """Return the decoder's result for an image that was decoded."""
+        batch = self.batch
+        own = slice(place, place + 1)
+        rows = [array[place] for array in self.arrays]
+        return self.decoder._result(rows, batch.boxes[own], batch.sizes[own])

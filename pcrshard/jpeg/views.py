@@ -82,15 +82,12 @@ class Geometry(NamedTuple):
     @classmethod
     def of_boxes(
         cls,
-        boxes: Boxes | None,
+        boxes: Boxes,
         sizes: NDArray[np.int32],
-        count: int,
     ) -> Self:
-        """Return the geometry of (N, count, 5) crops and flips of N images."""
-        size = np.repeat(sizes.astype(np.int64)[:, None], count, axis=1)
+        """Return the geometry of (N, V, 5) crops and flips of N images."""
+        size = np.repeat(sizes.astype(np.int64)[:, None], boxes.shape[1], axis=1)
         crop = np.concatenate([np.zeros_like(size), size], axis=2)
-        if boxes is None:
-            return cls(crop, np.zeros(crop.shape[:2], bool), size)
         # An empty crop stands for the whole image.
         drawn = boxes[..., 2:3] > 0
         return cls(np.where(drawn, boxes[..., :4], crop), boxes[..., 4] > 0, size)

@@ -6,7 +6,7 @@ It does no I/O, and its only state is one decoder per thread and backend.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -54,21 +54,20 @@ def _decoder(choice: Backend) -> Any:
     return decoder
 
 
-class _Stream:
-    """A JPEG in pieces, as passed to the C core."""
+def _caller(pieces: Pieces, backend: Backend) -> Callable[..., None]:
+    """Return what calls functions of the core on a JPEG in pieces, and raises their errors."""
+    decoder = _decoder(backend)
+    # Keeps the memory behind the array's addresses alive.
+    buffers = [ffi.from_buffer("uint8_t[]", piece) for piece in pieces]
+    stream = ffi.new("pcr_piece[]", [(each, len(each)) for each in buffers])
 
-    def __init__(self, pieces: Pieces, backend: Backend = "auto") -> None:
-        self.decoder = _decoder(backend)
-        # Keeps the memory behind the array's addresses alive.
-        self.buffers = [ffi.from_buffer("uint8_t[]", piece) for piece in pieces]
-        self.pieces = ffi.new("pcr_piece[]", [(each, len(each)) for each in self.buffers])
-
-    def call(self, function: Any, *arguments: Any) -> None:
-        """Call a function of the core on the stream; raise its errors."""
-        code = function(self.decoder, self.pieces, len(self.buffers), *arguments)
+    def call(function: Any, *arguments: Any) -> None:
+        code = function(decoder, stream, len(buffers), *arguments)
         if code:
-            message = ffi.string(lib.pcr_message(self.decoder)).decode(errors="replace")
+            message = ffi.string(lib.pcr_message(decoder)).decode(errors="replace")
             raise _ERRORS.get(code, CorruptJpeg)(f"native core: {message}")
+
+    return call
 
 
 def backend(choice: Backend = "auto") -> str:
@@ -198,16 +197,16 @@ def decode(
         scale=scale,
         smoothing=smoothing,
     )
-    stream = _Stream(pieces, backend)
+    call = _caller(pieces, backend)
     if size is None or out is None:
         # Before allocating, the core compares the claimed size with the bytes present.
         found = ffi.new("int32_t[2]")
-        stream.call(lib.pcr_output_size, request, found, found + 1)
+        call(lib.pcr_output_size, request, found, found + 1)
         size = (found[0], found[1])
     shape = image_shape(layout, size, color)
     if out is None:
         out = np.empty(shape, np.uint8)
-    stream.call(lib.pcr_decode, request, target(out, shape), out.size)
+    call(lib.pcr_decode, request, target(out, shape), out.size)
     return out
 
 
@@ -230,6 +229,6 @@ def rescan(
     scans = ffi.new("pcr_scan_spec[]", [(len(scan[0]), *scan) for scan in script])
     data = ffi.new("const uint8_t **")
     length = ffi.new("size_t *")
-    _Stream([jpeg], backend).call(lib.pcr_rescan, scans, len(script), data, length)
+    _caller([jpeg], backend)(lib.pcr_rescan, scans, len(script), data, length)
     result: bytes = ffi.buffer(data[0], length[0])[:]
     return result

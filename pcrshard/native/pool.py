@@ -183,13 +183,12 @@ class Pool:
         if count > 1:
             longest_first = np.argsort(pieces["size"].sum(axis=1))[::-1].astype(np.int32)
             held["order"] = ffi.from_buffer("int32_t[]", longest_first)
-        boxes = None
+        boxes = np.zeros((count, len(outs), 5), np.int32)
         if draws:
             if (len(keys), len(draws)) != (count, len(outs)):
                 raise ValueError(
                     f"expected {count} keys and {len(outs)} draws, got {len(keys)}, {len(draws)}"
                 )
-            boxes = np.zeros((count, len(draws), 5), np.int32)
             held["boxes"] = ffi.from_buffer("int32_t[]", boxes)
             held["draws"] = _draws(draws)
             held["states"] = ffi.new("uint64_t[]", [key & _WORD for key in keys])
@@ -248,14 +247,14 @@ class Batch:
         sizes: (N, 2) int32, height and width of each oriented image, 0 for images without a header;
             available after :meth:`wait`, like ``boxes``.
         boxes: (N, V, 5) int32, the crop (y, x, height, width) of each picture and whether it is
-            flipped; four zeros stand for the whole image. ``None`` for whole images.
+            flipped; four zeros stand for the whole image.
     """
 
     _pool: Pool
     _batch: Any
     _codes: NDArray[np.int32]
     sizes: NDArray[np.int32]
-    boxes: Boxes | None
+    boxes: Boxes
 
     def wait(self) -> list[bool]:
         """Wait, and tell which images were decoded; :func:`pcrshard.native.decode` explains.

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate, get_worker_info
 
-from ..jpeg.image_decoder import ImageDecoder
-from ..jpeg.views import Geometry, Picture, at_image, geometry_field
+from ..jpeg.image_decoder import Decoding, ImageDecoder
+from ..jpeg.views import Geometry, geometry_field
 from ..memory import borrow_array
 from ..native.pieces import empty_table
-from ..native.pool import Batch, Pool, draw_keys
+from ..native.pool import Pool, draw_keys
 from ..reading.prefix import Prefix
 from .shard_set import Row
 
@@ -29,22 +29,15 @@ class FieldImages:
     Attributes:
         arrays: The pixels of all images, (images, 3, H, W) or in the
             decoder's layout; per view (images, V, 3, H, W).
-        image: The decoder.
         first: (samples + 1) positions in the arrays at which each sample's images begin.
         is_list: Whether the field is a list of images.
-        decoding: The pending decoding.
+        decoding: The pending decoding into these arrays.
     """
 
     arrays: list[torch.Tensor]
-    image: ImageDecoder
     first: list[int]
     is_list: bool
-    decoding: Batch
-
-    @cached_property
-    def geometry(self) -> Any:
-        """The geometry of the images, if requested: a Geometry, or one per view."""
-        return self.image.geometry(self.decoding.boxes, self.decoding.sizes)
+    decoding: Decoding
 
     @property
     def is_complete(self) -> bool:
@@ -53,28 +46,25 @@ class FieldImages:
 
     def columns(self, name: str) -> dict[str, Any]:
         """Return the columns of the field and its geometry, if it is complete."""
-        found: dict[str, Any] = {name: self.arrays if self.image.views else self.arrays[0]}
-        if self.image.return_geometry:
-            found[geometry_field(name)] = as_tensors(self.geometry)
+        decoder = self.decoding.decoder
+        found: dict[str, Any] = {name: self.arrays if decoder.views else self.arrays[0]}
+        if decoder.return_geometry:
+            batch = self.decoding.batch
+            geometry = decoder.geometry(batch.boxes, batch.sizes)
+            found[geometry_field(name)] = as_tensors(geometry)
         return found
 
     @cached_property
     def decoded(self) -> list[bool]:
         """For each sample, whether all of its images were decoded; waits for the decoding."""
-        each = self.decoding.wait()
+        each = self.decoding.decoded
         return [all(each[start:stop]) for start, stop in itertools.pairwise(self.first)]
 
     def value(self, position: int) -> Any:
         """Return the decoded image, or list of images, of a sample."""
-        images = [self._image(place) for place in range(*self.first[position : position + 2])]
+        start, stop = self.first[position : position + 2]
+        images = [self.decoding[place] for place in range(start, stop)]
         return images if self.is_list else images[0]
-
-    def _image(self, place: int) -> Any:
-        pictures = [array[place].numpy() for array in self.arrays]
-        image = pictures if self.image.views else pictures[0]
-        if not self.image.return_geometry:
-            return image
-        return Picture(image, at_image(self.geometry, place))
 
 
 def begin_field(
@@ -128,7 +118,7 @@ def begin_field(
         orientations=orientations,
         keep=[prefix.contents for prefix in prefixes],
     )
-    return FieldImages(arrays, image, first, bool(lists), decoding)
+    return FieldImages(arrays, first, bool(lists), decoding)
 
 
 def _memory(shape: tuple[int, ...], pin: bool) -> torch.Tensor:
