@@ -151,7 +151,7 @@ class Report:
                 )
             )
         if self.layers:
-            lines += ["", _line("convolution", "bound", "noise")]
+            lines += ["", _line("convolution", "bound", "predicted")]
         for layer in self.layers:
             figures = (layer.error_bound, layer.predicted_sigma)
             lines.append(_line(layer.name, *(f"{figure:.3g}" for figure in figures)))

@@ -24,9 +24,8 @@ class Block(nn.Module):
         return self.act(self.norms[1](self.second(found)) + values)
 
 
-def make_model(act=None, width=16, blocks=2):
+def make_model(act, width=16, blocks=2):
     torch.manual_seed(0)
-    act = act or nn.ReLU()
     stem = [nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width), act]
     model = nn.Sequential(*stem, *(Block(width, act) for _ in range(blocks)))
     for norm in model.modules():
@@ -57,35 +56,33 @@ def images_of(size=24, batch=4):
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("act", [nn.ReLU(), nn.ReLU(inplace=True), nn.ReLU6(), nn.SiLU()])
-def test_gradients_are_the_same_bit_for_bit(act, memory_format):
+@pytest.mark.parametrize(
+    ("act", "frame", "gain"),
+    [
+        (nn.ReLU(), 0, 1.1),
+        (nn.ReLU(inplace=True), 0, 1.1),
+        (nn.ReLU6(), 0, 0.999),
+        (nn.SiLU(), 0, 0.999),
+        # What is at the left and right edges of each picture says nothing of the rest.
+        (nn.ReLU(), 4, 1.12),
+    ],
+)
+def test_gradients_are_the_same_bit_for_bit(act, frame, gain, memory_format):
     """A user who needs the memory pays in time only, whatever the activations are."""
     model = make_model(act).to(memory_format=memory_format)
-    images = images_of().to(memory_format=memory_format)
+    images = images_of(64 if frame else 24).to(memory_format=memory_format)
+    images[..., :frame] = 0
+    images[..., images.shape[-1] - frame :] = 0
     plain, expected = step(model, "zstd", images)
     found, gradients = step(model, "predicted", images)
     assert all(map(torch.equal, gradients, expected))
     assert [row.error_bound for row in found.rows] == [row.error_bound for row in plain.rows]
-    assert found.ratio >= plain.ratio * (1.1 if isinstance(act, nn.ReLU) else 0.999)
-
-
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_pictures_in_a_frame(memory_format):
-    """What is at the left and right edges of each picture says nothing of the rest."""
-    model = make_model().to(memory_format=memory_format)
-    images = images_of(64)
-    images[..., :4] = 0
-    images[..., -4:] = 0
-    images = images.to(memory_format=memory_format)
-    plain, expected = step(model, "zstd", images)
-    found, gradients = step(model, "predicted", images)
-    assert all(map(torch.equal, gradients, expected))
-    assert found.ratio > plain.ratio * 1.12
+    assert found.ratio >= plain.ratio * gain
 
 
 def test_a_graph_may_be_used_twice_and_in_parts():
     """Sources live as long as what is predicted from them, and are counted as long."""
-    model = make_model()
+    model = make_model(nn.ReLU())
     saver = compress_activations(model, codec="predicted")
     with saver:
         middle = model[:5](images_of())
