@@ -39,9 +39,8 @@ _LANES = 4
 _LAST: dict[Any, Literal["drop", "short", "pad"]] = {True: "drop", False: "short", "pad": "pad"}
 
 
-_Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
 # Not so large that the order of a small dataset takes gigabytes.
-_GlobalBatch = Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
 _Steps = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 
 
@@ -49,9 +48,7 @@ class _Place(msgspec.Struct):
     """The part of a state that is a position, which may come from a damaged file."""
 
     epoch: Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
-    segments: Annotated[
-        list[tuple[_GlobalBatch, _Count, _Count, _Steps]], msgspec.Meta(max_length=64)
-    ]
+    segments: Annotated[list[tuple[_Count, _Count, _Count, _Steps]], msgspec.Meta(max_length=64)]
 
 
 @dataclass
