@@ -8,7 +8,8 @@ import time
 
 import numpy as np
 
-from pcrshard.training.epoch_order import Geometry, Rules, epoch_order, rank_batches
+from pcrshard.training.epoch_order import Geometry, epoch_order, rank_batches
+from pcrshard.training.epoch_sequence import Rules
 
 from .harness import Quartiles, peak_memory
 

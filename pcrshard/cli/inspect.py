@@ -31,7 +31,8 @@ from ..simulation.cluster import Cluster, Job
 from ..simulation.decoding import image_seconds
 from ..simulation.epoch import Simulation
 from ..simulation.outcome import outcome
-from ..training.epoch_order import Geometry, Rules
+from ..training.epoch_order import Geometry
+from ..training.epoch_sequence import Rules
 from .parser import (
     MEGABYTES,
     Bandwidth,

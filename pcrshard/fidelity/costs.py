@@ -9,7 +9,8 @@ import numpy as np
 
 from ..format.dataset_index import DatasetIndex, prefix_totals
 from ..format.scan import FULL, Scan
-from ..training.epoch_order import Geometry, Rules, epoch_order, rank_batches
+from ..training.epoch_order import Geometry, epoch_order, rank_batches
+from ..training.epoch_sequence import Rules
 from ..training.shard_schedule import schedule
 
 _MAX_LISTED = 20

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..errors import MissingDependency
-from ..training.epoch_order import Geometry, Rules
-from ..training.epoch_sequence import Counts
+from ..training.epoch_order import Geometry
+from ..training.epoch_sequence import Counts, Rules
 from .cluster import Cluster, Job, draw_latency
 from .queues import Barrier, Cores, Environment, Event, Pipe
 from .reads import Place, WorkerReads, epoch_reads

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..training.epoch_order import Geometry, Rules, epoch_order, rank_batches
-from ..training.epoch_sequence import Counts
+from ..training.epoch_order import Geometry, epoch_order, rank_batches
+from ..training.epoch_sequence import Counts, Rules
 from ..training.shard_schedule import schedule
 
 # (rank, worker).

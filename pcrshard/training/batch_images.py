@@ -87,28 +87,28 @@ def begin_field(
         pool: Threads that decode.
         pin: Whether to decode into pinned memory.
     """
-    # For each prefix, the positions in the batch of its images, and their units.
-    places: dict[Prefix, list[int]] = {prefix: [] for prefix in prefixes}
-    units: dict[Prefix, list[int]] = {prefix: [] for prefix in prefixes}
+    # The positions in the batch of each prefix's images, and their units.
+    images: dict[Prefix, tuple[list[int], list[int]]] = {prefix: ([], []) for prefix in prefixes}
     lists = {prefix for prefix in prefixes if field in prefix.index.schema.lists}
     ids: list[int] = []
     first = [0]
     for sample, prefix, row in rows:
+        places, units = images[prefix]
         found = prefix.units_of(row, field)
         for unit in found:
-            places[prefix].append(len(ids))
-            units[prefix].append(unit)
+            places.append(len(ids))
+            units.append(unit)
             ids.append(sample)
         if not found and prefix not in lists:
             ids.append(sample)  # a missing image gets space, too
         first.append(len(ids))
     # An empty stream stands for a missing or damaged image and is not decoded.
-    tables = {prefix: prefix.table(own) for prefix, own in units.items()}
-    table = empty_table(len(ids), max(own.shape[1] for own in tables.values()))
+    tables = [prefix.table(units) for prefix, (_, units) in images.items()]
+    table = empty_table(len(ids), max(own.shape[1] for own in tables))
     orientations = np.zeros(len(ids), np.uint8)
-    for prefix, own in tables.items():
-        table[places[prefix], : own.shape[1]] = own
-        orientations[places[prefix]] = prefix.index.orientation[units[prefix]]
+    for own, (prefix, (places, units)) in zip(tables, images.items(), strict=True):
+        table[places, : own.shape[1]] = own
+        orientations[places] = prefix.index.orientation[units]
     arrays = [_memory(shape, pin) for shape in image.batch_shapes(len(ids))]
     decoding = image.begin(
         pool,

@@ -32,22 +32,11 @@ from .epoch_sequence import (
     Counts,
     Ints,
     Rules,
-    mixture,
     random_words,
     run_begins,
     shards_of,
     shuffled_passes,
 )
-
-__all__ = [
-    "Geometry",
-    "Order",
-    "Rules",
-    "advance",
-    "epoch_order",
-    "mixture",
-    "rank_batches",
-]
 
 Segment = Sequence[int]
 # Called with the (samples,) ids of a layout, its cuts, its geometry and its (epoch, stage); returns
@@ -98,11 +87,6 @@ class Order:
     def steps(self) -> int:
         """Number of steps."""
         return (len(self.cuts) - 1) // self.geometry.max_world_size
-
-    def step(self, index: int) -> Ints:
-        """Return the ids of one step, for all ranks; ``index`` in [0, steps)."""
-        start, stop = self.cuts[:: self.geometry.max_world_size][index : index + 2]
-        return self.ids[start:stop]
 
 
 def even_cuts(samples: int, size: int, parts: int) -> Ints:

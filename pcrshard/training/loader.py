@@ -24,13 +24,11 @@ from .dataset import PCRDataset
 from .epoch_order import (
     Geometry,
     Order,
-    Rules,
     advance,
     epoch_order,
-    mixture,
     rank_batches,
 )
-from .epoch_sequence import MAX_EPOCH, Batches, Ints
+from .epoch_sequence import MAX_EPOCH, Batches, Ints, Rules, mixture
 from .shard_set import Row, read_batches
 
 # JSON values in a loader's state.
@@ -66,16 +64,14 @@ class _Cursor:
         given: Batches that this iteration has yielded.
         steps: Steps remaining when the iteration begins, the last of which may be empty on this
             rank; ``None`` before that.
-        is_loaded: Whether this position was loaded from a state.
-        is_over: Whether the epoch is complete.
+        ended: Number of the epoch that a loaded state ended, if it did; -1 if not.
     """
 
     epoch: int = 0
     segments: list[list[int]] = field(default_factory=list)
     given: int = 0
     steps: int | None = None
-    is_loaded: bool = False
-    is_over: bool = False
+    ended: int = -1
 
 
 # Annotated, so that a wrong argument is refused in these words.
@@ -246,8 +242,8 @@ class PCRLoader:
         cursor = self._cursor
         if cursor.steps is None and cursor.epoch == epoch:
             return
-        ended = cursor.is_loaded and not cursor.segments and cursor.steps is None
-        self._cursor = _Cursor(epoch, is_over=ended and epoch == cursor.epoch - 1)
+        is_ended = cursor.steps is None and cursor.ended == epoch
+        self._cursor = _Cursor(epoch, ended=epoch if is_ended else -1)
 
     def state_dict(self) -> State:
         """Return the position after the batches yielded so far; the same on all ranks.
@@ -257,7 +253,7 @@ class PCRLoader:
         """
         cursor = self._cursor
         place: State = {"epoch": cursor.epoch, "segments": cursor.segments}
-        if cursor.is_over or (cursor.given and cursor.given == cursor.steps):
+        if cursor.ended == cursor.epoch or (cursor.given and cursor.given == cursor.steps):
             place = {"epoch": cursor.epoch + 1, "segments": []}
         elif cursor.given:
             place["segments"] = advance(cursor.segments, self._geometry, cursor.given)
@@ -281,9 +277,11 @@ class PCRLoader:
             place = msgspec.convert(given, _Place)
         except msgspec.ValidationError as error:
             raise ValueError(f"expected an epoch and its segments in a state: {error}") from None
-        cursor = _Cursor(place.epoch, list(map(list, place.segments)), is_loaded=True)
+        cursor = _Cursor(place.epoch, list(map(list, place.segments)))
         if not self._order(cursor).steps:  # raises if the epoch lacks these steps
-            cursor = _Cursor(place.epoch + 1, is_loaded=True)
+            cursor = _Cursor(place.epoch + 1)
+        if not cursor.segments:
+            cursor.ended = cursor.epoch - 1
         self._cursor = cursor
 
     def __iter__(self) -> Iterator[Any]:
@@ -293,7 +291,7 @@ class PCRLoader:
             cursor = _Cursor(cursor.epoch + 1)
         rank, world = self.rank
         order = self._order(cursor)
-        cursor.steps = 0 if cursor.is_over else order.steps
+        cursor.steps = 0 if cursor.ended == cursor.epoch else order.steps
         batches = rank_batches(order, world, rank)[: cursor.steps]
         self._cursor = cursor
         process = os.getpid()

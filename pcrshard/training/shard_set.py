@@ -253,8 +253,12 @@ def read_batches(
     needed = schedule(batches, sizes, keep)
     starting = np.bincount(needed.first, minlength=len(batches)).tolist()
     requests = zip(needed.shards.tolist(), needed.last.tolist(), strict=True)
-    load = partial(_load, shards, scan)
-    loads = prefetch(requests, load, depth=shards_ahead, max_bytes=_AHEAD_BYTES)
+    loads = prefetch(
+        requests,
+        lambda request, cancel: shards.open(request[0]).load(current_scan(scan), cancel=cancel),
+        depth=shards_ahead,
+        max_bytes=_AHEAD_BYTES,
+    )
     # Each prefix in memory, and the last batch that needs it.
     held: dict[int, tuple[Prefix, int]] = {}
     # For each batch that is due but waits for its shards, the scan when it was due, so that a
@@ -308,9 +312,3 @@ def _comes(future: Future[Prefix], begun: int) -> bool:
 
 def _fail(error: Exception) -> NoReturn:
     raise error
-
-
-def _load(
-    shards: ShardSet, scan: ScanChoice, request: tuple[int, int], cancel: threading.Event
-) -> Prefix:
-    return shards.open(request[0]).load(current_scan(scan), cancel=cancel)

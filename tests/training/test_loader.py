@@ -17,7 +17,8 @@ from numbered import flat, ids, loader_of, numbered, write
 
 from pcrshard import ImageDecoder, PCRDataset, PCRLoader, ScanLevel
 from pcrshard.native.pool import draw_key
-from pcrshard.training.epoch_order import Geometry, Rules, epoch_order
+from pcrshard.training.epoch_order import Geometry, epoch_order, rank_batches
+from pcrshard.training.epoch_sequence import Rules
 
 SAMPLES, ROWS = 60, 6
 
@@ -37,8 +38,7 @@ def planned(batch, epoch=0, world=1, rank=0, lanes=4, **rules):
         Rules(**rules),
         epoch=epoch,
     )
-    rows = [order.step(step) for step in range(order.steps)]
-    return [row.reshape(world, -1)[rank].tolist() for row in rows]
+    return [ids.tolist() for ids in rank_batches(order, world, rank)]
 
 
 # --- a cursor
