@@ -7,7 +7,6 @@ import ctypes
 import dataclasses
 import gc
 import re
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -44,7 +43,7 @@ def peak_memory(device: torch.device | str = "cpu") -> Iterator[Peak]:
         yield peak
         peak.num_bytes = torch.cuda.max_memory_allocated(device) - before
         return
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
     if trim is not None:
         trim(0)
     resident = None

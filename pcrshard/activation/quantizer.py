@@ -60,8 +60,8 @@ class SignExactLattice:
         sign = code.sign()
         if self.seed is None:
             return code.mul_(2).sub_(sign).mul_(self.step).to(self.dtype)
-        tiny = 2.0**-24 if self.dtype == torch.float16 else torch.finfo(self.dtype).tiny
-        return code.abs_().sub_(1).mul_(self.step).clamp_(min=tiny).mul_(sign).to(self.dtype)
+        magnitude = code.abs_().sub_(1).mul_(self.step).clamp_(min=_least(self.dtype))
+        return magnitude.mul_(sign).to(self.dtype)
 
     def table(self) -> Tensor:
         """Return the (256,) float32 values of all codes, indexed by the code as unsigned byte."""
@@ -73,12 +73,14 @@ def lattice_for(
 ) -> SignExactLattice | None:
     """Return the lattice for a bound, or ``None`` if the type cannot represent its values."""
     step = error_bound * (1 - MARGIN)
-    info = torch.finfo(dtype)
-    # float16 activations can be subnormal; those of other types are not.
-    least = 2.0**-23 if dtype == torch.float16 else 2 * info.tiny
-    if least <= step and 2 * (MAX_CODE + 1) * step <= info.max:
+    if 2 * _least(dtype) <= step <= torch.finfo(dtype).max / (2 * (MAX_CODE + 1)):
         return SignExactLattice(step, dtype, seed)
     return None
+
+
+def _least(dtype: torch.dtype) -> float:
+    """Return the least positive value: float16 may be subnormal, other types are not."""
+    return 2.0**-24 if dtype == torch.float16 else torch.finfo(dtype).tiny
 
 
 def standard_deviation(rows: Tensor, outlier_guard: float = math.inf) -> float:

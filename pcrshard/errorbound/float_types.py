@@ -41,7 +41,10 @@ class FloatType:
 
     def widen(self, words: Words) -> Values:
         """Return the values of words (N,) as float64, exactly."""
-        floats = _from_bfloat16(words) if self.name == "bfloat16" else words.view(self.name)
+        if self.name == "bfloat16":
+            floats = (words.astype(np.uint32) << 16).view(np.float32)
+        else:
+            floats = words.view(self.name)
         with np.errstate(invalid="ignore"):  # a signaling NaN becomes a quiet one
             return floats.astype(np.float64)
 
@@ -54,10 +57,6 @@ class FloatType:
             if self.name == "bfloat16":
                 return _to_bfloat16(values.astype(np.float32))
             return values.astype(self.name).view(self.word)
-
-
-def _from_bfloat16(words: Words) -> NDArray[Any]:
-    return (words.astype(np.uint32) << 16).view(np.float32)
 
 
 def _to_bfloat16(floats: NDArray[np.float32]) -> Words:
