@@ -67,7 +67,7 @@ def count(folder: pathlib.Path) -> dict[str, float]:
     for number, (name, unit, times) in enumerate(json.loads(done.stdout.splitlines()[-1]), 1):
         dump = (folder / f"out.{number}").read_text()
         (total,) = re.findall(r"^(?:totals|summary): (\d+)", dump, re.MULTILINE)[:1]
-        counted[f"{name} (per {unit})"] = round(int(total) / times, 1)
+        counted[f"{name} (per {unit})"] = round(int(total) / times, 3)
     return counted
 
 
@@ -85,7 +85,7 @@ def gate(update: bool) -> None:
     ratios = {name: now / before.get(name, now) for name, now in counted.items()}
     print(f"instructions, {key}")
     for name, now in counted.items():
-        print(f"{name:40} {now:14,.1f} {ratios[name]:.3f}")
+        print(f"{name:40} {now:16,.3f} {ratios[name]:.3f}")
     grown = [name for name, ratio in ratios.items() if ratio > LARGEST_GROWTH]
     if grown and not update:
         raise SystemExit(f"more than {LARGEST_GROWTH} times the instructions: {', '.join(grown)}")

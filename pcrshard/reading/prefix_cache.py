@@ -298,7 +298,7 @@ class PrefixCache:
             if not stop:
                 os.unlink(path)
             elif status.st_size > stop:
-                os.truncate(path, stop)
+                os.truncate(handle, stop)  # the path may be another file's by now
                 os.utime(handle, ns=(status.st_atime_ns, status.st_mtime_ns))  # not a use
             return max(status.st_size - stop, 0)
         return 0
