@@ -7,6 +7,7 @@ place. If 1.3 % of the words of bfloat16 weights change, a step takes about 1.2 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import mmap
 import os
@@ -99,6 +100,11 @@ def _blocks(parts: Iterable[NDArray[Any]], specs: Specs) -> list[NDArray[Any]]:
     return blocks
 
 
+def _order(name: str, spec: TensorSpec) -> tuple[int, str]:
+    """Return what the safetensors library sorts tensors by: larger types first, then by name."""
+    return -getattr(torch, spec.dtype).itemsize, name
+
+
 class StepHeader(Record, frozen=True):
     """The header of a step or a keyframe.
 
@@ -130,6 +136,10 @@ class StepHeader(Record, frozen=True):
             raise ValueError("expected a coder, a size and a checksum for each block")
         if any(spec.dtype not in DTYPES for _, spec in self.tensors):
             raise ValueError("expected types known to safetensors")
+        # Another order would put weights under other names.
+        order = [_order(name, spec) for name, spec in self.tensors]
+        if any(first >= second for first, second in itertools.pairwise(order)):
+            raise ValueError("expected each tensor once, in the order of a safetensors file")
 
     @property
     def id(self) -> bytes:
@@ -194,16 +204,15 @@ class WeightPublisher:
             check_storable(tensor, name)
             if spec_of(tensor).dtype not in DTYPES:
                 raise UnsupportedState(f"safetensors has no {spec_of(tensor).dtype}", key=name)
-        # The order used by the safetensors library.
-        names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
-        specs = {name: spec_of(tensors[name]) for name in names}
+        unordered = [(name, spec_of(tensor)) for name, tensor in tensors.items()]
+        specs = dict(sorted(unordered, key=lambda item: _order(*item)))
         # If publishing fails, the copy does not match the published weights.
         last, self._last = self._last, None
         if last is None or last.tensors != list(specs.items()):
             self._held = np.empty(_num_bytes(specs), np.uint8)
             last = None
         number = 1 + (max(self._files().values(), default=0) if last is None else last.number)
-        parts = [words_of(tensors[name].detach().cpu().contiguous()) for name in names]
+        parts = [words_of(tensors[name].detach().cpu().contiguous()) for name in specs]
         held = _blocks(_split(specs, self._held), specs)
         encoded = parallel_map(
             self._workers,

@@ -196,7 +196,7 @@ def forged(data, **changes):
 
 
 def test_damaged_and_forged_steps_change_nothing(stream, tmp_path):
-    """A flipped bit anywhere, a cut, or a lie about blocks, types, or coders is refused."""
+    """A flipped bit anywhere, a cut, or a lie about blocks, types, names, or coders is refused."""
     publisher, mirror = stream
     publisher.publish(weights(1))
     path = tmp_path / "stream" / "step-000000002.pcw"
@@ -204,6 +204,7 @@ def test_damaged_and_forged_steps_change_nothing(stream, tmp_path):
     header, _ = unframe(whole)
     lies = [{name: header[name] + bytes(4)} for name in ("coders", "sizes", "crcs")]
     lies += [{"tensors": [["w", [dtype, [3]]]]} for dtype in ("complex128", "float32")]
+    lies += [{"tensors": order} for order in (header["tensors"][::-1], header["tensors"] * 2)]
     steps = [whole[:-1], whole + b"x", *(forged(whole, **lie) for lie in lies)]
     for place in range(0, len(whole), 499):
         path.write_bytes(whole)
