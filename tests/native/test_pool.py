@@ -132,7 +132,7 @@ def test_a_wait_ends_when_another_thread_closes_the_pool() -> None:
     interpreter that exits closes pools that daemon threads wait for.
     """
     pool = Pool(1)
-    start(pool, 2000)
+    start(pool, 6000)  # most of a second, also if this thread has to wait for a core
     last = pool.decode(TABLE, [np.empty((6, 64, 64, 3), np.uint8)])
     seen: list[BaseException] = []
 
