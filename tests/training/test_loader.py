@@ -17,7 +17,7 @@ from numbered import flat, ids, loader_of, numbered, write
 
 from pcrshard import ImageDecoder, PCRDataset, PCRLoader, ScanLevel
 from pcrshard.native.pool import draw_key
-from pcrshard.training.epoch_order import Geometry, epoch_order, rank_batches
+from pcrshard.training.epoch_order import Geometry, epoch_order
 from pcrshard.training.epoch_sequence import Rules
 
 SAMPLES, ROWS = 60, 6
@@ -38,7 +38,9 @@ def planned(batch, epoch=0, world=1, rank=0, lanes=4, **rules):
         Rules(**rules),
         epoch=epoch,
     )
-    return [ids.tolist() for ids in rank_batches(order, world, rank)]
+    size = batch * world
+    rows = [order.ids[start : start + size] for start in range(0, len(order.ids), size)]
+    return [row.reshape(world, -1)[rank].tolist() for row in rows]
 
 
 # --- a cursor
