@@ -13,9 +13,9 @@ from .fidelity.tuner import ScanTuner as ScanTuner
 from .format.dataset_index import DatasetIndex as DatasetIndex
 from .format.shard_format import ShardFormat as ShardFormat
 from .format.shard_index import ShardIndex as ShardIndex
+from .integrations.webdataset import JpegHandler as JpegHandler
 from .integrations.webdataset import pcr_decode as pcr_decode
 from .integrations.webdataset import pcr_scan as pcr_scan
-from .integrations.webdataset_decode import JpegHandler as JpegHandler
 from .jpeg.image_decoder import ImageDecoder as ImageDecoder
 from .jpeg.pixels import decode_image as decode_image
 from .jpeg.split import join_scans as join_scans

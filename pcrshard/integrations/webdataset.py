@@ -1,4 +1,4 @@
-"""WebDataset integration: ``.pcr_scan(k)``, ``.pcr_decode()``, and the stages behind them.
+"""WebDataset integration: ``.pcr_scan(k)``, ``.pcr_decode()``, and a handler for ``.decode()``.
 
 The reading stage replaces WebDataset's opener, tar expander and grouper: samples equal those of the
 original tar, and later stages are unchanged. If ``select_files`` or ``rename_files`` is given, it
@@ -8,22 +8,24 @@ passes files to WebDataset's own ``group_by_keys``.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import random
 import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Event
 from typing import Any, TypeVar
-from urllib.parse import urlparse
 
+import numpy as np
+import torch
 from webdataset import (
     DataPipeline,
-    WebDataset,
-    WebLoader,
+    autodecode,
     cache,
     compat,
     filters,
@@ -39,7 +41,10 @@ from ..format.dataset_index import DatasetIndex, ShardEntry
 from ..format.names import is_jpeg_field
 from ..format.scan import FULL, check_scan, is_fraction
 from ..format.scan_script import MAX_GROUPS
+from ..format.shard_head import MAGIC
 from ..jpeg.image_decoder import ImageDecoder
+from ..jpeg.other_formats import to_picture
+from ..jpeg.pixels import SMOOTHING, decode_image
 from ..jpeg.views import Crop, Side
 from ..memory import borrow_array
 from ..native import Layout
@@ -47,30 +52,19 @@ from ..native.pool import Pool, draw_keys
 from ..reading.dataset_folder import open_dataset
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
-from ..reading.prefix import Prefix
+from ..reading.prefix import Prefix, number_lists
 from ..reading.scan_level import ScanChoice, ScanLevel, ScanOrFraction, current_scan, resolve_choice
-from ..storage import file_name
+from ..redaction import redact_url
 from ..training.shard_lists import ShardOrder
-from .webdataset_decode import JpegHandler, warn_of_shard
-from .webdataset_files import Handler, Samples, ShardFiles
 
-Entries = dict[str, ShardEntry]
+Handler = Callable[[Exception], bool]
+Samples = Iterator[dict[str, Any]]
 # Items from the first stages of a pipeline: ``{"url": ...}``, or the URL.
 Urls = Iterable[dict[str, Any] | str]
 # Number of samples decoded together, and of such groups decoded ahead by threads.
 _GROUP_SAMPLES = 32
 _GROUPS_AHEAD = 2
-_OPENERS = (cache.StreamingOpen, cache.FileCache)
 Pipeline = TypeVar("Pipeline", bound=DataPipeline)
-__all__ = [
-    "JpegHandler",
-    "WebDataset",
-    "WebLoader",
-    "pcr_decode",
-    "pcr_decoded",
-    "pcr_samples",
-    "pcr_scan",
-]
 
 
 @dataclass(frozen=True)
@@ -83,82 +77,90 @@ class _StageOptions(ReadOptions):
     rename_files: Callable[[str], str] | None = None
 
 
+class _Stopped(Exception):
+    """A handler ended the iteration."""
+
+
+def _handle(handler: Handler, details: tuple[Any, ...], error: Exception) -> bool:
+    """Call a handler, which raises or returns whether to continue.
+
+    Returns:
+        True: continue.
+
+    Raises:
+        _Stopped: The handler says to stop.
+    """
+    error.args += details
+    if not handler(error):
+        raise _Stopped
+    return True
+
+
 def _pcr_samples(source: Urls, scan: ScanChoice = FULL, **options: Any) -> Samples:
     """Yield samples from shard URLs."""
     stage = _StageOptions(**options)
-    if stage.select_files is None and stage.rename_files is None:
-        yield from filter(None, _read(source, scan, stage, ShardFiles.samples))
-    else:
-        files = _read(source, scan, stage, ShardFiles.files)
-        yield from tariterators.group_by_keys(files, handler=stage.handler)
+    entries = _entries(stage)
+    if entries:
+        scan = resolve_choice(list(entries.values()), scan, "the dataset of index=")
 
+    def load(url: str, cancel: Event) -> Prefix:
+        # What WebDataset would open: rewritten by GOPEN_REWRITE, local paths without a scheme.
+        path = storage.plain_path(rewrite_url(url))
+        entry = entries.get(storage.file_name(path))
+        return stage.open(path, entry).load(current_scan(scan), cancel=cancel)
 
-def _read(
-    source: Urls,
-    scan: ScanChoice,
-    options: _StageOptions,
-    contents: Callable[[ShardFiles, Prefix], Samples],
-) -> Samples:
-    """Yield the samples or files of each shard; an empty dict ends a shard."""
     urls = (item["url"] if isinstance(item, dict) else item for item in source)
-    load = _Load(scan, options)
-    ahead = prefetch(urls, load, depth=options.prefetch, max_bytes=options.prefetch_bytes)
-    with closing(ahead) as loads:
+    ahead = prefetch(urls, load, depth=stage.prefetch, max_bytes=stage.prefetch_bytes)
+    with suppress(_Stopped), closing(ahead) as loads:
         for url, future in loads:
-            shard = ShardFiles(url, options.handler, options.select_files, options.rename_files)
+            on_error = partial(_handle, stage.handler, (redact_url(url),))
             try:
-                with load.at_level(future.result()) as loaded:
-                    yield from contents(shard, loaded)
-                yield {}
+                # It was read ahead: the level may have changed.
+                found = future.result()
+                found = found.shard.change_scan(found, current_scan(scan))
             except Exception as error:  # as WebDataset does
-                if shard.handler_raised:
-                    raise
-                if error is shard.last_error or not shard.on_error(error):
-                    return
+                on_error(error)
+                continue
+            with found as loaded:
+                yield from _samples_of(loaded, url, stage, on_error)
 
 
-class _Load:
-    """Loads the prefix of a shard at the current scan."""
-
-    def __init__(self, scan: ScanChoice, options: _StageOptions) -> None:
-        self.options = options
-        self.entries = _entries(options.index, options.storage_options, options.retry)
-        self.scan = scan
-        if self.entries:
-            self.scan = resolve_choice(list(self.entries.values()), scan, "the dataset of index=")
-
-    def __call__(self, url: str, cancel: Event) -> Prefix:
-        path = _path(url)
-        entry = self.entries.get(file_name(path))
-        return self.options.open(path, entry).load(current_scan(self.scan), cancel=cancel)
-
-    def at_level(self, loaded: Prefix) -> Prefix:
-        """Return a prefix that was read ahead at the current scan."""
-        return loaded.shard.change_scan(loaded, current_scan(self.scan))
-
-
-def _path(url: str) -> str:
-    """Return the URL or path that WebDataset would open.
-
-    It is rewritten by GOPEN_REWRITE; local URLs lose scheme, query and fragment.
-    """
-    url = storage.plain_path(rewrite_url(url))
-    if not storage.is_local(url) or storage.exists(url):
-        return url
-    return urlparse(url).path
-
-
-def _entries(
-    index: str | DatasetIndex | None,
-    options: storage.Options,
-    retry: storage.Retry | None,
-) -> Entries:
+def _entries(stage: _StageOptions) -> dict[str, ShardEntry]:
     """Return the shards' entries by file name. One request if ``index`` is a URL."""
+    index = stage.index
     if index is None:
         return {}
     if not isinstance(index, DatasetIndex):
-        index, _ = open_dataset(index, storage_options=options, retry=retry)
+        how: Any = {"storage_options": stage.storage_options, "retry": stage.retry}
+        index, _ = open_dataset(index, **how)
     return {entry.name: entry for entry in index.shards}
+
+
+def _samples_of(loaded: Prefix, url: str, stage: _StageOptions, on_error: Handler) -> Samples:
+    """Yield the samples that WebDataset would yield from a tar of the same fields."""
+    path = loaded.shard.url
+    about = {"__url__": redact_url(url)}
+    if storage.is_local(path):
+        about["__local_path__"] = path
+    if stage.select_files is None and stage.rename_files is None:
+        for sample in loaded.samples(on_error=on_error):
+            yield number_lists(sample) | about
+        return
+
+    def name_of(key: str, field: str) -> str:
+        name = f"{key}.{field}"
+        return name if stage.rename_files is None else stage.rename_files(name)
+
+    def select(key: str, field: str) -> bool:
+        return stage.select_files is None or stage.select_files(name_of(key, field))
+
+    def files() -> Samples:
+        for sample in loaded.samples(select=select, on_error=on_error):
+            key = sample.pop("__key__")
+            for name, data in number_lists(sample).items():
+                yield {"fname": name_of(key, name), "data": data, **about}
+
+    yield from tariterators.group_by_keys(files(), handler=stage.handler)
 
 
 # Stages must pickle, so the stage and its factory need different names.
@@ -214,24 +216,24 @@ def _fluent_pcr_scan(self: Pipeline, scan: ScanOrFraction = FULL, **options: Any
         TypeError: This is not a ``WebDataset`` that opens tars.
     """
     _check_scan_type(scan, options.get("index"))
-    if isinstance(self, WebLoader):
-        raise TypeError(
-            "pcr_scan belongs on the WebDataset that the WebLoader loads: "
-            "WebDataset(urls).pcr_scan(5)"
-        )
-    opener, inherited = _find_opener(self.pipeline)
+    start, inherited = _find_opener(self.pipeline)
     result = copy.copy(self)
-    result.pipeline = _with_order(self.pipeline[: opener.start])
+    result.pipeline = _with_order(self.pipeline[:start])
     result.pipeline.append(pcr_scan(scan, **inherited | options))
-    result.pipeline += self.pipeline[opener.stop :]
+    result.pipeline += self.pipeline[start + len(_OPENER) :]
     return result
 
 
 def _with_order(stages: list[Any]) -> list[Any]:
-    """Return the stages of a shard list, with the :class:`ShardOrder` restored."""
-    order = _order_of(stages[0]) if stages else None
-    if order is not None:
-        stages = [order, *stages[1:]]
+    """Return the stages of a shard list, with the :class:`ShardOrder` restored.
+
+    WebDataset stores a list of its URLs.
+    """
+    if isinstance(stages[0], shardlists.SimpleShardList) and stages[0].urls:
+        urls = stages[0].urls
+        order = getattr(urls[0], "order", None)
+        if isinstance(order, ShardOrder) and sorted(order.urls) == sorted(urls):
+            stages = [order, *stages[1:]]
     for stage in stages:
         shuffles = _function(stage) is filters._shuffle and any(stage.args) and "seed" in stage.kw
         if shuffles or (isinstance(stage, filters.detshuffle) and stage.bufsize):
@@ -244,51 +246,46 @@ def _with_order(stages: list[Any]) -> list[Any]:
     return stages
 
 
-def _order_of(stage: Any) -> ShardOrder | None:
-    """Return the order that was given to WebDataset, which stores a list of its URLs."""
-    if not isinstance(stage, shardlists.SimpleShardList):
-        return None
-    orders = {getattr(url, "order", None) for url in stage.urls}
-    order = orders.pop()
-    whole = not orders and order is not None and len(order) == len(stage.urls)
-    return order if whole else None
-
-
 def _function(stage: Any) -> Any:
-    """Return the function inside a WebDataset filter stage; ``None`` for other stages."""
-    return getattr(stage, "f", None)
+    """Return the function inside a WebDataset filter stage, or the type of other stages."""
+    return getattr(stage, "f", type(stage))
 
 
-def _find_opener(pipeline: list[Any]) -> tuple[slice, dict[str, Any]]:
-    """Return the stages that open and expand tars, and their options."""
-    functions = [_function(stage) for stage in pipeline]
-    if _pcr_samples in functions:
-        raise TypeError("pcr_scan was already applied to this pipeline")
-    if tariterators.tarfile_samples in functions:
-        position = functions.index(tariterators.tarfile_samples)
-        return slice(position, position + 1), dict(pipeline[position].kw)
-    openers = [stage for stage in pipeline if isinstance(stage, _OPENERS)]
-    if not openers:
-        raise TypeError(
-            "pcr_scan expected a pipeline that opens tars, WebDataset(urls); "
-            "in a DataPipeline use the stage pcrshard.pcr_scan(5) "
-            "after the shard list and splitters"
-        )
-    opener = openers[0]
-    place = slice(pipeline.index(opener), pipeline.index(opener) + 3)
-    if functions[place] != [None, tariterators.tar_file_expander, tariterators.group_by_keys]:
-        raise TypeError(
-            "pcr_scan cannot keep a stage that stands between the opener and the tar expander"
-        )
-    if isinstance(opener, cache.FileCache):
+# The stages that open and expand tars.
+_OPENER = [cache.StreamingOpen, tariterators.tar_file_expander, tariterators.group_by_keys]
+
+
+def _find_opener(pipeline: list[Any]) -> tuple[int, dict[str, Any]]:
+    """Return where the stages that open and expand tars begin, and their options."""
+    functions = list(map(_function, pipeline))
+    for place in range(len(pipeline)):
+        if functions[place : place + len(_OPENER)] == _OPENER:
+            given = pipeline[place + 1].kw
+            return place, {
+                name: given.get(name) for name in ("handler", "select_files", "rename_files")
+            }
+    if cache.FileCache in functions:
         raise TypeError(
             "WebDataset's cache_dir downloads whole shards and tells them apart by file name only;"
             " leave it out of WebDataset(...) and give it to pcr_scan, which keeps prefixes: "
             ".pcr_scan(5, cache_dir=...)"
         )
-    given = pipeline[place][1].kw
-    inherited = {name: given.get(name) for name in ("select_files", "rename_files")}
-    return place, inherited | {"handler": opener.handler}
+    raise TypeError(
+        "pcr_scan expected a pipeline that opens and expands tars, WebDataset(urls), once and "
+        "before any WebLoader; in a DataPipeline use the stage pcrshard.pcr_scan(5) after the "
+        "shard list and splitters"
+    )
+
+
+def _is_jpeg(name: str, value: Any) -> bool:
+    """Return whether a field is a JPEG; warn of the index of a shard read as an ordinary tar."""
+    if name.rpartition(".")[2] == "pcr" and bytes(value[: len(MAGIC)]) == MAGIC:
+        warnings.warn(
+            "a PCR shard is read as a plain tar, whose samples are whole shards: write "
+            "WebDataset(urls).pcr_scan(5)",
+            stacklevel=2,
+        )
+    return is_jpeg_field(name) and isinstance(value, bytes)
 
 
 def _pcr_decode(
@@ -304,40 +301,18 @@ def _pcr_decode(
     # Images of one size are decoded together, which is cheaper per image.
     size = _GROUP_SAMPLES if decoder.is_sized else 1
     ahead = _GROUPS_AHEAD if threads else 0
-    begun: deque[Iterator[dict[str, Any] | PCRError]] = deque()
-    with Pool(threads) as pool:
-        for number, (samples, error) in enumerate(_groups(source, size)):
-            ids = range(number * size, number * size + len(samples))
-            begun.append(_decoded(samples, decoder, pool, draw_keys(parts, ids)))
-            while begun and (error or len(begun) > ahead):
-                for found in begun.popleft():
-                    if not isinstance(found, PCRError):
-                        yield found
-                    elif not handler(found):
-                        return
-            if isinstance(error, Exception):
-                raise error
-
-
-def _groups(
-    source: Iterable[dict[str, Any]], size: int
-) -> Iterator[tuple[list[dict[str, Any]], Exception | bool]]:
-    """Yield groups of samples to decode together, and what follows each.
-
-    That is False for more samples, True for the end, or an error of the previous stage, which is
-    raised after the samples that preceded it.
-    """
-    samples: list[dict[str, Any]] = []
-    after: Exception | bool = True
-    try:
-        for sample in source:
-            samples.append(sample)
-            if len(samples) == size:
-                yield samples, False
-                samples = []
-    except Exception as error:  # raised later
-        after = error
-    yield samples, after
+    source = iter(source)
+    begun: deque[Samples] = deque()
+    with suppress(_Stopped), Pool(threads) as pool:
+        for first in itertools.count(0, size):
+            samples = list(itertools.islice(source, size))
+            if samples:
+                keys = draw_keys(parts, range(first, first + len(samples)))
+                begun.append(_decoded(samples, decoder, pool, keys, handler))
+            elif not begun:
+                return
+            if not samples or len(begun) > ahead:
+                yield from begun.popleft()
 
 
 def _decoded(
@@ -345,34 +320,30 @@ def _decoded(
     decoder: ImageDecoder,
     pool: Pool,
     keys: list[int],
-) -> Iterator[dict[str, Any] | PCRError]:
-    """Start decoding; yield the decoded samples, or the error of a sample."""
-    jpegs: list[bytes] = []
-    # All images of a sample share their random numbers, so that an image and its mask match.
-    keys_of: list[int] = []
+    handler: Handler,
+) -> Samples:
+    """Start decoding; return the decoded samples."""
+    count = itertools.count()
     # For each sample, the place of each image field among the images.
-    places: list[dict[str, int]] = []
-    for sample, key in zip(samples, keys, strict=True):
-        own = {}
-        for name, value in sample.items():
-            if isinstance(value, bytes) and (is_jpeg_field(name) or warn_of_shard(name, value)):
-                own[name] = len(jpegs)
-                jpegs.append(value)
-                keys_of.append(key)
-        places.append(own)
+    places = [
+        {name: next(count) for name, value in sample.items() if _is_jpeg(name, value)}
+        for sample in samples
+    ]
+    jpegs = [sample[name] for sample, own in zip(samples, places, strict=True) for name in own]
+    # All images of a sample share their random numbers, so that an image and its mask match.
+    keys_of = [key for key, own in zip(keys, places, strict=True) for _ in own]
     arrays = None
     if decoder.is_sized:
         shapes = decoder.batch_shapes(len(jpegs))
         arrays = [borrow_array(math.prod(shape)).reshape(shape) for shape in shapes]
     result = decoder.begin_jpegs(pool, jpegs, keys_of, arrays)
 
-    def results() -> Iterator[dict[str, Any] | PCRError]:
+    def results() -> Samples:
         for sample, own in zip(samples, places, strict=True):
             try:
                 found = {name: result(place) for name, place in own.items()}
             except PCRError as error:
-                error.args = (*error.args, sample.get("__key__"), sample.get("__url__"))
-                yield error
+                _handle(handler, (sample.get("__key__"), sample.get("__url__")), error)
             else:
                 yield sample | found
 
@@ -418,6 +389,58 @@ def pcr_decode(
 def _fluent_pcr_decode(self: Any, *args: Any, **options: Any) -> Any:
     """Decode, crop and resize JPEG fields; see :func:`pcrshard.pcr_decode`."""
     return self.compose(pcr_decode(*args, **options))
+
+
+class JpegHandler:
+    """A handler for ``.decode()`` that decodes JPEG fields with the native core.
+
+    Other fields go on to WebDataset's own handlers.
+
+    >>> JpegHandler("rgb8")
+    JpegHandler('rgb8')
+
+    Args:
+        imagespec: As in WebDataset, except that gray is the JPEG's stored luma: ``l8``, ``rgb8``
+            give (H, W) and (H, W, 3) uint8; ``l``, ``rgb`` float32 in 0..1; ``torchl8``,
+            ``torchrgb8``, ``torchl``, ``torchrgb``, ``torch`` the same as tensors, (H, W) and (3,
+            H, W); ``pill``, ``pilrgb``, ``pil`` Pillow images.
+        upright: Apply the EXIF orientation, unlike WebDataset's own handlers.
+        smoothing: Smooth between blocks of images at a lower scan, like WebDataset's own handlers.
+    """
+
+    def __init__(
+        self, imagespec: str, *, upright: bool = True, smoothing: bool = SMOOTHING
+    ) -> None:
+        self.kind, self.dtype, mode = autodecode.imagespecs.get(imagespec, ("", None, ""))
+        if mode not in ("l", "rgb"):
+            raise ValueError(
+                f"expected an imagespec like 'rgb8', 'torchrgb', 'pil', 'l8', got {imagespec!r}"
+            )
+        self.imagespec = imagespec
+        self.is_gray = mode == "l"
+        self.decode = partial(
+            decode_image,
+            color="gray" if self.is_gray else "rgb",
+            layout="chw" if self.kind == "torch" else "hwc",
+            upright=upright,
+            smoothing=smoothing,
+        )
+
+    def __repr__(self) -> str:
+        return f"JpegHandler({self.imagespec!r})"
+
+    def __call__(self, key: str, data: bytes) -> Any:
+        """Decode ``data`` if the field ``key`` is a JPEG, else return ``None``."""
+        if not _is_jpeg(key.lower(), data):
+            return None
+        image = self.decode(data)
+        if self.kind == "pil":
+            return to_picture(image)
+        if self.is_gray:
+            image = image.squeeze(0 if self.kind == "torch" else 2)
+        if self.dtype != "uint8":
+            image = np.divide(image, np.float32(255), dtype=np.float32)
+        return torch.from_numpy(image) if self.kind == "torch" else image
 
 
 # Importing this module adds the fluent methods; `import pcrshard` does so when WebDataset is
