@@ -86,10 +86,9 @@ def _boxes(jpegs):
 
 def _crops(bench, jpegs):
     codec, boxes = turbojpeg.TurboJPEG(), _boxes(jpegs["source"])
-    out = np.empty((SIZE, SIZE, 3), np.uint8)
 
     def ours(jpeg, index):
-        native.decode([jpeg], out=out, crop=boxes[index], size=(SIZE, SIZE))
+        native.decode([jpeg], crop=boxes[index], size=(SIZE, SIZE))
 
     def pillow(jpeg, index):
         y, x, height, width = boxes[index]

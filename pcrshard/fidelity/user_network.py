@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -42,11 +43,8 @@ class Network:
             PCRError: The function did not return logits of shape (N, classes).
             CorruptJpeg: An image cannot be decoded.
         """
-        # The center crop of each image.
-        pixels = torch.empty(len(jpegs), 3, self.size, self.size, dtype=torch.uint8)
         decoder = ImageDecoder(self.size, "center")
-        for jpeg, row in zip(jpegs, pixels.numpy(), strict=True):
-            decoder(jpeg, out=row)
+        pixels = torch.from_numpy(np.stack([decoder(jpeg) for jpeg in jpegs]))
         if isinstance(self.function, nn.Module):
             self.function.eval()
             for parameter in self.function.parameters():

@@ -86,6 +86,12 @@ class ImageDecoder:
         """How the crop and flip of each picture are drawn."""
         return [Draw(view.crop, view.scale, view.ratio, self.flip) for view in self._pictures]
 
+    @cached_property
+    def _parts(self) -> list[slice]:
+        """The pictures of each view."""
+        stops = itertools.accumulate((view.count for view in self._kinds), initial=0)
+        return [slice(*ends) for ends in itertools.pairwise(stops)]
+
     @property
     def is_sized(self) -> bool:
         """Whether all results have the same shape, or the same shape per view."""
@@ -163,23 +169,16 @@ class ImageDecoder:
             pool cannot, and raises :class:`CorruptJpeg`.
         """
         images = list(map(as_pieces, jpegs))
-        decoding: Decoding | None = None
-        if self.is_sized:
-            if arrays is None:
-                arrays = [np.empty(shape, np.uint8) for shape in self.batch_shapes(len(jpegs))]
-            decoding = self.begin(pool, piece_table(images), arrays, keys, keep=images)
+        if not self.is_sized:
+            return lambda place: self._alone(images[place], keys[place])
+        if arrays is None:
+            arrays = [np.empty(shape, np.uint8) for shape in self.batch_shapes(len(jpegs))]
+        decoding = self.begin(pool, piece_table(images), arrays, keys, keep=images)
 
         def result(place: int) -> Any:
-            if decoding is not None and decoding.decoded[place]:
+            if decoding.decoded[place]:
                 return decoding[place]
-            pictures, boxes, sizes = self._alone(images[place], keys[place])
-            if decoding is None:
-                return self._result(pictures, boxes, sizes)
-            rows: list[Any] = [array[place] for array in decoding.arrays]
-            outs = itertools.chain(*rows) if self.views else rows
-            for out, picture in zip(outs, pictures, strict=True):
-                out[...] = picture
-            return self._result(rows, boxes, sizes)
+            return self._alone(images[place], keys[place])
 
         return result
 
@@ -209,24 +208,15 @@ class ImageDecoder:
         Returns: A :class:`Geometry` of N images, or one per view.
         """
         where = Geometry.of_boxes(boxes, sizes)
-        if not self.views:
-            return where.take(0)
-        stops = itertools.accumulate((view.count for view in self.views), initial=0)
-        return [where.take(slice(*ends)) for ends in itertools.pairwise(stops)]
+        return [where.take(part) for part in self._parts] if self.views else where.take(0)
 
-    def __call__(
-        self,
-        jpeg: Jpeg,
-        rng: Rng = None,
-        out: Any = None,
-    ) -> Any:
+    def __call__(self, jpeg: Jpeg, rng: Rng = None) -> Any:
         """Decode one image.
 
         Args:
             jpeg: A JPEG, or its pieces, at any scan.
             rng: Source of the random crop and flip: a ``random.Random``, an integer key, such as
                 from :func:`pcrshard.native.pool.draw_key`, or by default Python's ``random``.
-            out: Array to decode into, such as a row of a batch; with ``views`` one array per view.
 
         Returns: (3, H, W) or (H, W, 3) uint8, one channel for gray; with ``views`` a list of
             arrays, (count, 3, H, W), one per view. With ``return_geometry`` a :class:`Picture` of
@@ -235,10 +225,7 @@ class ImageDecoder:
         Raises:
             CorruptJpeg: It cannot be decoded.
         """
-        arrays = None
-        if out is not None:
-            arrays = [each[None] for each in (out if self.views else [out])]
-        return self.begin_jpegs(own_pool(), [jpeg], [self.key(rng)], arrays)(0)
+        return self.begin_jpegs(own_pool(), [jpeg], [self.key(rng)])(0)
 
     def key(self, rng: Rng) -> int:
         """Return the random key of an image; advance the generator only if something is random."""
@@ -249,10 +236,8 @@ class ImageDecoder:
         is_random = self.flip > 0 or any(view.crop == "random" for view in self._kinds)
         return (random if rng is None else rng).getrandbits(64) if is_random else 0
 
-    def _alone(
-        self, pieces: Sequence[Any], key: int
-    ) -> tuple[list[Pixels], Boxes, NDArray[np.int32]]:
-        """Decode an image that the pool does not: its pictures, and their boxes and its size."""
+    def _alone(self, pieces: Sequence[Any], key: int) -> Any:
+        """Decode an image without the pool."""
         whole = decode_image(
             pieces, color=self.color, upright=self.upright, smoothing=self.smoothing
         )
@@ -265,7 +250,9 @@ class ImageDecoder:
         ):
             image = crop_and_resize(whole, crop, view.shape)
             pictures.append(arrange(image[:, ::-1] if flipped else image, self.layout))
-        return pictures, boxes, sizes
+        if self.views:
+            pictures = [np.stack(pictures[part]) for part in self._parts]
+        return self._result(pictures, boxes, sizes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -100,7 +100,6 @@ def decode_image(
     color: Color = "rgb",
     upright: bool = True,
     smoothing: bool = SMOOTHING,
-    out: Pixels | None = None,
 ) -> Pixels:
     """Decode a JPEG at any scan, rotated upright, cropped and resized.
 
@@ -119,8 +118,6 @@ def decode_image(
         smoothing: Smooth between the blocks of an image at a lower scan, as libjpeg-turbo does:
             missing coefficients are estimated from the surrounding blocks. Images that Pillow
             decodes are always smoothed.
-        out: C-contiguous uint8 array of the result's shape to decode into, such as one row of a
-            batch.
 
     Returns: (H, W, 3) or (3, H, W) uint8, with one channel for gray. Without crop and size the
         pixels match libjpeg-turbo's accurate inverse DCT and fancy upsampling bit for bit.
@@ -145,13 +142,12 @@ def decode_image(
                 color=color,
                 orientation=native.AUTO if upright else native.STORED,
                 smoothing=smoothing,
-                out=out,
             )
         except UnsupportedJpeg:
             pass  # Pillow may support it
     whole = b"".join((*pieces, EOI if is_jpeg else b""))
     pixels = crop_and_resize(decode(whole, color, upright=upright), crop, size)
-    return arrange(pixels, layout, out)
+    return arrange(pixels, layout)
 
 
 def as_pieces(jpeg: Any) -> list[Any]:
@@ -173,17 +169,6 @@ def as_pieces(jpeg: Any) -> list[Any]:
     return pieces
 
 
-def arrange(
-    pixels: Pixels,
-    layout: native.Layout,
-    out: Pixels | None = None,
-) -> Pixels:
-    """Return (H, W, C) pixels in a layout, in ``out`` if given."""
-    if layout == "chw":
-        pixels = pixels.transpose(2, 0, 1)
-    if out is None:
-        return np.ascontiguousarray(pixels)
-    if out.shape != pixels.shape:
-        raise ValueError(f"expected out of shape {pixels.shape}, got {out.shape}")
-    out[...] = pixels
-    return out
+def arrange(pixels: Pixels, layout: native.Layout) -> Pixels:
+    """Return (H, W, C) pixels in a layout, contiguous."""
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1) if layout == "chw" else pixels)

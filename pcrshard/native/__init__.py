@@ -137,18 +137,6 @@ def image_shape(layout: Layout, size: Size, color: Color) -> tuple[int, ...]:
     return (channels, *size) if layout == "chw" else (*size, channels)
 
 
-def target(out: Image, shape: tuple[int, ...]) -> Any:
-    """Return the memory of ``out``, after checking that the core may write to all of it."""
-    flags = out.flags
-    writable = flags.c_contiguous and flags.writeable
-    if out.shape != shape or out.dtype != np.uint8 or not writable:
-        raise ValueError(
-            f"expected out to be writable C-contiguous uint8 of shape {shape}, "
-            f"got {out.dtype} of {out.shape}"
-        )
-    return ffi.from_buffer("uint8_t[]", out)
-
-
 def decode(
     pieces: Pieces,
     *,
@@ -157,7 +145,6 @@ def decode(
     layout: Layout = "hwc",
     color: Color = "rgb",
     orientation: int = STORED,
-    out: Image | None = None,
     scale: int = 0,
     smoothing: bool = False,
     backend: Backend = "auto",
@@ -177,7 +164,6 @@ def decode(
         color: ``rgb``, or ``gray``, the luma, as (H, W, 1) or
             (1, H, W). CMYK is converted as by Pillow, without a color profile.
         orientation: EXIF orientation to undo, 1 to 8; 0 for the stream's own.
-        out: C-contiguous uint8 array of the result's shape to decode into.
         scale: 1, 2, 4 or 8 forces DCT-domain scaling by 1/scale; 0 lets the core choose.
         smoothing: Smooth between the blocks of an image at a lower scan, as libjpeg-turbo does by
             default (since 3.0.1; earlier versions differ at the upper and lower edges).
@@ -186,7 +172,7 @@ def decode(
     Raises:
         CorruptJpeg: The stream is damaged, or too expensive for its size.
         UnsupportedJpeg: It is legal but unsupported by this core, such as arithmetic coding.
-        ValueError: A crop, orientation, size or ``out`` is invalid.
+        ValueError: A crop, orientation or size is invalid.
     """
     request = make_request(
         layout,
@@ -198,15 +184,11 @@ def decode(
         smoothing=smoothing,
     )
     call = _caller(pieces, backend)
-    if size is None or out is None:
-        # Before allocating, the core compares the claimed size with the bytes present.
-        found = ffi.new("int32_t[2]")
-        call(lib.pcr_output_size, request, found, found + 1)
-        size = (found[0], found[1])
-    shape = image_shape(layout, size, color)
-    if out is None:
-        out = np.empty(shape, np.uint8)
-    call(lib.pcr_decode, request, target(out, shape), out.size)
+    # Before allocating, the core compares the claimed size with the bytes present.
+    found = ffi.new("int32_t[2]")
+    call(lib.pcr_output_size, request, found, found + 1)
+    out = np.empty(image_shape(layout, (found[0], found[1]), color), np.uint8)
+    call(lib.pcr_decode, request, ffi.from_buffer("uint8_t[]", out), out.size)
     return out
 
 

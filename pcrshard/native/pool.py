@@ -26,7 +26,6 @@ from . import (
     Size,
     image_shape,
     make_request,
-    target,
 )
 from ._core import ffi, lib
 from .pieces import Table
@@ -227,10 +226,12 @@ def _views(
     for view, out in zip(views, outs, strict=True):
         size = out.shape[1:3] if layout == "hwc" else out.shape[2:4]
         shape = image_shape(layout, size, color)
-        if out.shape != (count, *shape):
-            raise ValueError(f"expected {count} pictures of shape {shape}, got {out.shape}")
-        if count:
-            target(out[0], shape)
+        is_safe = out.dtype == np.uint8 and out.flags.writeable and out[:1].flags.c_contiguous
+        if out.shape != (count, *shape) or not is_safe:
+            raise ValueError(
+                f"expected {count} writable C-contiguous uint8 pictures of shape {shape}, "
+                f"got {out.dtype} of {out.shape}"
+            )
         request = make_request(layout, color, size, smoothing=smoothing)
         view.request = request[0]
         view.out = ffi.cast("uint8_t *", out.ctypes.data)

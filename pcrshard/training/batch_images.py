@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate, get_worker_info
+from torch.utils.data import default_collate
 
 from ..jpeg.image_decoder import Decoding, ImageDecoder
 from ..jpeg.views import Geometry, geometry_field
@@ -109,7 +109,13 @@ def begin_field(
     for own, (prefix, (places, units)) in zip(tables, images.items(), strict=True):
         table[places, : own.shape[1]] = own
         orientations[places] = prefix.index.orientation[units]
-    arrays = [_memory(shape, pin) for shape in image.batch_shapes(len(ids))]
+    # torch reuses pinned memory only after pending copies from it complete.
+    arrays = [
+        torch.empty(shape, dtype=torch.uint8, pin_memory=True)
+        if pin
+        else torch.from_numpy(borrow_array(math.prod(shape)).reshape(shape))
+        for shape in image.batch_shapes(len(ids))
+    ]
     decoding = image.begin(
         pool,
         table,
@@ -119,22 +125,6 @@ def begin_field(
         keep=[prefix.contents for prefix in prefixes],
     )
     return FieldImages(arrays, first, bool(lists), decoding)
-
-
-def _memory(shape: tuple[int, ...], pin: bool) -> torch.Tensor:
-    """Return a uint8 tensor in memory that is reused later."""
-    size = math.prod(shape)
-    if get_worker_info() is not None:
-        # A worker passes tensors through shared memory, and torch would copy any that lie
-        # elsewhere. torch's own collation does the same.
-        new_shared: Any = torch.UntypedStorage._new_shared
-        memory = torch.empty(0, dtype=torch.uint8).set_(new_shared(size))
-    elif pin:
-        # torch reuses it only after pending copies from it complete.
-        memory = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    else:
-        memory = torch.from_numpy(borrow_array(size))
-    return memory.view(shape)
 
 
 def as_tensors(value: Any) -> Any:

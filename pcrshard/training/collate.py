@@ -29,11 +29,10 @@ Images = dict[str, FieldImages]
 # Values of each sample by field.
 Columns = dict[str, list[Any]]
 # A size stands for a decoder of whole images at that size.
-OneImage = ImageDecoder | int | tuple[int, int] | None
 ImageChoice = Annotated[
-    OneImage | Callable[[int], OneImage],
-    "an ImageDecoder, a size such as 224 or (height, width), a function of the epoch's number that "
-    "returns one of them, or None; functions of images go to transform=",
+    ImageDecoder | int | tuple[int, int] | None,
+    "an ImageDecoder, a size such as 224 or (height, width), or None; functions of images go to "
+    "transform=",
 ]
 
 
@@ -208,11 +207,6 @@ def _part(value: Any, which: int) -> Any:
     if isinstance(value, Picture):
         return value[which]
     return None if which else value
-
-
-def as_decoder(image: OneImage) -> ImageDecoder | None:
-    """Return the decoder for an argument ``decoder=``."""
-    return image if image is None or isinstance(image, ImageDecoder) else ImageDecoder(image)
 
 
 def _missing(name: str, rows: Rows) -> Exception:

@@ -24,7 +24,7 @@ from ..reading.prefix import Sample
 from ..reading.prefix_cache import CacheStats
 from ..reading.scan_level import ScanOrFraction, current_scan
 from ..storage.retry import Retry
-from .collate import Collator, ImageChoice, as_decoder
+from .collate import Collator, ImageChoice
 from .epoch_sequence import SPLIT, Ints, Rules, random_words, share_out
 from .shard_set import RecentPrefixes, ShardSet
 
@@ -49,8 +49,8 @@ class PCRDataset(Dataset[Any]):
             :class:`ScanLevel`, which is consulted at each shard.
         decoder: Decoder of image fields; by default they stay JPEG bytes. A size, such as 224 or
             (height, width), stands for ``ImageDecoder(size)``: the whole image at that size,
-            without crop or flip. A function from the epoch's number to one of these can, for
-            example, start with smaller images.
+            without crop or flip. Each epoch uses the decoder that the attribute has when it
+            begins.
         fields: Fields of a sample, which is then a tuple; by default a sample is a dict of all
             fields.
         transform: Called with each sample, a dict whose images are arrays if ``decoder`` is given.
@@ -123,9 +123,9 @@ class PCRDataset(Dataset[Any]):
     def collator(self, seed: int, epoch: int = 0) -> Collator:
         """Return the collator of an epoch's rows; crops and flips are drawn from this seed."""
         decoder = self.decoder
-        if callable(decoder) and not isinstance(decoder, ImageDecoder):
-            decoder = decoder(epoch)
-        return Collator(as_decoder(decoder), self.fields, self.transform, (seed, epoch))
+        if decoder is not None and not isinstance(decoder, ImageDecoder):
+            decoder = ImageDecoder(decoder)
+        return Collator(decoder, self.fields, self.transform, (seed, epoch))
 
     @property
     def num_samples(self) -> int:
