@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from .. import storage
 from ..errors import StorageError
-from ..format.dataset_index import DATASET_INDEX, MAX_DATASET_INDEX_BYTES, DatasetIndex
+from ..format.dataset_index import (
+    DATASET_INDEX,
+    MAX_DATASET_INDEX_BYTES,
+    DatasetIndex,
+    ShardEntry,
+)
 from ..storage.retry import Retry
 from .shard import Shard
 
@@ -18,13 +25,15 @@ Opened = tuple[DatasetIndex, list[str]]
 
 # The order of this many samples takes about 130 MB.
 MAX_UNSEEN_SAMPLES = 1 << 21
+_MISSING = (FileNotFoundError, NotADirectoryError)
+_HEAD_THREADS = 16
 
 
 def index_url(url: str | os.PathLike[str]) -> str:
     """Return the URL of the dataset index, given the folder or the index itself."""
-    path, query = storage.split_query(os.fspath(url))
-    folder = path if path.rpartition("/")[2] != DATASET_INDEX else path.removesuffix(DATASET_INDEX)
-    return storage.join((folder.rstrip("/") or ("/" if folder else ".")) + query, DATASET_INDEX)
+    place = os.fspath(url) or "."
+    folder = storage.parent(place) if storage.file_name(place) == DATASET_INDEX else place
+    return storage.join(folder, DATASET_INDEX)
 
 
 def open_dataset(
@@ -48,8 +57,7 @@ def open_dataset(
         CorruptIndex, UnsupportedVersion: The file is not a dataset index of this version.
     """
     found = index_url(url)
-    path, query = storage.split_query(found)
-    folder = path.removesuffix(f"/{DATASET_INDEX}") + query
+    folder = storage.parent(found)
     try:
         data = storage.read_bytes(
             found,
@@ -59,11 +67,67 @@ def open_dataset(
         )
     except StorageError as error:
         cause = error.__cause__
-        if not isinstance(cause, FileNotFoundError | NotADirectoryError):
+        if not isinstance(cause, _MISSING):
             raise
         raise StorageError(f"no {DATASET_INDEX} there; {_instead(folder)}", url=found) from cause
     index = DatasetIndex.decode(data, url=found)
     return index, [storage.join(folder, shard.name) for shard in index.shards]
+
+
+def open_shards(
+    urls: Sequence[str],
+    *,
+    storage_options: storage.Options = None,
+    retry: Retry | None = None,
+) -> Opened:
+    """Return the index of some shards of one folder, named one by one.
+
+    Args:
+        urls: The tars, in the order that the index will have.
+        storage_options: fsspec storage options.
+        retry: How to retry failed requests.
+
+    Returns:
+        The index, and the URLs. Costs one request for the folder's ``pcr.json``. If there is none,
+        one request per shard for its head, which does not name the classes.
+
+    Raises:
+        StorageError: A shard cannot be read, or the folder's dataset does not have it.
+        FormatError: A file is not a shard.
+    """
+    how: Any = {"storage_options": storage_options, "retry": retry}
+    try:
+        whole, _ = open_dataset(storage.parent(urls[0]), **how)
+    except StorageError as error:
+        if not isinstance(error.__cause__, _MISSING):
+            raise
+        with ThreadPoolExecutor(_HEAD_THREADS) as threads:
+            entries = list(threads.map(lambda url: _entry(Shard(url, **how)), urls))
+        return DatasetIndex("", entries[0].num_groups, tuple(entries)), list(urls)
+    entries_by_name = {entry.name: entry for entry in whole.shards}
+    for url in urls:
+        if storage.file_name(url) not in entries_by_name:
+            raise StorageError(
+                f"the dataset has no such shard, it has {len(whole.shards)} from "
+                f"{whole.shards[0].name} to {whole.shards[-1].name}",
+                url=url,
+            )
+    chosen = tuple(entries_by_name[storage.file_name(url)] for url in urls)
+    return dataclasses.replace(whole, shards=chosen), list(urls)
+
+
+def _entry(shard: Shard) -> ShardEntry:
+    """Return what a shard's head says; one request."""
+    head = shard.head
+    return ShardEntry(
+        name=storage.file_name(shard.url),
+        num_samples=head.num_samples,
+        head_crc32c=head.crc32c,
+        shard_bytes=head.prefix_stops[-1],
+        shard_crc32c=0,
+        prefix_stops=head.prefix_stops,
+        index_stop=head.index_stop,
+    )
 
 
 def find_datasets(

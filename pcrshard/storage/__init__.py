@@ -34,6 +34,7 @@ from .urls import (
     file_name,
     is_local,
     join,
+    parent,
     plain_path,
     split_query,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "list_matching",
     "make_folder",
     "open_file",
+    "parent",
     "plain_path",
     "read",
     "read_bytes",

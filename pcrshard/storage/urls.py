@@ -63,6 +63,17 @@ def file_name(url: str) -> str:
     return split_query(url)[0].rpartition("/")[2]
 
 
+def parent(url: str) -> str:
+    """Return the URL of the folder that a file is in, keeping the file's query.
+
+    >>> parent("https://host/a/b.tar?key=1"), parent("b.tar"), parent("/b.tar")
+    ('https://host/a?key=1', '.', '/')
+    """
+    path, query = split_query(url)
+    folder, separator, _ = path.rpartition("/")
+    return (folder or separator or ".") + query
+
+
 def join(folder: str, name: str) -> str:
     """Return the URL of a file in a folder, keeping the folder's query."""
     path, query = split_query(folder)

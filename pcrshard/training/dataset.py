@@ -43,7 +43,9 @@ class PCRDataset(Dataset[Any]):
 
     Args:
         urls: Dataset folder or its ``pcr.json``, or several of them; local paths or any fsspec
-            URLs. Opening costs one request each.
+            URLs. Opening costs one request each. Or some shards of a folder, as a brace pattern
+            (``"shards/data-{000000..000003}.tar"``) or a list; without a ``pcr.json`` next to them
+            they cost one small request each, and the classes have no names.
         scan: Highest scan to read, 1-based; ``"full"``; 0 for labels without pixels; a fraction in
             (0, 1) for the highest scan that takes at most this fraction of the full bytes; or a
             :class:`ScanLevel`, which is consulted at each shard.

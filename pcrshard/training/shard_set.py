@@ -14,17 +14,17 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
+from .. import storage
 from ..checksum import crc32c
 from ..format.scan import Scan
 from ..jpeg.orientation import upright_sizes
-from ..reading.dataset_folder import Opened, check_claims, open_dataset
+from ..reading.dataset_folder import Opened, check_claims, open_dataset, open_shards
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
 from ..reading.prefix import Prefix
 from ..reading.scan_level import ScanChoice, ScanOrFraction, ScanRange, current_scan, resolve_choice
 from ..reading.shard import Shard
 from ..redaction import redact_url
-from ..storage import Urls
 from .epoch_sequence import Batches, Ints
 from .shard_schedule import schedule
 
@@ -59,7 +59,7 @@ class ShardSet:
 
     Args:
         datasets: Folder or its ``pcr.json``, or several; local paths or any fsspec URLs. Each costs
-            one request.
+            one request. Or shards by name, see :func:`open_shards`.
         options: Read options.
 
     Attributes:
@@ -72,19 +72,20 @@ class ShardSet:
         name: Name of the datasets in messages.
     """
 
-    def __init__(self, datasets: Urls, options: ReadOptions) -> None:
+    def __init__(self, datasets: storage.Urls, options: ReadOptions) -> None:
         if not datasets:
             raise ValueError("expected one or several datasets, got none")
         self.options = options
-        urls = [datasets] if isinstance(datasets, str | os.PathLike) else datasets
-        found = [_open(url, options) for url in urls]
+        groups = itertools.groupby(storage.expand(datasets), _group)
+        found = [_open(list(urls), options) for _, urls in groups]
         self.urls = [url for _, urls in found for url in urls]
         self.entries = [entry for index, _ in found for entry in index.shards]
         self.starts = np.cumsum([0, *(entry.num_samples for entry in self.entries)])
         self.datasets = np.cumsum([0, *(len(index.shards) for index, _ in found)]).tolist()
         self.classes = found[0][0].classes
         self.num_classes = found[0][0].num_classes
-        self.name = " and ".join(redact_url(os.fspath(url)) for url in urls)
+        named = [datasets] if isinstance(datasets, str | os.PathLike) else datasets
+        self.name = " and ".join(redact_url(os.fspath(url)) for url in named)
 
     def __str__(self) -> str:
         return f"{self.name}: {self.num_samples} samples in {len(self.urls)} shards"
@@ -165,12 +166,22 @@ class ShardSet:
         return self.options.open(self.urls[shard], self.entries[shard])
 
 
-def _open(url: str | os.PathLike[str], options: ReadOptions) -> Opened:
-    how: Any = {
-        "storage_options": options.storage_options,
-        "retry": options.retry,
-    }
-    index, urls = open_dataset(url, **how)
+def _group(url: str) -> Any:
+    """Return what consecutive shards of one dataset have in common; no folders have it."""
+    return storage.parent(url) if _is_shard(url) else object()
+
+
+def _is_shard(url: str) -> bool:
+    return storage.file_name(url).endswith(".tar")
+
+
+def _open(urls: list[str], options: ReadOptions) -> Opened:
+    """Open the dataset of one folder, or of some of its shards."""
+    how: Any = {"storage_options": options.storage_options, "retry": options.retry}
+    if _is_shard(urls[0]):
+        index, urls = open_shards(urls, **how)
+    else:
+        index, urls = open_dataset(urls[0], **how)
     check_claims(index, urls, **how)
     return index, urls
 

@@ -2,6 +2,7 @@
 
 import io
 import random
+import shutil
 import threading
 import warnings
 
@@ -23,7 +24,7 @@ from pcrshard import (
     decode_image,
     stage,
 )
-from pcrshard.errors import ScanUnavailable
+from pcrshard.errors import ScanUnavailable, StorageError
 from pcrshard.testing import CountingFS, make_jpeg
 
 fsspec.register_implementation("counting", CountingFS, clobber=True)
@@ -54,6 +55,25 @@ def test_samples_that_are_not_there(folder, wrong, error):
     """A missing sample raises IndexError or KeyError, like a list or a dict."""
     with pytest.raises(error):
         PCRDataset(folder)[wrong]
+
+
+def test_shards_named_one_by_one(folder, tmp_path):
+    """Some shards, as a brace pattern or a list, are a dataset in that order. Classes have names
+    if a ``pcr.json`` is next to them; none is needed.
+    """
+    pattern = f"{folder}/data-{{000001..000003}}.tar"
+    some = PCRDataset(pattern, scan=1)
+    assert some.classes == PCRDataset(folder).classes
+    assert [sample["cls"] for sample in some] == list(range(ROWS, 4 * ROWS))
+    for number in (3, 1):
+        shutil.copy(f"{folder}/data-{number:06d}.tar", tmp_path)
+    alone = PCRDataset([tmp_path / "data-000003.tar", f"{tmp_path}/data-000001.tar"], scan=1)
+    expected = [*range(3 * ROWS, 4 * ROWS), *range(ROWS, 2 * ROWS)]
+    assert [sample["cls"] for sample in alone] == expected
+    read = [int(label) for batch in PCRLoader(alone, 4) for label in batch["cls"]]
+    assert sorted(read) == sorted(expected)
+    with pytest.raises(StorageError, match=r"no such shard, it has 10 from data-000000\.tar"):
+        PCRDataset([f"{folder}/data-000099.tar"])
 
 
 def test_iteration_ends(folder):
