@@ -91,8 +91,7 @@ def make_policy(cfg, level, loader, loss):
         return ScanTuner(loader, loss, level, **options)
     if cfg.policy.name == "bandwidth":
         entries = loader.dataset.shards.entries
-        ahead = (loader.shards_ahead + 1) * len(loader.dataset) // len(entries)
-        return BandwidthTuner(level, bytes_per_sample(entries), ahead=ahead, **options)
+        return BandwidthTuner(level, bytes_per_sample(entries), **options)
     return ScanSchedule(level, dict(options.get("milestones", {0: cfg.policy.get("scan")})))
 
 

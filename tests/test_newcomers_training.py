@@ -63,7 +63,7 @@ def test_tuners_choose_the_scan_on_a_staged_copy(copy):
         assert set(train(dataset, loader, model)) == {0, 1}
     level.value = 2
     sizes = bytes_per_sample(dataset.shards.entries)
-    tuner = BandwidthTuner(level, sizes, floor=2, window=1, patience=1, ahead=0, max_wait=0.9)
+    tuner = BandwidthTuner(level, sizes, floor=2, window=1, ahead=0, max_wait=0.9)
     for _ in range(4):
         assert set(train(dataset, tuner.watch(loader, samples=4), model)) == {0, 1}
     assert level.value in (2, 3, 4, 5)
@@ -101,7 +101,7 @@ dataset = open_copy({copy!r}, level)
 model = torch.nn.parallel.DistributedDataParallel(linear(dataset.num_classes))
 loader = PCRLoader(dataset, 4, num_workers=1)
 tuner = ScanTuner(loader, loss, level, images=8, first=0, every=1)
-watcher = BandwidthTuner(level, bytes_per_sample(dataset.shards.entries), window=1, patience=1)
+watcher = BandwidthTuner(level, bytes_per_sample(dataset.shards.entries), window=1)
 chosen = []
 labels = []
 for epoch in range(2):

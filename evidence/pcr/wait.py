@@ -72,7 +72,7 @@ def wait(lab):
         loader = _open(lab, task, state, level)
         entries = loader.dataset.shards.entries
         sizes, per_shard = bytes_per_sample(entries), entries[0].num_samples
-        tuner = BandwidthTuner(level, sizes, window=5, ahead=2 * per_shard)
+        tuner = BandwidthTuner(level, sizes, window=15, ahead=2 * per_shard)
         # Half as much again as full fidelity needs.
         top = 1.5 * sizes[-1] * batch(lab) / used
         _set_rate(state, top)

@@ -18,14 +18,12 @@ from .schedule import ScanPolicy
 
 # Maximum fraction of the measured bandwidth that a scan may need.
 _MARGIN = 0.95
+# Maximum fraction of ``max_wait`` that tries of higher scans may take.
+_MAX_TRIES = 0.6
 # Minimum ratio of bytes for a higher scan to be worth trying.
 _WORTH_TRYING = 1.2
 # Seconds per sample count as equal from this ratio on.
 _SAME = 0.8
-# A bandwidth below this fraction of the old one counts as a new bandwidth.
-_CHANGED = 0.7
-# Upper bound on the calm windows before a higher scan is tried again, after any failures.
-_MAX_HOLD = 32
 
 
 @dataclass
@@ -43,23 +41,21 @@ class _Sums:
         self.samples += samples
         self.steps += 1
 
-    @property
-    def seconds(self) -> float:
-        return self.waited + self.used
+    def has_waited(self, limit: float) -> bool:
+        """Return whether more than a fraction of the time was spent waiting."""
+        return self.waited > limit * (self.waited + self.used)
 
 
 class BandwidthTuner(ScanPolicy):
     """A controller with hysteresis that picks the highest scan that keeps the accelerator fed.
 
     **Down at once.** If a step waits, nothing was read ahead. Between two such steps, data
-    therefore arrived at full speed, and the bytes divided by the time are the bandwidth. If waits
-    take more than ``max_wait`` of a window, the tuner switches to the highest scan that the
-    bandwidth can deliver at the loop's own speed (X = W / E[s], Theorem 4.1).
+    therefore arrived at full speed, and the bytes divided by the time are the bandwidth. If the
+    loop waited for more than ``max_wait`` of that time, the tuner switches to the highest scan that
+    the bandwidth can deliver at the loop's own speed (X = W / E[s], Theorem 4.1).
 
-    **Up with care.** After ``patience`` windows without waiting, the tuner tries the next higher
-    scan. If the loop then waits, the tuner reverts. It tries again only when the failed try's waits
-    are at most half of ``max_wait`` of the time that has passed since. A successful try clears that
-    debt.
+    **Up with care.** After ``window`` steps within ``max_wait``, the tuner tries the next higher
+    scan, once the waits that the last try caused are below 60 % of ``max_wait`` of the time since.
 
     **Waits not caused by bandwidth.** If the lowest scan waits as long per sample as a scan with
     many more bytes did, the bottleneck is the CPU, not the link: the tuner goes back up and
@@ -77,10 +73,9 @@ class BandwidthTuner(ScanPolicy):
         floor: Lowest scan allowed: the minimum that the task needs, set by the user or by
             :class:`ScanTuner`. May be a level itself.
         max_wait: Maximum fraction of the time spent waiting.
-        window: Steps between decisions.
-        patience: Windows without waiting before a higher scan is tried.
+        window: Steps without waiting before a higher scan is tried.
         ahead: Samples read ahead, which still arrive at the old scan after a change: (prefetch + 1)
-            shards. Defaults to the samples of one window.
+            shards. By default :meth:`watch` takes them from the loader.
 
     Attributes:
         bandwidth: Latest measured bytes per second; ``None`` if the loop has never waited.
@@ -98,19 +93,18 @@ class BandwidthTuner(ScanPolicy):
         *,
         floor: Scan | ScanLevel = 1,
         max_wait: float = 0.05,
-        window: int = 10,
-        patience: int = 3,
-        ahead: int | None = None,
+        window: int = 15,
+        ahead: int = 0,
     ) -> None:
         if (
             len(bytes_per_sample) < 2
-            or min(*bytes_per_sample, window, patience) <= 0
-            or (ahead or 0) < 0
+            or min(*bytes_per_sample, window) <= 0
+            or ahead < 0
             or not 0 < max_wait < 1
         ):
             raise ValueError(
                 "expected bytes of at least one scan and full, a wait between 0 and 1, "
-                "and a window and patience of at least 1"
+                "and a window of at least 1"
             )
         level.check(current_scan(floor))
         super().__init__(level)
@@ -118,7 +112,6 @@ class BandwidthTuner(ScanPolicy):
         self.floor = floor
         self.max_wait = max_wait
         self.window = window
-        self.patience = patience
         self.ahead = ahead
         self.bandwidth: float | None = None
         self.excused = 0.0
@@ -126,18 +119,14 @@ class BandwidthTuner(ScanPolicy):
         # Index of the size that this rank requests, and the scan last set.
         self._wish = len(self.sizes) - 1
         self._taken: Scan | None = None
-        self._sums = _Sums()
-        # Steps since one that waited; data arrive at full speed.
-        self._supply: _Sums | None = None
         # Samples in flight that were requested at an earlier scan.
         self._settling = 0
-        self._calm_windows = 0
-        # Calm windows until the next try; doubled by each failed try.
-        self._hold = patience
-        # Index of the size before the current try; waits during the last try, and seconds since it.
-        self._before_try: int | None = None
-        self._debt = 0.0
-        self._since_try = 0.0
+        self._window = _Sums()
+        # Steps since the last try of a higher scan, and the waits that it has caused.
+        self._since_try = _Sums()
+        self._is_trying = False
+        # Steps since one that waited; data arrive at full speed.
+        self._supply: _Sums | None = None
         # Index of the size at the start of the descent, and seconds per sample there.
         self._peak: tuple[int, float] | None = None
 
@@ -151,6 +140,9 @@ class BandwidthTuner(ScanPolicy):
             samples: Number of samples in a batch; by default the loader's ``batch_size``.
         """
         size: int = batches.batch_size if samples is None else samples
+        if not self.ahead and hasattr(batches, "shards_ahead"):
+            shard_sizes = batches.dataset.shard_sizes
+            self.ahead = (batches.shards_ahead + 1) * int(shard_sizes.mean())
         done: float | None = None
         for batch in batches:
             came = time.monotonic()
@@ -160,7 +152,7 @@ class BandwidthTuner(ScanPolicy):
             self.record(waited, done - came, size)
 
     def record(self, waited: float, used: float, samples: int) -> Scan:
-        """Record a step of the training loop, and decide on a scan at the end of a window.
+        """Record a step of the training loop, and set the level.
 
         Args:
             waited: Seconds the loop waited for the batch.
@@ -176,10 +168,9 @@ class BandwidthTuner(ScanPolicy):
         target = max(self._decide(here, lowest, waited, used, samples), lowest)
         if target != here:
             # Wait for the readers to follow before deciding again.
-            self._settling = self.window * samples if self.ahead is None else self.ahead
-            self._sums = _Sums()
+            self._settling = self.ahead
+            self._window = _Sums()
             self._supply = None
-            self._calm_windows = 0
         # A request holds until this rank changes it or the level is set.
         if target != here or given != self._taken:
             self._wish = target
@@ -201,84 +192,50 @@ class BandwidthTuner(ScanPolicy):
 
     def _decide(self, here: int, lowest: int, waited: float, used: float, samples: int) -> int:
         """Return the index of the size that this rank requests after a step."""
-        self._since_try += waited + used
-        if self._before_try is not None or (self._debt and self._settling > 0):
-            self._debt += waited
+        limit = self.max_wait + self.excused
+        has_waited = waited > limit * used
+        self._since_try.add(waited * self._is_trying, used, samples)
         if self._settling > 0:
             self._settling -= samples
             return here
-        sums = self._sums
-        sums.add(waited, used, samples)
-        limit = self.max_wait + self.excused
+        self._window.add(waited, used, samples)
         supply = self._supply
-        if waited > limit * used:
-            # Judge a wait early in a window as if the rest of the window had no waits.
-            rest = sums.used / sums.steps * max(self.window, sums.steps)
-            is_long = sums.waited > limit * (sums.waited + rest)
-            # A single wait may be a hiccup and measures nothing.
-            if supply and is_long and supply.steps >= self.window // 2:
-                return self._fall(here, lowest, (supply.seconds + waited) / supply.samples)
-            # The measurement starts when this batch arrived: exclude its wait, added below.
-            self._supply = supply = supply or _Sums(used=-waited)
-        if supply:
+        if supply is not None:
             supply.add(waited, used, samples)
-        if sums.steps < self.window:
+        if has_waited and (supply is None or 2 * supply.samples > self.ahead):
+            # A single wait may be a hiccup and measures nothing.
+            if supply is not None and supply.has_waited(limit):
+                return self._fall(here, lowest, supply, used)
+            # The next measurement starts when this step's batch arrived.
+            self._supply = _Sums(used=used)
+        if self._window.steps < self.window or self._window.samples < self.ahead:
             return here
-        self._sums = _Sums()
-        if sums.waited > limit * sums.seconds:
-            self._calm_windows = max(0, self._calm_windows - 1)
+        window, self._window = self._window, _Sums()
+        if window.has_waited(limit):
             return here
-        self._supply = None
-        self._calm_windows += 1
-        return self._climb(here, sums.samples / sums.seconds)
+        self._supply = self._peak = None
+        self._is_trying = False
+        if self._since_try.has_waited(_MAX_TRIES * self.max_wait) or here == self._last:
+            return here
+        self._is_trying = True
+        self._since_try = _Sums()
+        enough = _WORTH_TRYING * self.sizes[here]
+        return next((i for i in range(self._last) if self.sizes[i] >= enough), self._last)
 
-    def _fall(self, here: int, lowest: int, seconds: float) -> int:
+    def _fall(self, here: int, lowest: int, supply: _Sums, used: float) -> int:
         """Drop to the highest scan that keeps up with the loop, or excuse the waits."""
-        sums = self._sums
+        # The bytes of the last batch arrived before it was used.
+        seconds = (supply.waited + supply.used - used) / supply.samples
         peak = self._peak or (here, seconds)
         is_much_smaller = self.sizes[peak[0]] >= _WORTH_TRYING * self.sizes[here]
         if here == lowest and is_much_smaller and seconds >= _SAME * peak[1]:
-            self.excused = sums.waited / sums.seconds
-            self.bandwidth = self._peak = self._before_try = None
+            self.excused = supply.waited / (supply.waited + supply.used)
+            self.bandwidth = self._peak = None
             return peak[0]
         self._peak = max(peak, (here, seconds))
-        bandwidth = self.sizes[here] / seconds
-        affordable = _MARGIN * bandwidth * sums.used / sums.samples
-        target = max((i for i in range(here) if self.sizes[i] <= affordable), default=0)
-        if self.bandwidth is None or bandwidth < _CHANGED * self.bandwidth:
-            self._forgive()
-        else:
-            self._hold = min(2 * self._hold, max(_MAX_HOLD, self.patience))
-            # The scan before the try still holds.
-            target = max(target, self._before_try or 0)
-        self.bandwidth = bandwidth
-        self._before_try = None
-        return max(target, lowest)
-
-    def _forgive(self) -> None:
-        """Forget failed tries, which say nothing about a new bandwidth."""
-        self._hold = self.patience
-        self._debt = 0.0
-
-    def _climb(self, here: int, samples_per_second: float) -> int:
-        """Try a higher scan if one is due."""
-        if self._calm_windows < self.patience:
-            return here
-        rate = samples_per_second * self.sizes[here]
-        if self.bandwidth is not None and rate > self.bandwidth / _CHANGED:
-            self.bandwidth = rate
-            self._peak = None
-            self._forgive()
-        if self._before_try is not None:
-            # The try succeeded.
-            self._debt = 0.0
-        is_cheap = self._debt <= self.max_wait / 2 * self._since_try
-        if self._calm_windows < self._hold or not is_cheap or here == self._last:
-            return here
-        self._before_try = here
-        self._debt = self._since_try = 0.0
-        enough = _WORTH_TRYING * self.sizes[here]
-        return next((i for i in range(self._last) if self.sizes[i] >= enough), self._last)
+        self.bandwidth = self.sizes[here] / seconds
+        affordable = _MARGIN * self.bandwidth * supply.used / supply.samples
+        return max((i for i in range(here) if self.sizes[i] <= affordable), default=0)
 
 
 def bytes_per_sample(entries: Sequence[ShardEntry]) -> list[float]:

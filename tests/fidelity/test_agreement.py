@@ -18,7 +18,7 @@ dist.init_process_group("gloo")
 rank = dist.get_rank()
 steps = [{steps}][rank]
 level = ScanLevel()
-tuner = BandwidthTuner(level, [100, 200, 400, 800, 1000, 1010], window=5, ahead=20)
+tuner = BandwidthTuner(level, [100, 200, 400, 800, 1000, 1010], window=15, ahead=20)
 scans = []
 for step in range(steps):
     # Rank 1 has a link that carries 400 bytes a sample while a step computes; rank 0 never waits.
