@@ -11,7 +11,6 @@ import time
 import pcrshard
 from pcrshard.simulation.cluster import Cluster, Job
 from pcrshard.simulation.epoch import Simulation
-from pcrshard.simulation.outcome import outcome
 
 from . import real
 from .real import BATCH, Setup
@@ -49,7 +48,8 @@ OUR_DECODE = {1: 6525, 2: 4268, 5: 1814, "full": 796}
 H100_RATE = 2800
 # Of a core, as the validation has measured it.
 BYTE_SECONDS = 2.2e-9
-S3 = {"stream": 90e6, "latency": (0.03, 0.3), "prices": (0.4e-6, 0.0)}
+S3 = {"stream": 90e6, "latency": (0.03, 0.3)}
+DOLLARS_PER_REQUEST = 0.4e-6
 
 
 def simulated(setup, found, costs, sizes, prefixes):
@@ -126,7 +126,7 @@ def run(cluster, job, scan, steps=None, **dataset):
     sizes, prefixes = imagenet(scan, **dataset)
     phases = max(job.workers, 1)
     simulation = Simulation(cluster, job, sizes, prefixes, lanes_per_rank=phases)
-    return outcome(simulation, simulation.run(steps=steps))._asdict()
+    return simulation.run(steps=steps).outcome(job)._asdict()
 
 
 def paper_cluster(bandwidth, nodes_rate, nodes, scan):
@@ -174,7 +174,9 @@ def dgx(lab):
             cluster = Cluster(gigabytes * 1e9, 8, 192, 12.5e9, **S3)
             seconds = {"image_seconds": 1 / OUR_DECODE[scan], "byte_seconds": BYTE_SECONDS}
             job = Job(64, H100_RATE, 256, workers=8, **seconds)
-            rows.append([min(gigabytes, 1e6), run(cluster, job, scan)])
+            outcome = run(cluster, job, scan)
+            outcome["dollars"] = outcome["requests"] * DOLLARS_PER_REQUEST
+            rows.append([min(gigabytes, 1e6), outcome])
         found[str(scan)] = rows
     return found
 

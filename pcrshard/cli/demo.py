@@ -17,7 +17,7 @@ from ..errors import EncodeError, MissingDependency
 from ..fidelity.contact_sheet import contact_sheet
 from ..fidelity.costs import record_table, scan_costs
 from ..fidelity.msssim import require_opencv
-from ..fidelity.plots import pyplot_module
+from ..fidelity.plots import figure_class
 from ..format.scan import FULL
 from ..jpeg.image_decoder import ImageDecoder
 from ..jpeg.other_formats import Pixels, compress
@@ -48,7 +48,7 @@ def run_demo(photos: str | None, out: str, *, epochs: int) -> Report:
     """
     folder = Path(out)
     # Detect missing dependencies before writing anything.
-    pyplot_module()
+    figure_class()
     require_opencv()
     images = _sample_photographs() if photos is None else {}
     folder.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any
@@ -13,9 +12,9 @@ from .. import __version__, storage
 from ..errors import PCRError
 from ..fidelity import advice, measure, plots
 from ..fidelity.contact_sheet import contact_sheet as draw_contact_sheet
-from ..fidelity.costs import counted, field_lines, plan_costs, record_table, scan_costs
+from ..fidelity.costs import counted, field_lines, record_table, scan_costs
 from ..format.dataset_index import DatasetIndex, ShardEntry, resolve_scan
-from ..format.scan import FULL, Scan
+from ..format.scan import FULL
 from ..format.tar_members import TRAILER
 from ..jpeg import libjpeg_turbo
 from ..reading.dataset_folder import (
@@ -30,7 +29,7 @@ from ..redaction import redact_url
 from ..simulation.cluster import Cluster, Job
 from ..simulation.decoding import image_seconds
 from ..simulation.epoch import Simulation
-from ..simulation.outcome import outcome
+from ..simulation.reads import epoch_reads, plan_costs
 from ..training.epoch_order import Geometry
 from ..training.epoch_sequence import Rules
 from .parser import (
@@ -62,12 +61,6 @@ def latency(text: str) -> tuple[float, float]:
     return seconds[0], seconds[-1]
 
 
-def prices(text: str) -> tuple[float, float]:
-    """Parse dollars per 1,000 requests, and per GB."""
-    requests, _, gigabytes = text.partition(",")
-    return float(requests) / 1e3, float(gigabytes or 0) / 1e9
-
-
 # In the units of a command line.
 ClusterOptions = Annotated[
     Cluster,
@@ -79,11 +72,6 @@ ClusterOptions = Annotated[
             "type": latency,
             "metavar": "MS[,MS]",
             "help": "Time to the first byte of a request: median and 99th percentile",
-        },
-        "prices": {
-            "type": prices,
-            "metavar": "REQUESTS[,GB]",
-            "help": "Dollars per 1,000 requests, and per GB of egress",
         },
     },
 ]
@@ -206,11 +194,11 @@ def plan(
     batch: Count = 256,
     lanes_per_rank: Parallel = 4,
     shuffle_shards: ParallelOrZero = 4,
+    # Planning takes 57 bytes per sample.
+    samples: Annotated[int, between(1, 1 << 26)] | None = None,
     simulate: Positive | None = None,
     threads: ParallelOrZero = 0,
     decode: Positive | None = None,
-    # Planning takes 57 bytes per sample.
-    samples: Annotated[int, between(1, 1 << 26)] | None = None,
     cluster: ClusterOptions = Cluster(),
     storage_option: StorageOptions = None,
 ) -> Report:
@@ -224,79 +212,75 @@ def plan(
         scan: Plan for this scan only (default: all).
         ranks: Training processes.
         workers: DataLoader workers per rank.
-        batch: Batch size per rank.
+        batch: Batch size per rank; at most an equal part of the samples.
         lanes_per_rank: Lanes per rank; ideally a multiple of the number of workers.
         shuffle_shards: Number of shards mixed together within a lane.
+        samples: Number of samples, if the dataset is part of a larger one.
         simulate: Simulate an epoch in which each accelerator trains on this many images per
             second.
         threads: Decoding threads per rank, instead of workers, with --simulate.
         decode: Images per second that one core decodes, with --simulate (default: measured on this
             machine at each scan).
-        samples: Number of samples, if the dataset is part of a larger one, with --simulate.
         cluster: The cluster; all but its bandwidth is for --simulate.
         storage_option: fsspec option of the dataset; repeatable.
     """
     index, urls = open_dataset(src, storage_options=storage_option)
     check_claims(index, urls, storage_options=storage_option)
-    simulated = (threads, decode, samples, replace(cluster, bandwidth=math.inf))
-    if simulate is None and simulated != (0, None, None, Cluster()):
-        raise UsageError("only --simulate uses threads, decode, samples, and a cluster's options")
-    samples = samples or index.num_samples
-    if ranks > samples:
-        raise PCRError(f"expected at most {samples} ranks, one per sample, got {ranks}")
-    if batch > (most := samples // ranks):
-        print(
-            f"note: {batch} x {ranks} (--batch x --ranks) exceeds the {samples} samples; "
-            f"planning with --batch {most}",
-            file=sys.stderr,
-        )
-        batch = most
+    if simulate is None and (
+        threads or decode or replace(cluster, bandwidth=math.inf) != Cluster()
+    ):
+        raise UsageError("only --simulate uses threads, decode, and a cluster's options")
+    shards = _repeated(index.shards, samples or index.num_samples)
+    counts = [count for _, count in shards]
+    num_samples = sum(counts)
+    batch = min(batch, num_samples // ranks)
+    if not batch:
+        raise PCRError(f"expected at most {num_samples} ranks, one per sample, got {ranks}")
     geometry = Geometry(batch * ranks, ranks, lanes_per_rank)
     rules = Rules(shuffle_shards=shuffle_shards)
     scans = [cost.scan for cost in scan_costs(index)]
     if scan is not None:
         scans = [resolve_scan(index.shards, scan)]
-    rows: Any
+    prefixes = {
+        each: [entry.prefix_stop(each) * count // entry.num_samples for entry, count in shards]
+        for each in scans
+    }
+    rows: list[Any]
     if simulate is None:
+        reads = epoch_reads(counts, geometry, rules, max(workers, 1))
         bandwidth = cluster.bandwidth if math.isfinite(cluster.bandwidth) else None
-        rows = plan_costs(
-            index, scans, geometry, rules, workers=max(workers, 1), bandwidth=bandwidth
-        )
+        rows = plan_costs(reads, prefixes, bandwidth)
     else:
         shard = Shard(urls[0], storage_options=storage_option)
-        job = Job(ranks, simulate, batch, 0 if threads else workers, threads)
         rows = []
-        for each in scans:
-            seconds = 1 / decode if decode else image_seconds(shard, each)
-            simulation = Simulation(
-                cluster,
-                replace(job, image_seconds=seconds),
-                *_shards(index, each, samples),
-                rules=rules,
-                lanes_per_rank=lanes_per_rank,
+        for each, stops in prefixes.items():
+            job = Job(
+                ranks,
+                simulate,
+                batch,
+                workers=0 if threads else workers,
+                threads=threads,
+                image_seconds=1 / decode if decode else image_seconds(shard, each),
             )
-            rows.append({"scan": each} | outcome(simulation, simulation.run())._asdict())
-    steps = counted(samples // geometry.global_batch, "step")
+            simulation = Simulation(
+                cluster, job, counts, stops, rules=rules, lanes_per_rank=lanes_per_rank
+            )
+            rows.append({"scan": each} | simulation.run().outcome(job)._asdict())
+    steps = counted(num_samples // geometry.global_batch, "step")
     units = "" if simulate is None else "; times in seconds"
-    lines = [f"{sizes(index)}, {steps} of {batch * ranks}{units}", record_table(rows)]
-    if lanes_per_rank % max(workers, 1):
-        lines.append(
-            f"{lanes_per_rank} lanes per rank is not a multiple of {workers} workers, so "
-            f"several workers read the same shards; try --lanes-per-rank {workers}"
-        )
-    return Report(rows, "\n".join(lines))
+    heading = f"{sizes(index)}, {steps} of {ranks} x {batch} images{units}"
+    return Report(rows, f"{heading}\n{record_table(rows)}")
 
 
-def _shards(index: DatasetIndex, scan: Scan, samples: int) -> tuple[list[int], list[int]]:
-    """Return samples and prefix bytes per shard, repeating the shards to reach ``samples``."""
+def _repeated(shards: Sequence[ShardEntry], samples: int) -> list[tuple[ShardEntry, int]]:
+    """Repeat the shards up to a number of samples; return each with its samples."""
     taken = []
-    for shard in itertools.cycle(index.shards):
+    for shard in itertools.cycle(shards):
         taken.append((shard, min(samples, shard.num_samples)))
         samples -= taken[-1][1]
         if not samples:
             break
-    prefixes = [shard.prefix_stop(scan) * count // shard.num_samples for shard, count in taken]
-    return [count for _, count in taken], prefixes
+    return taken
 
 
 def fidelity(
@@ -337,7 +321,7 @@ def fidelity(
         storage_option: fsspec option of the dataset; repeatable.
     """
     if plot or contact_sheet:
-        plots.pyplot_module()  # a missing package is named before any work
+        plots.figure_class()  # a missing package is named before any work
     network = None
     if model:
         # Imported lazily: torch takes two seconds, which other commands should not pay.

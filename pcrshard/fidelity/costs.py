@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ..format.dataset_index import DatasetIndex, prefix_totals
 from ..format.scan import FULL, Scan
-from ..training.epoch_order import Geometry, epoch_order, rank_batches
-from ..training.epoch_sequence import Rules
-from ..training.shard_schedule import schedule
 
 _MAX_LISTED = 20
 _UNITS = ("B", "kB", "MB", "GB", "TB")
@@ -145,80 +140,3 @@ def _number(name: str, value: float) -> str:
     if name.endswith("seconds"):
         return f"{value:.3g} s" if value >= 0.1 else f"{1000 * value:.3g} ms"
     return f"{value:.4g}" if value < 10_000 else f"{value:.0f}"
-
-
-class PlanCost(NamedTuple):
-    """Predicted reads of an epoch at a scan.
-
-    Attributes:
-        scan: The scan.
-        steps: Steps per rank.
-        epoch_bytes: Bytes read by all workers of all ranks.
-        rank_bytes: Bytes read by the rank that reads the most.
-        repeated_bytes: Bytes of ``epoch_bytes`` that are read more than once.
-        requests: Prefixes read by all workers. A remote prefix takes one request up to the part
-            size (docs/remote.md), and one per part beyond it.
-        worker_memory_bytes: Peak bytes of prefixes held by a worker.
-        images_per_second: Upper bound set by the bandwidth, X = W / E[s] (Theorem 4.1 of the VLDB
-            paper); ``None`` without a bandwidth.
-    """
-
-    scan: Scan
-    steps: int
-    epoch_bytes: int
-    rank_bytes: int
-    repeated_bytes: int
-    requests: int
-    worker_memory_bytes: int
-    images_per_second: float | None
-
-
-def plan_costs(
-    index: DatasetIndex,
-    scans: Sequence[Scan],
-    geometry: Geometry,
-    rules: Rules = Rules(),
-    *,
-    workers: int = 1,
-    bandwidth: float | None = None,
-) -> list[PlanCost]:
-    """Predict what an epoch reads at each of some scans.
-
-    Args:
-        index: The dataset.
-        scans: Scans to plan for.
-        geometry: Geometry of the job, at its maximum world size.
-        rules: Ordering rules of the job.
-        workers: DataLoader workers per rank.
-        bandwidth: Storage bandwidth shared by all ranks, in bytes per second.
-
-    Raises:
-        ScanUnavailable: There is no such scan.
-        ValueError: The dataset is smaller than one global batch.
-    """
-    sizes = [shard.num_samples for shard in index.shards]
-    order = epoch_order(sizes, geometry, rules)
-    world = geometry.max_world_size
-    plans = []
-    for rank in range(world):
-        batches = rank_batches(order, world, rank)
-        plans += [schedule(batches[worker::workers], sizes) for worker in range(workers)]
-    needed = np.unique(np.concatenate([plan.shards for plan in plans]))
-    costs = []
-    for scan in scans:
-        prefixes = np.array([shard.prefix_stop(scan) for shard in index.shards])
-        read = np.array([prefixes[plan.shards].sum() for plan in plans]).reshape(world, workers)
-        epoch_bytes = int(read.sum())
-        costs.append(
-            PlanCost(
-                scan=scan,
-                steps=order.steps,
-                epoch_bytes=epoch_bytes,
-                rank_bytes=int(read.sum(axis=1).max()),
-                repeated_bytes=epoch_bytes - int(prefixes[needed].sum()),
-                requests=sum(len(plan.shards) for plan in plans),
-                worker_memory_bytes=max(plan.peak(prefixes) for plan in plans),
-                images_per_second=bandwidth and bandwidth / (epoch_bytes / len(order.ids)),
-            )
-        )
-    return costs

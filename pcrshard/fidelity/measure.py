@@ -5,7 +5,6 @@ Measures bytes, MS-SSIM, PSNR and decoding time on a sample of images, and a net
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -15,19 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PCRError
-from ..format.dataset_index import DatasetIndex
-from ..format.scan import Scan, check_scan
+from ..format.scan import FULL, Scan, check_scan
 from ..jpeg.pixels import decode_image
 from ..storage import Options
-from .advice import Quartiles, ScanFidelity
+from .advice import ScanFidelity
 from .costs import scan_costs
 from .msssim import Reference, count_scales, require_opencv
-from .sampled_images import OnImage, Pieces, draw_images
+from .sampled_images import LABEL, OnImage, Pieces, draw_images
 
 if TYPE_CHECKING:
     from .user_network import Network
 
-_LABEL = "cls"
 _MAX_SHARDS = 8
 
 
@@ -78,86 +75,65 @@ def measure(
     """
     require_opencv()
     sample = draw_images(url, num_images, seed, _MAX_SHARDS, storage_options)
-    stops = _stops(sample.dataset, scans)
+    costs = {cost.scan: cost for cost in scan_costs(sample.dataset)}
+    if scans is None:
+        scans = [scan for scan in costs if scan != FULL]
+    for scan in scans:
+        sample.dataset.prefix_bytes(scan)  # raises for a scan that is not there
+    stops = [check_scan(scan, sample.dataset.num_groups) for scan in scans]
     measured: list[list[tuple[float, ...]]] = []
     right: list[NDArray[np.bool_]] = []
-    for pieces, others in sample.images(() if model is None else (_LABEL,), on_image):
+    for pieces, label in sample.images(on_image):
         pixels = decode_image(pieces)
         if count_scales(*pixels.shape[:2]) == 0:
             continue
         reference = Reference(pixels)
         views = [pieces[:stop] for stop in stops]
-        measured.append(_measure_image(views, reference, rounds))
+        measured.append([_measure_image(view, reference, rounds) for view in views])
         if model is not None:
-            answers = model.classify([*views, pieces])
-            right.append(np.array(answers) == _label(others[_LABEL]))
+            right.append(np.array(model.classify([*views, pieces])) == _number(label))
     if not measured:
         raise PCRError(
             "expected progressive JPEGs of 11 pixels or more on each side, found none", url=url
         )
-    costs = scan_costs(sample.dataset)
-    # Shape: (images, scans, 4 figures).
-    figures = np.array(measured)
+    # Shape: (scans, 3 figures, images).
+    figures = np.array(measured).transpose(1, 2, 0)
     # The reference comes last.
     top1 = np.mean(right, axis=0).tolist() if right else [None] * (len(stops) + 1)
     return [
         ScanFidelity(
-            scan=costs[stop - 1].scan,
-            bytes_per_image=costs[stop - 1].bytes_per_sample,
-            saving=costs[stop - 1].saving,
-            image_bytes=_quartiles(num_bytes),
+            scan=scan,
+            bytes_per_image=costs[scan].bytes_per_sample,
+            saving=costs[scan].saving,
             msssim=float(msssims.mean()),
-            msssim_quartiles=_quartiles(msssims),
+            msssim_quartile=float(np.quantile(msssims, 0.25)),
             psnr=psnr(float(errors.mean())),
             decode_seconds=float(seconds.mean()),
             num_images=len(measured),
             reference=sample.top,
-            top1=top1[place],
+            top1=own,
             reference_top1=top1[-1],
         )
-        for place, stop in enumerate(stops)
-        for num_bytes, msssims, errors, seconds in [figures[:, place].T]
+        for scan, (msssims, errors, seconds), own in zip(scans, figures, top1, strict=False)
     ]
 
 
-def _stops(index: DatasetIndex, scans: Sequence[Scan] | None) -> list[int]:
-    """Return the number of pieces of each scan; raise if a staged copy does not hold it."""
-    if scans is None:
-        return list(range(1, index.num_groups + 1))[: index.scan]
-    for scan in scans:
-        index.prefix_bytes(scan)
-    return [check_scan(scan, index.num_groups) for scan in scans]
-
-
-def _label(label: bytes | None) -> int:
+def _number(label: bytes | None) -> int:
     try:
         return int(label or b"")
     except ValueError as error:
         raise PCRError(
-            f"expected the number of a class in field {_LABEL!r} to compare the model's answers "
+            f"expected the number of a class in field {LABEL!r} to compare the model's answers "
             f"with, got {label and label[:20]!r}"
         ) from error
 
 
-def _measure_image(
-    views: Sequence[Pieces],
-    reference: Reference,
-    rounds: int,
-) -> list[tuple[float, ...]]:
-    """Return the bytes, MS-SSIM, mean squared error and seconds to decode of each view."""
-    times = np.empty((rounds, len(views)))
-    found = []
-    # Interleave the rounds, so that a disturbance does not hit a single scan.
-    for number, place in itertools.product(range(rounds), range(len(views))):
+def _measure_image(view: Pieces, reference: Reference, rounds: int) -> tuple[float, float, float]:
+    """Return the MS-SSIM, the mean squared error and the seconds to decode a view."""
+    times = []
+    for _ in range(rounds):
         begun = time.thread_time()
-        decoded = decode_image(views[place])
-        times[number, place] = time.thread_time() - begun
-        if number == 0:
-            error = float(np.square(decoded.astype(np.float32) - reference.pixels).mean())
-            num_bytes = sum(map(len, views[place]))
-            found.append((num_bytes, reference.compare(decoded), error))
-    return [(*figures, fastest) for figures, fastest in zip(found, times.min(axis=0), strict=True)]
-
-
-def _quartiles(values: NDArray[np.float64]) -> Quartiles:
-    return Quartiles(*np.quantile(values, (0.25, 0.5, 0.75)).tolist())
+        decoded = decode_image(view)
+        times.append(time.thread_time() - begun)
+    error = float(np.square(decoded.astype(np.float32) - reference.pixels).mean())
+    return reference.compare(decoded), error, min(times)

@@ -10,22 +10,19 @@ from ..errors import MissingDependency, StorageError
 from .advice import ScanFidelity
 
 
-def pyplot_module() -> Any:
-    """Return matplotlib.pyplot, set up to draw to files.
+def figure_class() -> Any:
+    """Return matplotlib's ``Figure``.
 
     Raises:
         MissingDependency: matplotlib is not installed.
     """
     try:
-        import matplotlib
+        from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingDependency(
             "matplotlib is not installed: pip install 'pcrshard[fidelity]'"
         ) from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
+    return Figure
 
 
 @contextmanager
@@ -36,18 +33,12 @@ def saved_figure(path: str, width: float, height: float) -> Iterator[Any]:
         MissingDependency: matplotlib is not installed.
         StorageError: The picture cannot be written.
     """
-    pyplot = pyplot_module()
-    # Whatever style the caller's program has set, grids and dark colors are for its own figures.
-    with pyplot.style.context("default"):
-        figure = pyplot.figure(figsize=(width, height), layout="constrained")
-        try:
-            yield figure
-            try:
-                figure.savefig(path, dpi=100)
-            except (OSError, ValueError) as error:
-                raise StorageError(f"cannot save the picture: {error}", url=path) from error
-        finally:
-            pyplot.close(figure)
+    figure = figure_class()(figsize=(width, height), layout="constrained")
+    yield figure
+    try:
+        figure.savefig(path, dpi=100)
+    except (OSError, ValueError) as error:
+        raise StorageError(f"cannot save the picture: {error}", url=path) from error
 
 
 def plot_fidelity(rows: Sequence[ScanFidelity], path: str, *, title: str) -> None:
@@ -63,8 +54,7 @@ def plot_fidelity(rows: Sequence[ScanFidelity], path: str, *, title: str) -> Non
         axes = figure.subplots()
         axes.plot(*zip(*points, strict=True), "o-", color="#2b6cb0")
         for row, point in zip(rows, points, strict=True):
-            place = {"textcoords": "offset points", "xytext": (5, -12)}
-            axes.annotate(str(row.scan), point, fontsize=9, **place)
+            axes.annotate(str(row.scan), point, (5, -12), textcoords="offset points", fontsize=9)
         axes.set_xlabel("kB per sample, cumulative")
         axes.set_ylabel("mean MS-SSIM against full fidelity")
         axes.spines[["top", "right"]].set_visible(False)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from ..format.dataset_index import DatasetIndex
 from ..format.scan import FULL, Scan
@@ -14,47 +14,48 @@ from ..storage import Options
 
 Pieces = list[memoryview]
 OnImage = Callable[[int, int], None]
+LABEL = "cls"
 
 
-class ImageSample(NamedTuple):
+@dataclass
+class ImageSample:
     """Images drawn from a dataset.
 
     Attributes:
         dataset: Its index.
-        top: The highest readable scan, which the others are compared with: ``"full"``, or for a
-            staged copy, the highest scan that it holds.
-        drawn: The shards, and the positions of the images in each.
+        drawn: The shards, and the positions of the drawn images in each.
     """
 
     dataset: DatasetIndex
-    top: Scan
-    drawn: list[tuple[Shard, list[int]]]
+    drawn: dict[Shard, list[int]]
 
-    def images(
-        self, fields: Sequence[str] = (), on_image: OnImage | None = None
-    ) -> Iterator[tuple[Pieces, dict[str, bytes | None]]]:
+    @property
+    def top(self) -> Scan:
+        """The scan that others are compared with: ``"full"``, or the highest of a staged copy."""
+        return self.dataset.scan or FULL
+
+    def images(self, on_image: OnImage | None = None) -> Iterator[tuple[Pieces, bytes | None]]:
         """Read the drawn images of the first stream, one shard in memory at a time.
 
         Args:
-            fields: Additional fields to read.
             on_image: Called with (done, total) after each sample.
 
         Yields:
             The pieces of an image, one for each scan up to ``top``, valid until the next one; and
-            the sample's other fields, ``None`` if it lacks one.
+            the sample's label.
         """
-        total = sum(len(rows) for _, rows in self.drawn)
+        total = sum(map(len, self.drawn.values()))
         done = 0
-        for shard, rows in self.drawn:
-            with shard.load(shard.num_groups if self.top == FULL else self.top) as prefix:
+        for shard, rows in self.drawn.items():
+            with shard.load(self.dataset.scan or self.dataset.num_groups) as prefix:
                 stream = next(iter(prefix.streams), "")
                 for row in rows:
                     found = prefix.value(row, stream, list)
-                    others = {field: prefix.value(row, field) for field in fields}
+                    label = prefix.value(row, LABEL)
                     for image in found if stream in prefix.index.schema.lists else [found]:
                         # A passthrough image arrives as plain bytes.
                         if isinstance(image, list):
-                            yield image, others
+                            yield image, label
                     done += 1
                     if on_image is not None:
                         on_image(done, total)
@@ -86,8 +87,8 @@ def draw_images(
     rows: dict[int, list[int]] = {}
     for i, row in sorted(rng.sample(images, min(num_images, len(images)))):
         rows.setdefault(i, []).append(row)
-    drawn = [
-        (Shard(urls[i], entry=index.shards[i], storage_options=storage_options), chosen)
+    drawn = {
+        Shard(urls[i], entry=index.shards[i], storage_options=storage_options): chosen
         for i, chosen in rows.items()
-    ]
-    return ImageSample(index, index.scan or FULL, drawn)
+    }
+    return ImageSample(index, drawn)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from ..format.dataset_index import prefix_totals
 from ..format.scan import FULL, Scan
 from ..reading.scan_level import ScanLevel
-from ..training.epoch_sequence import Ints
+from ..training.epoch_sequence import Rules, shuffled_passes
 from ..training.loader import PCRLoader
 from .schedule import ScanPolicy
 
@@ -153,7 +154,7 @@ class ScanTuner(ScanPolicy):
     loss: Loss
     level: ScanLevel
     _: KW_ONLY
-    candidates: Sequence[Scan] | None = None
+    candidates: Sequence[Scan] = ()
     threshold: float = 0.8
     images: int = 2560
     trials: int = 3
@@ -168,19 +169,13 @@ class ScanTuner(ScanPolicy):
                 f"got {self.images}, {self.trials}, {self.every}"
             )
         shards = self.loader.dataset.shards
-        self._top = shards.scans.highest
         found = candidate_scans(prefix_totals(shards.entries)[: shards.scans.number])
         highest = self.level.highest
         usable = [scan for scan in found if highest == FULL or scan <= highest]
-        self._candidates: list[Scan] = list(self.candidates or usable)
-        self.candidates = self._candidates
-        for scan in self._candidates:
+        self.candidates = list(self.candidates) or usable
+        for scan in self.candidates:
             shards.scans.check(scan)
             self.level.check(scan)
-
-    def due(self, epoch: int) -> bool:
-        """Return whether an epoch begins with a tuning."""
-        return epoch >= self.first and (epoch - self.first) % self.every == 0
 
     def step(self, model: nn.Module, epoch: int) -> TunerReport | None:
         """Tune if due; call it on every rank before iterating over the epoch.
@@ -188,7 +183,7 @@ class ScanTuner(ScanPolicy):
         Returns:
             The result, already applied to the level, or ``None`` if no tuning was due.
         """
-        if not self.due(epoch):
+        if epoch < self.first or (epoch - self.first) % self.every:
             return None
         begun = time.monotonic()
         similarities = tuple(self.measure(model, epoch))
@@ -203,69 +198,42 @@ class ScanTuner(ScanPolicy):
         """Measure the cosine of each candidate without changing the level."""
         if type(model).__name__.endswith("DataParallel"):
             model = model.get_submodule("module")
+        first = _TUNING_EPOCHS + epoch * self.trials
         with _untouched(model):
-            trials = [self._cosines(model, epoch, trial) for trial in range(self.trials)]
+            trials = [self._cosines(model, first + trial) for trial in range(self.trials)]
         return [
             # The interval may extend beyond the range of a cosine.
             Similarity(scan, *(max(-1.0, min(1.0, bound)) for bound in confidence(cosines)))
-            for scan, *cosines in zip(self._candidates, *trials, strict=True)
+            for scan, *cosines in zip(self.candidates, *trials, strict=True)
         ]
 
-    def _cosines(
-        self,
-        model: nn.Module,
-        epoch: int,
-        trial: int,
-    ) -> list[float]:
-        """Return the cosine of each candidate's mean gradient over a trial's images."""
-        sums = self._gradients(model, epoch, trial)
-        _add_ranks(sums.values())
-        return [_cosine(sums[scan], sums[self._top]) for scan in self._candidates]
+    def _cosines(self, model: nn.Module, epoch: int) -> list[float]:
+        """Return the cosine of each candidate's mean gradient with that of the reference.
 
-    def _gradients(
-        self,
-        model: nn.Module,
-        epoch: int,
-        trial: int,
-    ) -> dict[Scan, Tensor]:
-        """Sum the gradients of this rank's batches, at each candidate and the reference."""
-        sums: dict[Scan, Tensor] = {}
-        crops = _TUNING_EPOCHS + epoch * self.trials + trial
-        scans = list(dict.fromkeys([*self._candidates, self._top]))
-        batches = self._batches(epoch, trial)
-        views = self.loader.views(batches, scans, epoch=crops)
-        for number, batch_at in enumerate(views):
+        The images are the first of an epoch that no training reads, so that they and their crops
+        differ from trial to trial.
+        """
+        loader = self.loader
+        rules = Rules(loader.rules.seed)
+        order = shuffled_passes(loader.dataset.shard_sizes, rules, 0, epoch, epoch + 1)
+        rank, world = loader.rank
+        ids = order[: self.images]
+        # Every rank has equally many batches; the first images fill those of the last ranks.
+        own = np.resize(ids, -(-len(ids) // world) * world)[rank::world]
+        batches = np.array_split(own, -(-len(own) // loader.batch_size))
+        top = loader.dataset.shards.scans.highest
+        scans = list(dict.fromkeys([*self.candidates, top]))
+        sums: dict[Scan, Any] = dict.fromkeys(scans, 0)
+        for number, batch_at in enumerate(loader.views(batches, scans, epoch=epoch)):
             for scan, batch in batch_at.items():
                 # Use the same dropout for each scan; _untouched restores the random state.
                 torch.manual_seed(number)
-                gradient = _gradient(self.loss(model, batch), model)
-                sums[scan] = sums[scan].add_(gradient) if scan in sums else gradient
-        return sums
-
-    def _batches(self, epoch: int, trial: int) -> list[Ints]:
-        """Return this rank's batches of a trial's images, each as (samples,) sample numbers.
-
-        If there are fewer images than in a global batch, each rank takes all of them.
-        """
-        ids = self._draw(random.Random(f"{self.loader.rules.seed} {epoch} {trial}"))
-        rank, world = self.loader.rank
-        global_batch = world * self.loader.batch_size
-        if len(ids) < global_batch:
-            return [np.array(ids)]
-        count = max(1, min(len(ids), self.images) // global_batch)
-        batches = np.array(ids[: count * global_batch]).reshape(count, world, -1)
-        return list(batches[:, rank])
-
-    def _draw(self, rng: random.Random) -> list[int]:
-        """Draw samples from as few shards as hold a trial's images; encoding shuffled them."""
-        starts = [0, *self.loader.dataset.shard_sizes.cumsum().tolist()]
-        order = list(range(len(starts) - 1))
-        rng.shuffle(order)
-        ids: list[int] = []
-        for shard in order:
-            if len(ids) < self.images:
-                ids += range(starts[shard], starts[shard + 1])
-        return ids
+                sums[scan] += _gradient(self.loss(model, batch), model)
+        if dist.is_available() and dist.is_initialized():
+            for gradient in sums.values():
+                dist.all_reduce(gradient)
+        similarity = functools.partial(nn.functional.cosine_similarity, dim=0, eps=1e-30)
+        return [float(similarity(sums[scan], sums[top])) for scan in self.candidates]
 
     def state_dict(self) -> State:
         """Return the level and the results as JSON-serializable values."""
@@ -282,17 +250,6 @@ def _gradient(loss: Tensor, model: nn.Module) -> Tensor:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradients = torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
     return torch.cat([gradient.reshape(-1).float() for gradient in gradients])
-
-
-def _add_ranks(totals: Iterable[Tensor]) -> None:
-    """Add the tensors of the other ranks, if any, in place."""
-    if dist.is_available() and dist.is_initialized():
-        for total in totals:
-            dist.all_reduce(total)
-
-
-def _cosine(gradient: Tensor, reference: Tensor) -> float:
-    return float(nn.functional.cosine_similarity(gradient, reference, dim=0, eps=1e-30))
 
 
 @contextmanager

@@ -10,14 +10,14 @@ from ..errors import PCRError
 
 # 99th percentile of the standard normal distribution.
 _P99 = 2.326
-MAX_READERS = 1 << 17
+_MAX_READERS = 1 << 17
 
 
-def _check(record: object, least: float, *names: str, most: float = math.inf) -> None:
-    """Raise ``PCRError`` for an attribute out of range."""
+def _check(record: object, least: float, *names: str) -> None:
+    """Raise ``PCRError`` for an attribute below ``least``, or NaN."""
     for name in names:
         number = getattr(record, name)
-        if not least <= number <= most:
+        if not number >= least:
             raise PCRError(f"expected {name} of at least {least:g}, got {number:g}")
 
 
@@ -32,7 +32,6 @@ class Cluster:
         link: Network bandwidth per node (default: unlimited).
         stream: Bandwidth per request, which object stores limit (default: unlimited).
         latency: Time to the first byte of a request in seconds: median and 99th percentile.
-        prices: Dollars per request, and per byte of egress.
     """
 
     bandwidth: float = math.inf
@@ -41,16 +40,15 @@ class Cluster:
     link: float = math.inf
     stream: float = math.inf
     latency: tuple[float, float] = (0.0, 0.0)
-    prices: tuple[float, float] = (0.0, 0.0)
 
     def __post_init__(self) -> None:
         _check(self, 1, "bandwidth", "per_node", "cores", "link", "stream")
-        for numbers in (self.latency, self.prices):
-            if not all(0 <= number < math.inf for number in numbers):
-                raise PCRError(f"expected numbers of at least 0, got {numbers}")
         median, p99 = self.latency
-        if median > p99:
-            raise PCRError(f"expected a median latency up to the 99th percentile, got {median}")
+        if not 0 <= median <= p99 < math.inf:
+            raise PCRError(
+                "expected a median latency of at least 0 and a 99th percentile of at least the "
+                f"median, got {median:g} and {p99:g}"
+            )
 
 
 def draw_latency(latency: tuple[float, float], rng: random.Random) -> float:
@@ -96,19 +94,14 @@ class Job:
     byte_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(self, 1, "accelerators", "batch", "ahead", most=MAX_READERS)
+        _check(self, 1, "accelerators", "batch", "ahead")
         _check(self, 0, "workers", "threads", "prefetch", "sync_seconds", "start_seconds")
         _check(self, 0, "image_seconds", "byte_seconds")
         _check(self, 1e-6, "rate")
-        if (readers := self.accelerators * max(self.workers, 1)) > MAX_READERS:
-            raise PCRError(f"expected at most {MAX_READERS} ranks and workers, got {readers}")
+        if (readers := self.accelerators * max(self.workers, 1)) > _MAX_READERS:
+            raise PCRError(f"expected at most {_MAX_READERS} ranks and workers, got {readers}")
         if self.workers and self.threads:
             raise PCRError(
                 f"expected workers or threads, got {self.workers} workers and "
                 f"{self.threads} threads"
             )
-
-    @property
-    def decodes_ahead(self) -> bool:
-        """Whether batches are decoded while the accelerator computes."""
-        return self.workers + self.threads > 0

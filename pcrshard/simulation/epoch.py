@@ -2,22 +2,49 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..errors import MissingDependency
 from ..training.epoch_order import Geometry
 from ..training.epoch_sequence import Counts, Rules
 from .cluster import Cluster, Job, draw_latency
-from .queues import Barrier, Cores, Environment, Event, Pipe
-from .reads import Place, WorkerReads, epoch_reads
+from .reads import WorkerReads, epoch_reads
 
+# Events and processes of simpy.
+Event = Any
 Process = Generator[Event, Any, None]
 # Number of parts per prefix; transfers of other prefixes interleave between parts.
 _PARTS = 16
 _LEAST_PART = 1 << 15
+
+
+class Outcome(NamedTuple):
+    """Summary of an epoch on a cluster.
+
+    Attributes:
+        images_per_second: Mean rate of all accelerators over the whole epoch.
+        stall: Fraction of the time that an accelerator waits for batches or for other ranks.
+        step_p99: 99th percentile of the step time in seconds, excluding the first step.
+        first_batch: Seconds until the first step can begin.
+        epoch_seconds: Duration of the epoch in seconds.
+        requests: Number of requests to the storage.
+        sent_bytes: Bytes sent by the storage.
+    """
+
+    images_per_second: float
+    stall: float
+    step_p99: float
+    first_batch: float
+    epoch_seconds: float
+    requests: int
+    sent_bytes: int
 
 
 @dataclass
@@ -40,28 +67,27 @@ class Trace:
     requests: int = 0
     sent_bytes: int = 0
 
-
-def _environment() -> Environment:
-    try:
-        import simpy
-    except ImportError as error:
-        raise MissingDependency(
-            "simpy is not installed: pip install 'pcrshard[simulate]'"
-        ) from error
-    return simpy.Environment()
-
-
-class _Machine(NamedTuple):
-    """State of a simulated node."""
-
-    cores: Cores
-    link: Pipe
+    def outcome(self, job: Job) -> Outcome:
+        """Summarize the epoch of a job."""
+        seconds = self.step_ends[-1]
+        busy = self.images / job.accelerators / job.rate
+        steps = sorted(b - a for a, b in itertools.pairwise(self.step_ends)) or [seconds]
+        return Outcome(
+            images_per_second=self.images / seconds,
+            stall=max(0.0, 1 - busy / seconds),
+            step_p99=steps[int(0.99 * len(steps))],
+            first_batch=self.first_batch,
+            epoch_seconds=seconds,
+            requests=self.requests,
+            sent_bytes=self.sent_bytes,
+        )
 
 
+@dataclass
 class Simulation:
     """A job on a cluster, simulated epoch by epoch.
 
-    Args:
+    Attributes:
         cluster: The cluster.
         job: The job.
         sizes: (shards,) samples of each shard.
@@ -71,25 +97,18 @@ class Simulation:
         seed: Random seed for the latencies.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        job: Job,
-        sizes: Counts,
-        prefixes: Sequence[int],
-        *,
-        rules: Rules = Rules(),
-        lanes_per_rank: int = 4,
-        seed: int = 0,
-    ) -> None:
-        self.cluster = cluster
-        self.job = job
-        self.sizes = sizes
-        self.prefixes = prefixes
-        self.rules = rules
-        self.geometry = Geometry(job.batch * job.accelerators, job.accelerators, lanes_per_rank)
-        self.rng = random.Random(seed)
-        self.start_seconds = job.start_seconds
+    cluster: Cluster
+    job: Job
+    sizes: Counts
+    prefixes: Sequence[int]
+    _: KW_ONLY
+    rules: Rules = field(default_factory=Rules)
+    lanes_per_rank: int = 4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+        self.start_seconds = self.job.start_seconds
 
     def run(self, epoch: int = 0, steps: int | None = None) -> Trace:
         """Simulate an epoch, or its first ``steps`` steps.
@@ -98,145 +117,173 @@ class Simulation:
             MissingDependency: simpy is not installed.
             ValueError: The dataset is smaller than one global batch.
         """
-        reads = epoch_reads(self.sizes, self.geometry, self.rules, self.job.workers, epoch, steps)
-        trace = _Epoch(self, dict(reads)).run()
+        job = self.job
+        geometry = Geometry(job.batch * job.accelerators, job.accelerators, self.lanes_per_rank)
+        workers = max(job.workers, 1)
+        reads = epoch_reads(self.sizes, geometry, self.rules, workers, epoch=epoch, steps=steps)
+        trace = _Epoch(self, reads).run()
         # Workers persist between epochs, and so do their connections.
         self.start_seconds = 0.0
         return trace
 
 
+class _Pipe:
+    """A first-come, first-served link; readers that send parts in turn share it evenly."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+        self.free_at = 0.0
+
+    def pass_through(self, now: float, num_bytes: float) -> float:
+        """Return the time when bytes that enter now have passed through."""
+        if self.rate == math.inf:
+            return now
+        self.free_at = max(now, self.free_at) + num_bytes / self.rate
+        return self.free_at
+
+
 class _Epoch:
     """State of a simulated epoch."""
 
-    def __init__(self, of: Simulation, reads: dict[Place, WorkerReads]) -> None:
-        self.environment = _environment()
+    def __init__(self, of: Simulation, reads: list[list[WorkerReads]]) -> None:
+        try:
+            import simpy
+        except ImportError as error:
+            raise MissingDependency(
+                "simpy is not installed: pip install 'pcrshard[simulate]'"
+            ) from error
+        self.simpy: Any = simpy
+        self.environment: Any = simpy.Environment()
         self.of = of
-        cluster = of.cluster
-        self.storage = Pipe(cluster.bandwidth)
-        self.machines = [
-            _Machine(Cores(self.environment, cluster.cores), Pipe(cluster.link))
-            for _ in range(-(-of.job.accelerators // cluster.per_node))
+        self.job = of.job
+        self.storage = _Pipe(of.cluster.bandwidth)
+        nodes = range(-(-len(reads) // of.cluster.per_node))
+        links = [_Pipe(of.cluster.link) for _ in nodes]
+        cores = [simpy.Resource(self.environment, of.cluster.cores) for _ in nodes]
+        self.workers = [
+            [_Worker(self, links[node], cores[node], worker) for worker in workers]
+            for rank, workers in enumerate(reads)
+            for node in [rank // of.cluster.per_node]
         ]
-        self.barrier = Barrier(self.environment, of.job.accelerators)
-        self.workers = {
-            place: _Worker(self, self.machines[place[0] // cluster.per_node], each)
-            for place, each in reads.items()
-        }
-        self.trace = Trace(sum(sum(each.images) for each in reads.values()))
+        self.trace = Trace(sum(sum(each.images) for rank in reads for each in rank))
 
     def run(self) -> Trace:
-        for rank in range(self.of.job.accelerators):
-            self.environment.process(self._rank(rank))
-        if self.of.job.decodes_ahead:
-            for worker in self.workers.values():
+        """Run the processes of all ranks and workers."""
+        self.environment.process(self._train())
+        if self.job.workers + self.job.threads:
+            for worker in itertools.chain(*self.workers):
                 self.environment.process(worker.run())
         self.environment.run()
         return self.trace
 
-    def _rank(self, rank: int) -> Process:
-        """Run the steps of a rank: get a batch, compute, wait for the other ranks."""
-        environment = self.environment
-        job = self.of.job
-        each = max(job.workers, 1)
-        workers = [self.workers[rank, number] for number in range(each)]
-        yield environment.timeout(self.of.start_seconds)
-        for step in range(sum(len(worker.reads.images) for worker in workers)):
-            worker = workers[step % each]
-            begun = environment.now
-            yield from worker.hand_over(step // each)
-            self.trace.waited += environment.now - begun
-            if step == 0:
-                self.trace.first_batch = max(self.trace.first_batch, environment.now)
-            yield environment.timeout(worker.reads.images[step // each] / job.rate)
-            yield self.barrier.wait()
-            if rank == 0:
-                self.trace.step_ends.append(environment.now + job.sync_seconds)
-            yield environment.timeout(job.sync_seconds)
+    def _train(self) -> Process:
+        """Run all steps; each ends when the slowest rank is done."""
+        yield self.environment.timeout(self.of.start_seconds)
+        for step in range(sum(len(worker.images) for worker in self.workers[0])):
+            yield self.environment.all_of(
+                [self.environment.process(self._step(rank, step)) for rank in self.workers]
+            )
+            yield self.environment.timeout(self.job.sync_seconds)
+            self.trace.step_ends.append(self.environment.now)
 
-    def fetch(self, machine: _Machine, shard: int) -> Process:
-        """Fetch a prefix from the storage."""
-        num_bytes = self.of.prefixes[shard]
+    def _step(self, workers: list[_Worker], step: int) -> Process:
+        """Run a step of one rank: get a batch, then compute."""
+        number, place = divmod(step, len(workers))
+        worker = workers[place]
+        begun = self.environment.now
+        yield from worker.hand_over(number)
+        self.trace.waited += self.environment.now - begun
+        if step == 0:
+            self.trace.first_batch = self.environment.now
+        yield self.environment.timeout(worker.images[number] / self.job.rate)
+
+    def fetch(self, link: _Pipe, shard: int) -> Process:
+        """Fetch a prefix part by part; a part enters a pipe when it is through the one before."""
+        left = self.of.prefixes[shard]
         self.trace.requests += 1
-        self.trace.sent_bytes += num_bytes
-        cluster = self.of.cluster
-        yield self.environment.timeout(draw_latency(cluster.latency, self.of.rng))
-        yield from self._send(num_bytes, [self.storage, machine.link, Pipe(cluster.stream)])
-
-    def _send(self, num_bytes: int, pipes: Sequence[Pipe]) -> Process:
-        """Send bytes through pipes part by part; a part enters when the previous one is through."""
-        part = max(_LEAST_PART, -(-num_bytes // _PARTS))
-        left = num_bytes
+        self.trace.sent_bytes += left
+        yield self.environment.timeout(draw_latency(self.of.cluster.latency, self.of.rng))
+        stream = _Pipe(self.of.cluster.stream)
+        part = max(_LEAST_PART, -(-left // _PARTS))
         arrived = self.environment.now
         while left > 0:
             size = min(part, left)
             left -= size
-            yield self._until(pipes[0].pass_through(self.environment.now, size))
+            yield self._until(self.storage.pass_through(self.environment.now, size))
             # Each sender has at most one part queued per pipe.
             yield self._until(arrived)
-            arrived = self.environment.now
-            for pipe in pipes[1:]:
-                arrived = pipe.pass_through(arrived, size)
+            sent = link.pass_through(self.environment.now, size)
+            arrived = stream.pass_through(sent, size)
         yield self._until(arrived)
 
     def _until(self, moment: float) -> Event:
         return self.environment.timeout(max(0.0, moment - self.environment.now))
 
+    def work(self, cores: Any, seconds: float) -> Process:
+        """Keep one core busy, as soon as one is free."""
+        with cores.request() as turn:
+            yield turn
+            yield self.environment.timeout(seconds)
+
 
 class _Worker:
     """A DataLoader worker, the threads of a rank, or the rank itself if it has neither."""
 
-    def __init__(self, epoch: _Epoch, machine: _Machine, reads: WorkerReads) -> None:
+    def __init__(self, epoch: _Epoch, link: _Pipe, cores: Any, reads: WorkerReads) -> None:
         self.epoch = epoch
-        self.machine = machine
-        self.reads = reads
+        self.link = link
+        self.cores = cores
+        self.images = reads.images
+        self.shards = reads.schedule.shards.tolist()
+        # Number of requests that the worker has made when it begins each batch.
+        batches = np.arange(len(reads.images))
+        self.needed = np.searchsorted(reads.schedule.first, batches, side="right").tolist()
         self.loads: list[Event] = []
         self.begun = 0
-        self.asked = epoch.of.job.ahead
-        self.made = [epoch.environment.event() for _ in reads.images]
-        self.more = epoch.environment.event()
+        # Batches that the rank has asked for, and those that are ready.
+        self.asked = epoch.simpy.Container(epoch.environment, init=epoch.job.ahead)
+        self.ready = epoch.simpy.Container(epoch.environment)
 
     def hand_over(self, number: int) -> Process:
-        """Wait for the next batch, hand it to the rank, and request another."""
-        if not self.epoch.of.job.decodes_ahead:
-            yield from self.make(number)
+        """Wait for the next batch, hand it to the rank, and ask for another."""
+        if not self.epoch.job.workers + self.epoch.job.threads:
+            yield from self._make(number)
             return
-        yield self.made[number]
-        self.asked += 1
-        self.more.succeed()
-        self.more = self.epoch.environment.event()
+        yield self.ready.get(1)
+        self.asked.put(1)
 
     def run(self) -> Process:
-        """Make batches as they are requested."""
+        """Make batches as they are asked for."""
         yield self.epoch.environment.timeout(self.epoch.of.start_seconds)
-        for number in range(len(self.reads.images)):
-            while self.asked <= number:
-                yield self.more
-            yield from self.make(number)
-            self.made[number].succeed()
+        for number in range(len(self.images)):
+            yield self.asked.get(1)
+            yield from self._make(number)
+            self.ready.put(1)
 
-    def make(self, number: int) -> Process:
+    def _make(self, number: int) -> Process:
         """Make one batch: wait for its prefixes, then decode its images."""
-        job = self.epoch.of.job
-        while self.begun < self.reads.needed[number]:
-            wanted = min(self.begun + job.prefetch + 1, len(self.reads.shards))
-            for request in range(len(self.loads), wanted):
-                self.loads.append(self.epoch.environment.process(self._load(request)))
-            yield self.loads[self.begun]
-            self.begun += 1
+        job = self.epoch.job
+        environment = self.epoch.environment
+        needed = self.needed[number]
+        # The prefetched requests go out as soon as the first of this batch is needed.
+        while len(self.loads) < min(needed + job.prefetch, len(self.shards)):
+            self.loads.append(environment.process(self._load(len(self.loads))))
+        yield environment.all_of(self.loads[self.begun : needed])
+        self.begun = needed
         # Threads beyond the core count add nothing, and all ranks of a node have equally many.
-        decoders = min(max(job.threads, 1), self.machine.cores.cores)
-        seconds = self.reads.images[number] * job.image_seconds / decoders
-        yield self.epoch.environment.all_of(
-            [self.machine.cores.work(seconds) for _ in range(decoders)]
+        decoders = min(max(job.threads, 1), self.cores.capacity)
+        seconds = self.images[number] * job.image_seconds / decoders
+        yield environment.all_of(
+            [environment.process(self.epoch.work(self.cores, seconds)) for _ in range(decoders)]
         )
 
     def _load(self, request: int) -> Process:
         """Load a prefix once a thread is free: request i starts after i - threads has ended."""
-        threads = max(self.epoch.of.job.prefetch, 1)
+        threads = max(self.epoch.job.prefetch, 1)
         if request >= threads:
             yield self.loads[request - threads]
-        shard = self.reads.shards[request]
-        yield from self.epoch.fetch(self.machine, shard)
+        shard = self.shards[request]
+        yield from self.epoch.fetch(self.link, shard)
         # Runs on another core if one is free, because decoding releases the GIL.
-        num_bytes = self.epoch.of.prefixes[shard]
-        yield self.machine.cores.work(num_bytes * self.epoch.of.job.byte_seconds)
+        seconds = self.epoch.of.prefixes[shard] * self.epoch.job.byte_seconds
+        yield from self.epoch.work(self.cores, seconds)

@@ -1,60 +1,111 @@
-"""The reads of each worker in an epoch, in the order of a real job."""
+"""What each worker reads in an epoch, in the order of a real job, and what that adds up to."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from ..format.scan import Scan
 from ..training.epoch_order import Geometry, epoch_order, rank_batches
 from ..training.epoch_sequence import Counts, Rules
-from ..training.shard_schedule import schedule
-
-# (rank, worker).
-Place = tuple[int, int]
+from ..training.shard_schedule import Schedule, schedule
 
 
 class WorkerReads(NamedTuple):
-    """The batches of one worker, and its requests in order.
-
-    Attributes:
-        images: Number of images in each batch.
-        needed: Number of requests that the worker has made when it begins each batch.
-        shards: The shard of each request.
-    """
+    """The number of images in each batch of one worker, and its requests."""
 
     images: list[int]
-    needed: list[int]
-    shards: list[int]
+    schedule: Schedule
 
 
 def epoch_reads(
     sizes: Counts,
     geometry: Geometry,
-    rules: Rules,
-    workers: int,
+    rules: Rules = Rules(),
+    workers: int = 1,
+    *,
     epoch: int = 0,
     steps: int | None = None,
-) -> Iterator[tuple[Place, WorkerReads]]:
-    """Compute the reads of every worker of every rank.
+) -> list[list[WorkerReads]]:
+    """Compute the reads of each worker of each rank.
 
     Args:
         sizes: (shards,) samples of each shard.
         geometry: Geometry of the job, at its maximum world size.
         rules: Ordering rules of the job.
-        workers: DataLoader workers per rank; 0 for the rank itself.
+        workers: DataLoader workers per rank; a rank without any counts as one.
         epoch: The number of the epoch.
         steps: Number of steps; the whole epoch by default.
+
+    Raises:
+        ValueError: The dataset is smaller than one global batch.
     """
     order = epoch_order(sizes, geometry, rules, epoch=epoch)
     world = geometry.max_world_size
-    each = max(workers, 1)
-    for rank in range(world):
-        of_rank = rank_batches(order, world, rank)[:steps]
-        for worker in range(each):
-            batches = of_rank[worker::each]
-            plan = schedule(batches, sizes)
-            needed = np.searchsorted(plan.first, np.arange(len(batches)), side="right")
-            images = [len(ids) for ids in batches]
-            yield (rank, worker), WorkerReads(images, needed.tolist(), plan.shards.tolist())
+    ranks = [rank_batches(order, world, rank)[:steps] for rank in range(world)]
+    return [
+        [
+            WorkerReads(list(map(len, batches)), schedule(batches, sizes))
+            for batches in (of_rank[worker::workers] for worker in range(workers))
+        ]
+        for of_rank in ranks
+    ]
+
+
+class PlanCost(NamedTuple):
+    """Predicted reads of an epoch at a scan.
+
+    Attributes:
+        scan: The scan.
+        steps: Steps per rank.
+        epoch_bytes: Bytes read by all workers of all ranks.
+        repeated_bytes: Bytes of ``epoch_bytes`` that are read more than once.
+        requests: Prefixes read by all workers. A remote prefix takes one request up to the part
+            size (docs/remote.md), and one per part beyond it.
+        worker_memory_bytes: Peak bytes of prefixes held by a worker.
+        images_per_second: Upper bound set by the bandwidth, X = W / E[s] (Theorem 4.1 of the VLDB
+            paper); ``None`` without a bandwidth.
+    """
+
+    scan: Scan
+    steps: int
+    epoch_bytes: int
+    repeated_bytes: int
+    requests: int
+    worker_memory_bytes: int
+    images_per_second: float | None
+
+
+def plan_costs(
+    reads: Sequence[Sequence[WorkerReads]],
+    prefixes: Mapping[Scan, Counts],
+    bandwidth: float | None = None,
+) -> list[PlanCost]:
+    """Add up what an epoch reads at each of some scans.
+
+    Args:
+        reads: From :func:`epoch_reads`.
+        prefixes: (shards,) bytes of each shard's prefix, by scan.
+        bandwidth: Storage bandwidth shared by all ranks, in bytes per second.
+    """
+    workers = [worker for rank in reads for worker in rank]
+    shards = np.concatenate([worker.schedule.shards for worker in workers])
+    images = sum(sum(worker.images) for worker in workers)
+    costs = []
+    for scan, sizes in prefixes.items():
+        num_bytes = np.asarray(sizes)
+        epoch_bytes = int(num_bytes[shards].sum())
+        costs.append(
+            PlanCost(
+                scan=scan,
+                steps=sum(len(worker.images) for worker in reads[0]),
+                epoch_bytes=epoch_bytes,
+                repeated_bytes=epoch_bytes - int(num_bytes[np.unique(shards)].sum()),
+                requests=len(shards),
+                worker_memory_bytes=max(worker.schedule.peak(num_bytes) for worker in workers),
+                images_per_second=bandwidth and bandwidth * images / epoch_bytes,
+            )
+        )
+    return costs

@@ -40,20 +40,22 @@ def test_the_plan_adds_up(dataset, cli):
     ]
     full = costs[-1]
     assert full["images_per_second"] == pytest.approx(24 / (full["epoch_bytes"] / 2e6))
-    _, text, _ = cli(*command, "--scan", "2", "--workers", "3", "--lanes-per-rank", "4")
-    assert "24 samples in 4 shards, 4 steps of 6" in text
-    assert "try --lanes-per-rank 3" in text
+    _, text, _ = cli(*command, "--scan", "2")
+    assert "24 samples in 4 shards, 4 steps of 1 x 6 images" in text
     assert cli(*command, "--scan", "0.5", "--json")[1][0]["scan"] in scans
 
 
 def test_a_plan_for_a_small_dataset(dataset, cli):
-    """A batch larger than the dataset is planned as large as it can be, with a note."""
-    _, costs, err = cli("plan", dataset, "--ranks", "5", "--json")
-    assert "256 x 5" in err
-    assert "24 samples; planning with --batch 4" in err
-    assert {cost["steps"] for cost in costs} == {1}
-    _, text, err = cli("plan", dataset, "--ranks", "5", "--batch", "4")
-    assert ("1 step of 20" in text, err) == (True, "")
+    """A batch larger than the dataset is planned as large as it can be."""
+    assert "1 step of 5 x 4 images" in cli("plan", dataset, "--ranks", "5")[1]
+
+
+def test_a_plan_for_more_samples_than_there_are(dataset, cli):
+    """A small part of a dataset stands for the whole: its shards are repeated."""
+    line = ("plan", dataset, "--batch", 6, "--lanes-per-rank", 1, "--scan", 2, "--json")
+    (few,), (many,) = cli(*line)[1], cli(*line, "--samples", 2400)[1]
+    assert many["steps"] == 100 * few["steps"]
+    assert many["epoch_bytes"] == 100 * few["epoch_bytes"]
 
 
 def test_fidelity_recommends_and_draws(dataset, tmp_path, cli):

@@ -25,17 +25,6 @@ def test_a_slow_storage_is_as_fast_as_its_bytes(dataset, plan):
         assert row["stall"] > 0.9
 
 
-def test_more_samples_than_there_are_cost_more(plan):
-    """Simulating more images than the dataset holds scales up requests and dollars."""
-    one = ("--scan", "2", "--decode", "1000", "--prices", "0.4,0.09")
-    few = plan(*one)[0]
-    many = plan(*one, "--samples", "2400", "--ranks", "4")[0]
-    assert many["requests"] >= 100 * few["requests"]
-    assert many["dollars"] == pytest.approx(
-        many["requests"] * 0.4e-3 + many["sent_bytes"] * 0.09e-9
-    )
-
-
 def test_latency_is_an_option(plan):
     """Latency makes the first batch wait."""
     command = ("--scan", "2", "--latency", "20,80", "--per-node", "2", "--cores", "4")

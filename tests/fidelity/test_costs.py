@@ -1,17 +1,9 @@
-"""What each scan and each epoch costs, against sums over the dataset's own index."""
+"""What each scan costs, against sums over the dataset's own index, and how figures are shown."""
 
 import pytest
 
 from pcrshard import open_dataset, stage
-from pcrshard.errors import ScanUnavailable
-from pcrshard.fidelity.costs import (
-    human_bytes,
-    plan_costs,
-    record_table,
-    scan_costs,
-    table,
-)
-from pcrshard.training.epoch_order import Geometry
+from pcrshard.fidelity.costs import human_bytes, record_table, scan_costs, table
 
 
 @pytest.fixture(scope="module")
@@ -51,24 +43,3 @@ def test_tables_are_aligned(index):
     assert len({len(line) for line in lines}) == 1
     assert lines[-1].split()[0] == "full"
     assert table(["a", "b"], [[1, "long"]]).splitlines() == ["a  b", "1  long"]
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("workers", [1, 3])
-def test_an_epoch_reads_every_prefix(index, ranks, workers):
-    """The costs cover all bytes, repeated reads, and the rank that reads the most."""
-    costs = plan_costs(index, [*range(1, 11), "full"], Geometry(4, ranks, 1), workers=workers)
-    assert [cost.scan for cost in costs] == [*range(1, 11), "full"]
-    for cost in costs:
-        assert cost.steps == 6
-        assert cost.epoch_bytes - cost.repeated_bytes == index.prefix_bytes(cost.scan)
-        assert cost.epoch_bytes / ranks <= cost.rank_bytes <= cost.epoch_bytes
-        assert cost.requests >= len(index.shards)
-        assert 0 < cost.worker_memory_bytes <= cost.rank_bytes
-        assert cost.images_per_second is None
-
-
-def test_scans_that_are_not_there_are_refused(index):
-    """The message has both numbers."""
-    with pytest.raises(ScanUnavailable, match="0 to 10"):
-        plan_costs(index, [11], Geometry(4, 1, 1))
