@@ -109,7 +109,7 @@ def _pcr_samples(source: Urls, scan: ScanChoice = FULL, **options: Any) -> Sampl
         entry = entries.get(storage.file_name(path))
         return stage.open(path, entry).load(current_scan(scan), cancel=cancel)
 
-    urls = (item["url"] if isinstance(item, dict) else item for item in source)
+    urls = map(_url_of, source)
     ahead = prefetch(urls, load, depth=stage.prefetch, max_bytes=stage.prefetch_bytes)
     with suppress(_Stopped), closing(ahead) as loads:
         for url, future in loads:
@@ -353,8 +353,19 @@ def _decoded(
 pcr_decoded = filters.pipelinefilter(_pcr_decode)
 
 
+def _url_of(item: dict[str, Any] | str) -> str:
+    if isinstance(item, str):
+        return item
+    if "url" not in item:
+        raise TypeError(
+            f"pcr_scan expected the URLs of shards, got a sample with {sorted(item)}: in a "
+            "DataPipeline it takes the place of tarfile_to_samples()"
+        )
+    return str(item["url"])
+
+
 def pcr_decode(
-    size: Side = None,
+    size: Side | ImageDecoder = None,
     crop: Crop = None,
     layout: Layout = "chw",
     *,
@@ -369,7 +380,8 @@ def pcr_decode(
     Other fields are unchanged; add ``.decode(partial=True)`` after it to decode labels.
 
     Args:
-        size: Side, or (height, width), of the result in pixels.
+        size: Side, or (height, width), of the result in pixels; or an :class:`ImageDecoder`, which
+            takes the place of ``crop``, ``layout`` and ``options``.
         crop: ``random``, ``center`` or ``None``; see :class:`ImageDecoder`.
         layout: ``chw`` or ``hwc``.
         seed: Seed of the crops, which differ by rank and worker; by default random. All images of a
@@ -382,8 +394,11 @@ def pcr_decode(
     Returns:
         A callable from an iterator of samples to an iterator of samples; it can be pickled.
     """
-    decoder = ImageDecoder(size, crop, layout=layout, **options)
-    return pcr_decoded(decoder, seed, handler, threads)
+    if not isinstance(size, ImageDecoder):
+        size = ImageDecoder(size, crop, layout=layout, **options)
+    elif crop or options:
+        raise TypeError("expected crop and other options in the ImageDecoder, got them beside it")
+    return pcr_decoded(size, seed, handler, threads)
 
 
 def _fluent_pcr_decode(self: Any, *args: Any, **options: Any) -> Any:

@@ -215,6 +215,22 @@ def test_pcr_decode_gives_what_each_image_gives(threads, options, tmp_path):
                 assert np.array_equal(got[name], expected[name])
 
 
+def test_pcr_decode_takes_a_decoder():
+    """``.pcr_decode()`` takes the ImageDecoder of a PCRDataset, with no options beside it."""
+    samples = [{"__key__": "a", "jpg": make_jpeg(1, 40, 50)}]
+    decoder = ImageDecoder(16, "center", layout="hwc")
+    (found,) = pcrshard.pcr_decode(decoder)(samples)
+    assert np.array_equal(found["jpg"], decoder(samples[0]["jpg"]))
+    with pytest.raises(TypeError, match="in the ImageDecoder"):
+        pcrshard.pcr_decode(decoder, "random")
+
+
+def test_pcr_scan_after_a_reader_says_what_to_leave_out():
+    """In a DataPipeline that reads tars already, the error says that pcr_scan does this."""
+    with pytest.raises(TypeError, match=r"in a DataPipeline .* tarfile_to_samples"):
+        list(pcr_scan(2)([{"__key__": "a", "jpg": b""}]))
+
+
 @pytest.mark.parametrize("threads", [0, 2])
 def test_what_cannot_be_decoded_goes_to_the_handler(threads):
     """The handler gets each error in order, and says whether later samples follow."""
