@@ -93,7 +93,8 @@ def pull(
             raise problem
         target.commit(held, merged)
     except CorruptCheckpoint:
-        target.remove(record.file for record in missing)
+        # A wrong manifest may name a file of a version that the store already has.
+        target.remove({each.file for each in missing} - {each.file for each in held.versions})
         raise
     return Pulled(wanted.number, numbers, moved)
 
@@ -120,12 +121,13 @@ def _copy(
     """Copy the files of versions and return the number of bytes transferred."""
     moved = done = 0
     total = sum(record.file_bytes for record in missing)
+    present = target.list()
     for record in missing:
+        done += record.file_bytes
+        if record.file in present:
+            continue
         with _new_file(target, record.file) as file:
             there = file.seek(0, os.SEEK_END)
-            if there > record.file_bytes:
-                file.truncate(0)
-                there = file.seek(0)
             while there < record.file_bytes:
                 stop = min(there + _BLOCK, record.file_bytes)
                 file.write(source.read(record.file, there, stop))
@@ -133,8 +135,7 @@ def _copy(
                 moved += stop - there
                 there = stop
                 if progress is not None:
-                    progress(done + there, total)
-        done += record.file_bytes
+                    progress(done - record.file_bytes + there, total)
     return moved
 
 

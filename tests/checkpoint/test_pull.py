@@ -160,12 +160,14 @@ def test_the_target_is_guarded(sender, client, tmp_path):
 
 
 def test_what_is_wrong_adds_nothing(sender, client, tmp_path):
-    """A flipped bit in a file, or a manifest that lies about ids, parents, or sizes."""
+    """A flipped bit, or lies about ids, parents, sizes, or files, leave the store as it was."""
+    pull(sender.url, client, version=4)
 
     def refused():
         with pytest.raises(PCRError):
             pull(sender.url, client)
-        assert client.versions() == []
+        assert list(ids(client)) == [4]
+        assert client.verify() == []
 
     key, delta = sender.versions()[3:]
     path, manifest = tmp_path / "web" / delta.file, manifest_path(tmp_path / "web")
@@ -182,6 +184,17 @@ def test_what_is_wrong_adds_nothing(sender, client, tmp_path):
     path.write_bytes(whole)
     pull(sender.url, client)
     assert list(ids(client)) == [4, 5]
+
+
+def test_a_pull_that_failed_keeps_whole_files(sender, client, tmp_path):
+    """If a later file of a chain cannot be read, the next pull transfers only what is missing."""
+    last = tmp_path / "web" / sender.versions()[2].file
+    last.rename(tmp_path / "away")
+    with pytest.raises(StorageError):
+        pull(sender.url, client, version=3)
+    (tmp_path / "away").rename(last)
+    assert pull(sender.url, client, version=3).moved_bytes == last.stat().st_size
+    assert client.verify() == []
 
 
 def test_more_than_max_bytes_is_refused(sender, client, tmp_path):
