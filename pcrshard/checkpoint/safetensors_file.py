@@ -65,7 +65,8 @@ def export_safetensors(
         The size of the file in bytes.
 
     Raises:
-        ValueError: The file name does not end with ``.safetensors``.
+        ValueError: The file name does not end with ``.safetensors``, or two tensors would have the
+            same name.
         MissingDependency: safetensors is not installed.
         VersionUnavailable: The version or a name does not exist.
         StorageError: The file cannot be written.
@@ -79,6 +80,8 @@ def export_safetensors(
     tensors: dict[str, torch.Tensor] = {}
     for name, part in state.items():
         for path, tensor in _tensors(part, ()):
+            if (path or name) in tensors:
+                raise ValueError(f"several tensors would be named {path}: export their parts alone")
             # The format has no shared memory, so tied tensors are written once per name.
             tensors[path or name] = tensor.detach().clone(memory_format=torch.contiguous_format)
     metadata = {"pcrshard_version": str(record.number), "pcrshard_id": record.id.hex()}

@@ -29,3 +29,6 @@ def test_an_exported_version_is_read_by_safetensors(tmp_path):
         assert same(dict(sorted(load_file(path).items())), weights)
         with pytest.raises(ValueError, match=r"expected a name like .*got 'model\.pt'"):
             export_safetensors(store, -1, str(tmp_path / "model.pt"))
+        store.save({"model": model.state_dict(), "ema": model.state_dict()})
+        with pytest.raises(ValueError, match=r"several tensors .* 0\.weight"):
+            export_safetensors(store, -1, str(path), names=["model", "ema"])
