@@ -198,15 +198,15 @@ class DeltaStorageReader(StorageReader):
     Args:
         url: The folder of :class:`DeltaStorageWriter`.
         version: Number of the version in the index; -1 for the newest.
+        options: fsspec storage options.
     """
 
     def __init__(
-        self,
-        url: str,
-        version: int = -1,
+        self, url: str, version: int = -1, *, options: storage.Options | None = None
     ) -> None:
         self.url = url
         self._version = version
+        self._options = options
         self._places: dict[MetadataIndex, ShardLocation] = {}
 
     def reset(self, checkpoint_id: Any = None) -> None:
@@ -218,11 +218,14 @@ class DeltaStorageReader(StorageReader):
         Raises:
             CorruptCheckpoint: The index is damaged.
         """
-        plain = DeltaStore(storage.join(self.url, _INDEX)).load(self._version)
+        plain = self._open(_INDEX).load(self._version)
         try:
             return _metadata_from(plain)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CorruptCheckpoint(f"not an index: {error!r}", url=self.url) from error
+
+    def _open(self, name: str) -> DeltaStore:
+        return DeltaStore(storage.join(self.url, name), options=self._options)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any) -> None:
         """Store the locations of the shards."""
@@ -248,8 +251,7 @@ class DeltaStorageReader(StorageReader):
             place = self._places[item.storage_index]
             needed[place.rank, place.version].append((item, place))
         for (rank, version), items in needed.items():
-            store = DeltaStore(storage.join(self.url, _store_name(rank)))
-            _read(store, version, items, planner)
+            _read(self._open(_store_name(rank)), version, items, planner)
         done: Future[None] = Future()
         done.set_result(None)
         return done

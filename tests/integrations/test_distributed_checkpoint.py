@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import servers
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict
@@ -84,13 +85,16 @@ def test_an_index_that_is_none_is_refused(tmp_path):
         DeltaStorageReader(str(tmp_path)).read_metadata()
 
 
-def test_tied_weights_load_under_each_name(tmp_path):
-    """A single process restores a model with tied weights under all of their names."""
+def test_tied_weights_load_under_each_name():
+    """A single process restores a model with tied weights under all of their names, from S3."""
     weight = torch.randn(20, 20)
-    state = {"model": {"emb.weight": weight, "head.weight": weight}}
-    dcp.save(state, storage_writer=DeltaStorageWriter(str(tmp_path), precision="lossless"))
-    target = {"model": {name: torch.zeros(20, 20) for name in ("emb.weight", "head.weight")}}
-    dcp.load(target, storage_reader=DeltaStorageReader(str(tmp_path)))
+    names = ("emb.weight", "head.weight")
+    target = {"model": {name: torch.zeros(20, 20) for name in names}}
+    with servers.s3() as server:
+        url, options = server.url("dcp"), server.storage_options
+        writer = DeltaStorageWriter(url, precision="lossless", options=options)
+        dcp.save({"model": dict.fromkeys(names, weight)}, storage_writer=writer)
+        dcp.load(target, storage_reader=DeltaStorageReader(url, options=options))
     assert all(torch.equal(tensor, weight) for tensor in target["model"].values())
 
 
