@@ -28,6 +28,7 @@ from ..errorbound import (
 )
 from ..errorbound import Quantized as LatticeCodes
 from ..errors import BrokenChain
+from ..memory import borrow_array
 from .frame import Checksum, Count, Digest, Record
 from .patch import apply_patch, encode_patch
 from .tensors import TensorSpec, spec_of, words_of
@@ -38,7 +39,7 @@ _COARSEST = 1.1
 _FINEST = 0.5
 # Number of words from the middle of a tensor on which encodings are compared.
 _SAMPLE = 1 << 13
-# Below this fraction of changed words, a patch is always smaller than byte planes.
+# A patch below this fraction of the words' size is smaller than byte planes would be.
 _FEW = 1 / 16
 _SMALLEST_LOSSY = 256
 # Upper bound on the expansion of a payload byte: zstd and pcodec reach 32 Ki and 75 Ki on zeros.
@@ -73,16 +74,6 @@ class Tensor:
             words = restore(codes, FLOAT_TYPES[self.spec.dtype], self.lattice)
             apply_patch(words, self.patch)
         return words
-
-    def fits(self, other: Tensor) -> bool:
-        """Return whether one tensor can be stored as a difference from the other."""
-        return (self.spec, self.lattice) == (other.spec, other.lattice)
-
-    def middle(self) -> Tensor:
-        """Return a copy of a sample from the middle of the tensor, without escapes."""
-        start = max(len(self.values) - _SAMPLE, 0) // 2
-        values = self.values[start : start + _SAMPLE].copy()
-        return Tensor(TensorSpec(self.spec.dtype, (len(values),)), self.lattice, values, b"", b"")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,56 +132,30 @@ def _in_words(bound: Bound) -> str:
 
 
 def store_leaf(leaf: Leaf, bound: Bound | None, before: Tensor | None) -> Tensor:
-    """Return a tensor of a state in its stored form; see :func:`store_words`."""
-    return store_words(words_of(leaf.tensor), spec_of(leaf.tensor), bound, before)
-
-
-def store_words(
-    words: Words, spec: TensorSpec, bound: Bound | None, before: Tensor | None = None
-) -> Tensor:
-    """Quantize words (N,) within a bound, on the previous version's grid if it still fits.
-
-    A tensor stays exact if there is no bound or no standard deviation, and therefore no grid, or
-    if most of its values cannot be quantized.
-    """
+    """Return a tensor of a state in its stored form, on the previous grid if that still fits."""
+    words, spec = words_of(leaf.tensor), spec_of(leaf.tensor)
     lattice = None if bound is None else bound.lattice(words, FLOAT_TYPES[spec.dtype])
-    if lattice is None:
-        return exact_tensor(words, spec)
     known = before.lattice if before is not None and before.spec == spec else None
-    if known is not None and known.kind == lattice.kind:
+    if lattice is not None and known is not None and known.kind == lattice.kind:
         close = _FINEST <= known.error_bound / lattice.error_bound <= _COARSEST
         lattice = known if close else lattice
-    restored = np.empty_like(words)
-    codes = quantize(words, FLOAT_TYPES[spec.dtype], lattice, restored)
-    return quantized_tensor(restored, spec, lattice, codes)
+    return store_words(words, spec, lattice)
 
 
-def exact_tensor(words: Words, spec: TensorSpec) -> Tensor:
-    """Return words (N,) in their stored form, bit for bit."""
+def store_words(words: Words, spec: TensorSpec, lattice: Lattice | None) -> Tensor:
+    """Return words (N,) as codes of a grid, or exactly without a grid or if most would escape."""
+    if lattice is not None:
+        restored = borrow_array(words.nbytes).view(words.dtype)
+        codes = quantize(words, FLOAT_TYPES[spec.dtype], lattice, restored)
+        patch: bytes | None = b""
+        if len(codes.escape_index):
+            bare = restored.copy()
+            bare[codes.escape_index] = 0  # code 0 stands for the value 0
+            patch = encode_patch(restored, bare)
+        if patch is not None:
+            return Tensor(spec, lattice, codes.codes, patch, digest_of(restored))
     # A copy, because the words may be part of a buffer that holds a whole state.
     return Tensor(spec, None, words.copy(), b"", digest_of(words))
-
-
-def quantized_tensor(
-    restored: Words, spec: TensorSpec, lattice: Lattice, codes: LatticeCodes[Any]
-) -> Tensor:
-    """Return codes (N,) in their stored form, or exact words if most values are escaped.
-
-    Args:
-        restored: (N,) words that the codes restore to, escaped values included.
-        spec: Type and shape.
-        lattice: The quantization grid.
-        codes: The codes, 0 where a value is escaped, and the escaped values.
-    """
-    patch = b""
-    if len(codes.escape_index):
-        bare = restored.copy()
-        bare[codes.escape_index] = 0  # code 0 stands for the value 0
-        escapes = encode_patch(restored, bare)
-        if escapes is None:
-            return exact_tensor(restored, spec)
-        _, patch = escapes
-    return Tensor(spec, lattice, codes.codes, patch, digest_of(restored))
 
 
 class Entry(Record, frozen=True, array_like=True):
@@ -265,30 +230,31 @@ def encode_tensor(tensor: Tensor, reference: Tensor | None) -> tuple[Entry, list
 
 def _encode(tensor: Tensor, reference: Tensor | None) -> tuple[bool, bytes, bytes]:
     """Return whether the encoding is a delta, the main part, and the patch."""
-    if reference is None or not tensor.fits(reference):
-        return False, _pack(tensor, None), tensor.patch
-    if np.array_equal(tensor.values, reference.values):
-        return True, b"", tensor.patch
-    smallest = b""
+    values = tensor.values
+    if reference is None or (reference.spec, reference.lattice) != (tensor.spec, tensor.lattice):
+        return False, _pack(values), tensor.patch
+    patch = None
     if tensor.lattice is None:
-        found = encode_patch(tensor.values, reference.values.copy())
-        if found is not None:
-            changed, smallest = found
-            if changed < _FEW * len(tensor.values):
-                return True, b"", smallest
-    part, base = tensor.middle(), reference.middle()
-    is_delta = len(_pack(part, base)) < len(_pack(part, None))
-    main = _pack(tensor, reference if is_delta else None)
-    if smallest and len(smallest) < len(main):
-        return True, b"", smallest
+        patch = encode_patch(values, reference.values.copy())
+        if patch is not None and len(patch) <= _FEW * values.nbytes:
+            return True, b"", patch
+        difference = values ^ reference.values
+    else:
+        difference = borrow_array(values.nbytes).view(values.dtype)
+        np.subtract(values, reference.values, out=difference)
+        if not difference.any():
+            return True, b"", tensor.patch
+    start = max(len(values) - _SAMPLE, 0) // 2
+    part = slice(start, start + _SAMPLE)
+    is_delta = len(_pack(difference[part])) < len(_pack(values[part]))
+    main = _pack(difference if is_delta else values)
+    if patch is not None and len(patch) < len(main):
+        return True, b"", patch
     return is_delta, main, tensor.patch
 
 
-def _pack(tensor: Tensor, reference: Tensor | None) -> bytes:
-    values = tensor.values
-    if tensor.lattice is None:
-        return encode_planes(values if reference is None else values ^ reference.values)
-    return encode_integers(values if reference is None else values - reference.values)
+def _pack(values: Any) -> bytes:
+    return encode_integers(values) if values.dtype == np.int32 else encode_planes(values)
 
 
 def decode_tensor(entry: Entry, payload: memoryview, reference: Tensor | None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 from typing import Any, NamedTuple
@@ -10,16 +11,9 @@ import numpy as np
 
 from .. import storage
 from ..checksum import crc32c
-from ..errorbound import (
-    FLOAT_TYPES,
-    Quantized,
-    content_bytes,
-    decode_integers,
-    decompress,
-    restore,
-)
+from ..errorbound import Words, content_bytes, decode_integers, decompress
 from ..errors import BrokenChain, VersionUnavailable
-from .codec import Entry, Tensor, decode_tensor, exact_tensor, quantized_tensor
+from .codec import Entry, Tensor, decode_tensor, digest_of, store_words
 from .frame import (
     HEAD_BYTES,
     damage_named,
@@ -34,7 +28,7 @@ from .manifest import MAGIC as MANIFEST_MAGIC
 from .reader import Decoded, check
 from .store import is_keyframe_due
 from .tensors import TensorSpec
-from .typed_tree import Tree, TreeReader
+from .typed_tree import Packer, Tree, TreeReader
 from .version_file import MAGIC as VERSION_MAGIC
 from .version_file import Progress, VersionRecord, reported
 
@@ -44,9 +38,8 @@ _MAX_RATIO = 1 << 17
 # Maximum expansion of a compressed header, and the size allowed for any header.
 _MAX_GROWTH = 64
 _FREE_BYTES = 1 << 16
-Codes = Quantized[Any]
-# Tensors by path; those on a lattice without their escaped values, which follow.
-_Decoded = dict[str, tuple[Tensor, Codes]]
+# By path, what a delta refers to, which lacks escaped values, and the words of the tensor.
+_Tensors = dict[str, tuple[Tensor, Words]]
 
 
 class _File(NamedTuple):
@@ -97,8 +90,9 @@ def convert(
         file = numbered[number]
         with damage_named("the version is damaged", old.join(file.name)):
             stored = _stored(file.header, _decode_chain(old, file, by_id))
-            tree = Tree([], [])
-            _add_tokens(tree, file.header["tree"])
+            packer = Packer()
+            _pack_node(packer, file.header["tree"])
+            tree = Tree(packer.tokens, packer.blobs)
             names = TreeReader(tree).names
             tensors = {names[n]: tensor for n, tensor in enumerate(stored)}
             fields = {name: file.header[name] for name in ("number", "metrics", "saved")}
@@ -112,11 +106,14 @@ def convert(
 
 def _files(io: StoreIO) -> list[_File]:
     """Open the files of format 1, keyframes last, so that keyframes take precedence."""
-    names = [name for name in io.list() if name.endswith((".pcd", ".pcp"))]
+    names = {name for name in io.list() if name.endswith((".pcd", ".pcp"))}
     manifest = io.read_bytes(COPY_NAME)
     if manifest is not None:
         versions = _unpack(memoryview(manifest), MANIFEST_MAGIC)["versions"]
-        names = [record["file"] for record in versions if record["file"] in names]
+        listed = {record["file"] for record in versions}
+        if missing := listed - names:
+            raise BrokenChain(f"the file {min(missing)} is missing", url=io.url)
+        names = listed
     files = []
     for name in names:
         start = HEAD_BYTES + header_bytes(io.read(name, 0, HEAD_BYTES), VERSION_MAGIC, _FORMAT)
@@ -132,14 +129,14 @@ def _unpack(data: memoryview, magic: bytes) -> Any:
     return decode_plain(decompress(body, size))
 
 
-def _decode_chain(io: StoreIO, file: _File, by_id: dict[bytes, _File]) -> _Decoded:
+def _decode_chain(io: StoreIO, file: _File, by_id: dict[bytes, _File]) -> _Tensors:
     """Decode a version through its parents, which may be newer."""
     layers = [file]
     while (parent := layers[-1].header["parent"]) is not None:
         if parent[1] not in by_id or len(layers) > len(by_id):
             raise BrokenChain(f"the reference {parent[1].hex()} is missing", url=io.join(file.name))
         layers.append(by_id[parent[1]])
-    decoded: _Decoded = {}
+    decoded: _Tensors = {}
     for layer in reversed(layers):
         start = layer.start
         found = {}
@@ -154,10 +151,10 @@ def _decode_chain(io: StoreIO, file: _File, by_id: dict[bytes, _File]) -> _Decod
     return decoded
 
 
-def _decode(entry: Any, payload: memoryview, base: Tensor | None) -> tuple[Tensor, Codes]:
-    """Decode the main part as format 2 does, then the values that differ from it."""
+def _decode(entry: Any, payload: memoryview, base: Tensor | None) -> tuple[Tensor, Words]:
+    """Decode the main part as format 2 does, then the words that differ from it."""
     first, second, _ = entry["sizes"]
-    main, index, words = payload[:first], payload[first : first + second], payload[first + second :]
+    main, index, rest = payload[:first], payload[first : first + second], payload[first + second :]
     spec = TensorSpec(entry["dtype"], tuple(entry["shape"]))
     is_delta = entry["coder"] != "intra"
     tensor = decode_tensor(
@@ -167,57 +164,50 @@ def _decode(entry: Any, payload: memoryview, base: Tensor | None) -> tuple[Tenso
     require(8 * count <= _MAX_RATIO * len(payload), "too few bytes for the words")
     places = np.cumsum(decode_integers(index, count, np.uint32), dtype=np.int64) - 1
     if spec.word.itemsize > 1:
-        changed = decode_integers(words, count, spec.word)
+        changed = decode_integers(rest, count, spec.word)
     else:
-        changed = np.frombuffer(decompress(words, count), spec.word)
+        changed = np.frombuffer(decompress(rest, count), spec.word)
+    words = tensor.restore().copy()
     if tensor.lattice is None:
-        values = tensor.values.copy()
-        values[places] ^= changed
-        tensor = exact_tensor(values, spec)
-    return tensor, Codes(tensor.values, places, changed)
+        words[places] ^= changed
+        tensor = dataclasses.replace(tensor, values=words)
+    else:
+        words[places] = changed
+    return tensor, words
 
 
-def _stored(header: Any, decoded: _Decoded) -> list[Tensor]:
-    """Return the tensors in the form of format 2, verified against the version's id."""
+def _stored(header: Any, decoded: _Tensors) -> list[Tensor]:
+    """Return the tensors in the form of format 2, after comparing them with the version's id."""
     tensors = []
     rows = []
     for entry in header["tensors"]:
-        tensor, codes = decoded[entry["path"]]
-        spec, lattice = tensor.spec, tensor.lattice
-        if lattice is not None:
-            words = restore(codes, FLOAT_TYPES[spec.dtype], lattice)
-            tensor = quantized_tensor(words, spec, lattice, codes)
-        tensors.append(tensor)
-        rows.append([entry["path"], spec.dtype, spec.shape, tensor.digest])
+        tensor, words = decoded[entry["path"]]
+        digest = digest_of(words)
+        rows.append([entry["path"], tensor.spec.dtype, tensor.spec.shape, digest])
+        stored = store_words(words, tensor.spec, tensor.lattice)
+        if stored.digest != digest:  # a value that the grid would round again
+            stored = store_words(words, tensor.spec, None)
+        tensors.append(stored)
     made = hashlib.sha256(encode([header["tree"], rows])).digest()
     require(made == header["id"], "the version restores to other content")
     return tensors
 
 
-def _add_tokens(tree: Tree, node: Any) -> None:
+def _pack_node(packer: Packer, node: Any) -> None:
     """Append the tokens of a format-1 node; format 1 represented nodes as nested lists."""
-
-    def add_bytes(data: bytes, *tokens: str) -> None:
-        tree.tokens.extend((*tokens, len(tree.blobs)))
-        tree.blobs.append(data)
-
     match node:
-        case str():
-            tree.tokens.extend(("s", node))
-        case bytes():
-            add_bytes(node, "b")
         case ["i", data]:
-            add_bytes(data, "i")
+            packer.add_bytes(data, "i")
         case ["s", dtype, data]:
-            add_bytes(data, "g", dtype)
+            packer.add_bytes(data, "g", dtype)
         case ["v", number, offset, shape, strides]:
-            tree.tokens.extend(("v", number, offset, len(shape), *shape, *strides))
+            packer.tokens += ("v", number, offset, len(shape), *shape, *strides)
         case ["d" | "o" | "l" | "t" as kind, items, *metadata]:
-            tree.tokens.extend((kind, len(items)))
+            packer.tokens += (kind, len(items))
             inner = itertools.chain(*items) if kind in ("d", "o") else items
             for item in (*inner, *metadata):
-                _add_tokens(tree, item)
+                _pack_node(packer, item)
         case list():
-            tree.tokens.extend(node)
+            packer.tokens += node
         case _:
-            tree.tokens.append(node)
+            packer.pack(node, (), None)

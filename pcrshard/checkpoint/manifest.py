@@ -176,23 +176,25 @@ class StoreIO(Folder):
         after = after.replace(number=before.number + 1)
         name = manifest_name(after.number)
         data = pack_frame(MAGIC, after)
+        old, new = ({record.file for record in each.versions} for each in (before, after))
         try:
             storage.create(self.join(name), data, options=self.options)
+            is_ours = True
         except FileExistsError:
             # The client library may have retried a request whose response was lost.
-            if self.read_bytes(name) != data:
-                message = f"another process has written manifest {after.number} of this store"
-                raise ConcurrentWriter(message, url=self.url) from None
-        old, new = ({record.file for record in each.versions} for each in (before, after))
+            is_ours = self.read_bytes(name) == data
         numbers = manifest_numbers(self.list())
-        if max(numbers) > after.number:
+        is_newest = max(numbers) == after.number
+        if is_ours and not is_newest:
             # If a suspended writer resumes after others wrote, its number may have been pruned
             # and be free again; the newest manifest then does not descend from this one.
             named = {record.file for record in self.newest().versions}
-            if not new - old <= named or (old - new) & named:
+            is_ours = new - old <= named and not (old - new) & named
+            if not is_ours:
                 self.remove([name])
-                raise ConcurrentWriter("other processes have written to this store", url=self.url)
-        else:
+        if not is_ours:
+            raise ConcurrentWriter("another process has written to this store", url=self.url)
+        if is_newest:
             try:
                 url = self.join(COPY_NAME)
                 with storage.atomic_write(url, options=self.options, durable=False) as file:

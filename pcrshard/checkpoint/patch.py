@@ -23,7 +23,7 @@ _GAPS = struct.Struct("<I")
 _MAX_GROWTH = 4
 
 
-def encode_patch(now: Words, was: Words, level: int = 1) -> tuple[int, bytes] | None:
+def encode_patch(now: Words, was: Words, level: int = 1) -> bytes | None:
     """Encode the words that changed, and update ``was`` in place to equal ``now``.
 
     Args:
@@ -32,17 +32,14 @@ def encode_patch(now: Words, was: Words, level: int = 1) -> tuple[int, bytes] | 
         level: Compression level, as for :func:`pcrshard.zstd.compress`.
 
     Returns:
-        The number of changed words and the patch, which is empty if no word changed; ``None`` if
-        most words changed.
+        The patch, which is empty if no word changed; ``None`` if most words changed.
     """
     now, was = _narrow(now), _narrow(was)
     found = sparse_words.encode(now, was, borrow_array(max(now.nbytes, 64)))
     if found is None:
         return None
     changed, gaps, steps = found
-    if not changed:
-        return 0, b""
-    return changed, zstd.compress(_GAPS.pack(len(gaps)) + gaps + steps, level)
+    return zstd.compress(_GAPS.pack(len(gaps)) + gaps + steps, level) if changed else b""
 
 
 def apply_patch(words: Words, patch: Any) -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
-
-import torch
 
 from ..errors import BrokenChain, PCRError, VersionUnavailable
 from .codec import Tensor
 from .frame import damage_named
 from .manifest import Manifest, StoreIO
 from .tensors import tensor_from
-from .typed_tree import Use, fill
 from .version_file import VersionFile
 
 # The id of a version in memory, and its tensors.
@@ -77,28 +74,36 @@ def load_version(
     """Load a version, or the parts selected by ``names``; see :meth:`DeltaStore.load`."""
     file = io.open(manifest.record(number))
     tree = file.tree
-    structure = tree.root
-    if names is not None:
-        if missing := set(names) - tree.parts.keys():
-            raise VersionUnavailable("there is no such tensor", url=io.url, key=min(missing))
-        structure = {name: tree.parts[name] for name in names}
-    uses: list[Use] = []
-    fill(structure, uses.append)
+    wanted = set(names or ())
+    if missing := wanted - tree.parts:
+        raise VersionUnavailable("there is no such tensor", url=io.url, key=min(missing))
+
+    def is_wanted(path: str) -> bool:
+        above = itertools.accumulate(path.split("."), "{}.{}".format)
+        return names is None or not wanted.isdisjoint(["", *above])
+
     with damage_named("the tree is damaged", file.url):
-        paths = {tree.names[use.number] for use in uses}
+        paths = {tree.names[number] for path, number in tree.uses if is_wanted(path)}
     tensors = read_tensors(io, manifest, file, paths)
     words = file.restore(tensors)
 
-    @functools.cache
-    def leaf(number: int, is_array: bool) -> torch.Tensor:
-        path = tree.names[number]
-        # Words of an exact tensor may be in read-only memory.
-        found = words[path] if words[path].flags.writeable else words[path].copy()
-        made = tensor_from(found, tensors[path].spec)
-        return made if is_array else made.to(map_location)
+    # Words of an exact tensor may be in read-only memory.
+    own = {path: each if each.flags.writeable else each.copy() for path, each in words.items()}
+    made = {path: tensor_from(each, tensors[path].spec) for path, each in own.items()}
+    moved = {path: each.to(map_location) for path, each in made.items()}
+
+    def tensor(path: str, number: int, tag: str, *view: Any) -> Any:
+        if not is_wanted(path):
+            return None
+        if tag == "a":
+            return made[tree.names[number]].numpy()
+        found = moved[tree.names[number]]
+        # torch rejects a view outside its tensor's memory.
+        return found.as_strided(*view) if view else found
 
     with damage_named("the tree is damaged", file.url):
-        return fill(structure, lambda use: use.of(leaf(use.number, use.is_array)))
+        state, parts = tree.build(tensor)
+    return state if names is None else {name: parts[name] for name in names}
 
 
 def check(

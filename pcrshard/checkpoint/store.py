@@ -8,16 +8,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 import numpy as np
+import torch
 
 from .. import storage
-from ..errorbound import Bound, PointwiseRelative, RelativeStd
+from ..errorbound import Bound, PointwiseRelative, RelativeStd, Words
 from ..errors import ConcurrentWriter, CorruptCheckpoint, PCRError, StorageError
 from ..redaction import get_logger
-from .codec import Precision, Tensor, encode_tensor, store_leaf, store_words
+from .codec import Precision, Tensor, store_leaf
 from .frame import check_metrics
 from .manifest import Manifest, StoreIO, number_in
 from .reader import load_version, problems, read_tensors
-from .tensors import spec_of, words_of
+from .tensors import words_of
 from .typed_tree import Leaf, Tree, flatten
 from .version_file import Progress, VersionRecord, parallel_map, reported
 
@@ -29,8 +30,10 @@ PRESETS = {
     "lossless": Precision(),
 }
 _LONG_CHAIN = 10
-# Above this fraction of changed words, skip the exact encoding: it would be larger.
-_MOST_CHANGED = 0.25
+# Up to this fraction of changed words, versions in bfloat16 are smaller exactly than quantized,
+# estimated from every 61st word.
+_FEW_CHANGED = 0.25
+_STRIDE = 61
 
 
 class DeltaStore:
@@ -39,8 +42,8 @@ class DeltaStore:
     Lossy compression applies to parameters of two or more dimensions, and to ``exp_avg``,
     ``momentum_buffer``, ``exp_avg_sq``, and ``max_exp_avg_sq`` of torch's Adam, AdamW, and SGD.
     Everything else, including every tensor of other optimizers, is stored bit for bit; use
-    :meth:`lossless` for all tensors. If so few words change between versions that the exact form
-    is smaller, the exact form is stored.
+    :meth:`lossless` for all tensors. While few words of weights in bfloat16 change between
+    versions, the exact form is smaller, and is stored.
 
     A background thread encodes and writes a copy of the state. Loading never executes anything
     from the store. Version files are immutable, so any web server can serve the folder as a
@@ -82,8 +85,8 @@ class DeltaStore:
         # The newest manifest, while this writer knows it; None before the first save.
         self._manifest: Manifest | None = None
         self._last: Mapping[str, Tensor] | None = None
-        # A sample of the exact words of each lossy tensor of the last version.
-        self._samples: dict[str, Tensor] = {}
+        # Some words, before quantization, of each tensor with a bound.
+        self._sample: dict[str, Words] = {}
 
     @classmethod
     def lossless(cls, url: str, **how: Any) -> Self:
@@ -270,7 +273,7 @@ class DeltaStore:
 
     def _forget(self) -> None:
         self._manifest = self._last = None
-        self._samples = {}
+        self._sample = {}
 
     def _open(self) -> Manifest:
         """Read the state that a writer needs, creating the store if it does not exist."""
@@ -303,16 +306,16 @@ class DeltaStore:
     ) -> None:
         """Write the next version; runs in the background thread."""
         number = manifest.next_version
+        problem = "version %s was not saved"
         try:
-            before, parent = self._last, manifest.versions[-1] if manifest.versions else None
-            if before is None:
-                before = {}
-                if parent is not None:
-                    before = read_tensors(self.io, manifest, self.io.open(parent))
-                self._samples = {
-                    path: tensor.middle() for path, tensor in before.items() if not tensor.lattice
-                }
-            tensors = self._stored(leaves, before)
+            parent = self._parent(manifest)
+            before = self._last or {}
+            bounds = self._bounds(leaves)
+
+            def work(leaf: Leaf) -> tuple[str, Tensor]:
+                return leaf.path, store_leaf(leaf, bounds[leaf.path], before.get(leaf.path))
+
+            tensors = dict(parallel_map(self.io.workers, work, leaves))
             if is_lossy(tensors) != is_lossy(before) or is_keyframe_due(manifest, self._every):
                 parent = None
             record = self.io.write(
@@ -325,70 +328,51 @@ class DeltaStore:
                 saved=time.time(),
             )
             after = manifest.with_versions((*manifest.versions, record))
+            after = after.replace(precision=str(self.precision))
             try:
-                self._manifest = self.io.commit(
-                    manifest, after.replace(precision=str(self.precision))
-                )
+                self._manifest = self.io.commit(manifest, after)
             except ConcurrentWriter:
                 self.io.remove([record.file])
                 raise
             self._last = tensors
-        except Exception:
-            self._forget()
-            log.exception("version %s was not saved", number)
-            raise
-        try:
+            problem = "version %s is saved, but on_saved failed"
             if on_saved is not None:
                 on_saved(number)
         except Exception:
-            log.exception("version %s is saved, but on_saved failed", number)
+            self._forget()
+            log.exception(problem, number)
             raise
 
-    def _stored(self, leaves: Sequence[Leaf], before: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors of a state in their stored form: as a whole, whichever is smaller."""
+    def _parent(self, manifest: Manifest) -> VersionRecord | None:
+        """Return the version that a delta can refer to, and read its tensors if necessary."""
+        if not manifest.versions:
+            return None
+        newest = manifest.versions[-1]
+        if self._last is None:
+            try:
+                self._last = read_tensors(self.io, manifest, self.io.open(newest))
+            except PCRError as error:
+                log.warning(
+                    "version %s cannot be read: %s; saving a keyframe", newest.number, error
+                )
+                return None
+            exact = {path: each for path, each in self._last.items() if each.lattice is None}
+            self._sample = {path: tensor.values[::_STRIDE] for path, tensor in exact.items()}
+        return newest
+
+    def _bounds(self, leaves: Sequence[Leaf]) -> dict[str, Bound | None]:
+        """Return the bound of each tensor: none if exact versions are smaller."""
         bounds = {leaf.path: self.precision.bound_of(leaf) for leaf in leaves}
-        if self._is_exact_smaller(leaves, bounds):
-            bounds = dict.fromkeys(bounds)
-
-        def work(leaf: Leaf) -> tuple[str, Tensor]:
-            return leaf.path, store_leaf(leaf, bounds[leaf.path], before.get(leaf.path))
-
-        return dict(parallel_map(self.io.workers, work, leaves))
-
-    def _is_exact_smaller(self, leaves: Sequence[Leaf], bounds: Mapping[str, Bound | None]) -> bool:
-        """Estimate from samples whether exact versions would be smaller than quantized ones.
-
-        Compares the total size of a keyframe and the deltas that may follow it.
-        """
-        old, self._samples = self._samples, {}
-        exact = quantized = 0.0
-        total = changed = 0.0
-        pairs = []
-        for leaf in leaves:
-            bound, was = bounds[leaf.path], old.get(leaf.path)
-            if bound is None:
-                continue
-            words = words_of(leaf.tensor)
-            now = Tensor(spec_of(leaf.tensor), None, words, b"", b"").middle()
-            self._samples[leaf.path] = now
-            if was is not None and was.spec == now.spec:
-                weight = len(words) / len(now.values)
-                pairs.append((now, was, bound, weight))
-                total += len(words)
-                changed += weight * np.count_nonzero(now.values != was.values)
-        if not pairs or changed > _MOST_CHANGED * total:
-            return False
-        for now, was, bound, weight in pairs:
-            coarse = store_words(now.values, now.spec, bound)
-            coarse_was = store_words(was.values, was.spec, bound, coarse)
-            exact += weight * self._chain_bytes(now, was)
-            quantized += weight * self._chain_bytes(coarse, coarse_was)
-        return exact < quantized
-
-    def _chain_bytes(self, tensor: Tensor, before: Tensor) -> int:
-        """Return the size of a keyframe of a tensor and of as many deltas as may follow it."""
-        keyframe, delta = (encode_tensor(tensor, each)[0].num_bytes for each in (None, before))
-        return keyframe + (self._every - 1) * delta
+        lossy = {leaf.path: leaf.tensor for leaf in leaves if bounds[leaf.path] is not None}
+        was = self._sample
+        now = {path: words_of(tensor)[::_STRIDE].copy() for path, tensor in lossy.items()}
+        self._sample = now
+        is_known = all(path in was and len(was[path]) == len(now[path]) for path in now)
+        if is_known and {tensor.dtype for tensor in lossy.values()} == {torch.bfloat16}:
+            changed = sum(np.count_nonzero(now[path] != was[path]) for path in now)
+            if changed <= _FEW_CHANGED * sum(map(len, now.values())):
+                return dict.fromkeys(bounds)
+        return bounds
 
 
 def is_keyframe_due(manifest: Manifest, keyframe_every: int) -> bool:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from .. import storage
 from ..checksum import crc32c
+from ..errorbound import Words
 from ..errors import (
     BrokenChain,
     ConcurrentWriter,
@@ -61,19 +62,20 @@ _SAME, _PATCH, _WHOLE, _BY_EXPONENT = range(4)
 _SMALL = 19  # zstd level for slow links
 _POLL_SECONDS = 0.05
 
-Specs = dict[str, TensorSpec]
+# The tensors of a model in the order of a safetensors file.
+Layout = list[tuple[str, TensorSpec]]
 Bytes = NDArray[np.uint8]
 
 
-def _num_bytes(specs: Specs) -> int:
-    return sum(spec.num_bytes for spec in specs.values())
+def _num_bytes(layout: Layout) -> int:
+    return sum(spec.num_bytes for _, spec in layout)
 
 
-def _file_header(specs: Specs) -> bytes:
+def _file_header(layout: Layout) -> bytes:
     """Return the header of a safetensors file."""
     found: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
-    for name, spec in specs.items():
+    for name, spec in layout:
         stop = start + spec.num_bytes
         found[name] = {
             "dtype": DTYPES[spec.dtype], "shape": spec.shape, "data_offsets": [start, stop]
@@ -84,19 +86,20 @@ def _file_header(specs: Specs) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _split(specs: Specs, data: Bytes) -> list[Bytes]:
-    """Split the bytes of all tensors into those of each."""
-    stops = np.cumsum([spec.num_bytes for spec in specs.values()], dtype=np.int64)
-    return np.split(data, stops)[: len(specs)]
+def _split(layout: Layout, data: Bytes) -> list[Words]:
+    """Return the words of each tensor, given the bytes of all tensors."""
+    stops = np.cumsum([spec.num_bytes for _, spec in layout], dtype=np.int64)
+    parts = np.split(data, stops)
+    return [part.view(spec.word) for part, (_, spec) in zip(parts, layout, strict=False)]
 
 
-def _blocks(parts: Iterable[NDArray[Any]], specs: Specs) -> list[NDArray[Any]]:
-    """Split the bytes of each tensor into blocks, which are patched as units, of words."""
+def _blocks(tensors: Iterable[Words]) -> list[Words]:
+    """Split the words of tensors into blocks of words of at most 4 bytes, patched as units."""
     blocks = []
-    for part, spec in zip(parts, specs.values(), strict=True):
-        words = part.view(f"u{min(spec.word.itemsize, 4)}")
-        starts = range(0, len(words), _BLOCK_WORDS)
-        blocks += [words[start : start + _BLOCK_WORDS] for start in starts]
+    for words in tensors:
+        narrow = words.view(np.uint32) if words.itemsize == 8 else words
+        starts = range(0, len(narrow), _BLOCK_WORDS)
+        blocks += [narrow[start : start + _BLOCK_WORDS] for start in starts]
     return blocks
 
 
@@ -205,31 +208,30 @@ class WeightPublisher:
             if spec_of(tensor).dtype not in DTYPES:
                 raise UnsupportedState(f"safetensors has no {spec_of(tensor).dtype}", key=name)
         unordered = [(name, spec_of(tensor)) for name, tensor in tensors.items()]
-        specs = dict(sorted(unordered, key=lambda item: _order(*item)))
+        layout = sorted(unordered, key=lambda item: _order(*item))
         # If publishing fails, the copy does not match the published weights.
         last, self._last = self._last, None
-        if last is None or last.tensors != list(specs.items()):
-            self._held = np.empty(_num_bytes(specs), np.uint8)
-            last = None
+        if last is None or last.tensors != layout:
+            last, self._held = None, np.empty(_num_bytes(layout), np.uint8)
         number = 1 + (max(self._files().values(), default=0) if last is None else last.number)
-        parts = [words_of(tensors[name].detach().cpu().contiguous()) for name in specs]
-        held = _blocks(_split(specs, self._held), specs)
+        words = [words_of(tensors[name].detach().cpu().contiguous()) for name, _ in layout]
+        held = _blocks(_split(layout, self._held))
         encoded = parallel_map(
             self._workers,
             lambda pair: self._encode(*pair, is_new=last is None),
-            zip(_blocks(parts, specs), held, strict=True),
+            zip(_blocks(words), held, strict=True),
         )
-        coders, payloads, crcs = zip(*encoded, strict=True) if encoded else ((), (), ())
+        payloads = [payload for _, payload, _ in encoded]
         header = StepHeader(
             number=number,
             digest=bytes(32),
             step=None,
             parent=None if last is None else last.id,
             sha256=hashlib.sha256(self._held.data).digest() if self._needs_sha256 else None,
-            tensors=list(specs.items()),
-            coders=bytes(coders),
+            tensors=layout,
+            coders=bytes(coder for coder, _, _ in encoded),
             sizes=_u32(map(len, payloads)),
-            crcs=_u32(crcs),
+            crcs=_u32(crc for _, _, crc in encoded),
         )
         header = self._write("step", header, payloads)
         if number % self._every == 0 and last is not None:
@@ -240,8 +242,8 @@ class WeightPublisher:
                 sizes=_u32(block.nbytes for block in held),
             )
             self._write("keyframe", whole, [self._held.data])
-            # No mirror needs the files before the previous keyframe.
-            old = [name for name, n in self._files().items() if n <= number - self._every]
+            # A mirror may still be reading from the previous keyframe on.
+            old = [name for name, n in self._files().items() if n < number - self._every]
             self._folder.remove(old)
         url = self._folder.join(_LATEST)
         with storage.atomic_write(url, options=self._folder.options, durable=False) as file:
@@ -249,26 +251,21 @@ class WeightPublisher:
         self._last = header
         return number
 
-    def _encode(
-        self, now: NDArray[Any], held: NDArray[Any], *, is_new: bool
-    ) -> tuple[int, Any, int]:
+    def _encode(self, now: Words, held: Words, *, is_new: bool) -> tuple[int, Any, int]:
         """Return the coder, payload, and checksum of a block, and update the copy."""
-        coder, found = _WHOLE, None
-        if self._is_slow_link and now.itemsize > 1 and not is_new:
-            coder = _BY_EXPONENT
-            order = _by_exponent(held)
-            found = encode_patch(now[order], held[order], _SMALL)
+        coder, patch = _PATCH, None
+        if is_new:
             held[:] = now
-        elif not is_new:
-            coder = _PATCH
-            found = encode_patch(now, held)
+        elif self._is_slow_link and now.itemsize > 1:
+            coder, order = _BY_EXPONENT, _by_exponent(held)
+            patch = encode_patch(now[order], held[order], _SMALL)
+            held[:] = now
         else:
-            held[:] = now
+            patch = encode_patch(now, held)
         crc = crc32c(held)
-        if found is None:
+        if patch is None:
             return _WHOLE, held.tobytes(), crc
-        changed, payload = found
-        return (coder if changed else _SAME), payload, crc
+        return (coder if patch else _SAME), patch, crc
 
     def _write(self, kind: str, header: StepHeader, payloads: Sequence[Any]) -> StepHeader:
         """Create a file and return its header with the digest."""
@@ -351,7 +348,7 @@ class WeightMirror:
         self._id = b""
         # The mapped file, which gets its final name once it is complete.
         self._mapped = self.path
-        self._specs: Specs = {}
+        self._layout: Layout = []
         self._data = np.empty(0, np.uint8)
         os.makedirs(folder, exist_ok=True)
         with suppress(FileNotFoundError, FormatError):
@@ -404,7 +401,7 @@ class WeightMirror:
 
         If names or shapes change, the mirror replaces the file: call this method again.
         """
-        parts = zip(self._specs.items(), _split(self._specs, self._data), strict=True)
+        parts = zip(self._layout, _split(self._layout, self._data), strict=True)
         return {name: tensor_from(words, spec) for (name, spec), words in parts}
 
     def _latest(self) -> int:
@@ -445,16 +442,17 @@ class WeightMirror:
     def _apply(self, steps: list[_Step]) -> None:
         """Apply steps in one pass over the file."""
         header = steps[-1].header
-        specs = dict(header.tensors)
-        layouts = [step.header.tensors == header.tensors for step in steps]
-        require(all(layouts), "expected one layout")
-        if specs != self._specs:
+        layout = header.tensors
+        require(all(step.header.tensors == layout for step in steps), "expected one layout")
+        if layout != self._layout:
             require(steps[0].header.parent is None, "expected the file's layout")
             path = f"{self.path}.tmp"
             with open(path, "wb") as model:
-                model.write(_file_header(specs))
-                model.truncate(model.tell() + _num_bytes(specs))
-            self._map(path, specs)
+                model.write(_file_header(layout))
+                model.flush()
+                # On a full disk, this raises an error; writing to a mapped hole kills the process.
+                os.posix_fallocate(model.fileno(), 0, model.tell() + _num_bytes(layout))
+            self._map(path, layout)
         blocks = self._blocks()
         counts = {len(step.payloads) for step in steps}
         require(counts == {len(blocks)}, "expected a payload for each block")
@@ -479,24 +477,24 @@ class WeightMirror:
             file.write(pack_frame(MAGIC, header))
         self.step, self._id = header.number, header.id
 
-    def _blocks(self) -> list[NDArray[Any]]:
-        return _blocks(_split(self._specs, self._data), self._specs)
+    def _blocks(self) -> list[Words]:
+        return _blocks(_split(self._layout, self._data))
 
-    def _map(self, path: str, specs: Specs) -> None:
+    def _map(self, path: str, layout: Layout) -> None:
         with open(path, "r+b") as file:
             whole = mmap.mmap(file.fileno(), 0)
-        self._data = np.frombuffer(whole, np.uint8)[len(whole) - _num_bytes(specs) :]
-        self._specs, self._mapped = specs, path
+        self._data = np.frombuffer(whole, np.uint8)[len(whole) - _num_bytes(layout) :]
+        self._layout, self._mapped = layout, path
 
     def _open(self) -> None:
         """Continue with the file of an earlier mirror if it matches its checksums."""
         with damage_named("the mirror's state is damaged", self._state):
             data = memoryview(Path(self._state).read_bytes())
             header, _ = unpack_frame(data, MAGIC, StepHeader)
-            specs = dict(header.tensors)
-            if os.path.getsize(self.path) != len(_file_header(specs)) + _num_bytes(specs):
+            layout = header.tensors
+            if os.path.getsize(self.path) != len(_file_header(layout)) + _num_bytes(layout):
                 return
-        self._map(self.path, specs)
+        self._map(self.path, layout)
         if _u32(parallel_map(self._workers, crc32c, self._blocks())) == header.crcs:
             self.step, self._id = header.number, header.id
 
@@ -506,7 +504,7 @@ class _Step:
 
     def __init__(self, data: memoryview, max_bytes: int) -> None:
         self.header, rest = unpack_frame(data, MAGIC, StepHeader, max_bytes=max_bytes)
-        total = _num_bytes(dict(self.header.tensors))
+        total = _num_bytes(self.header.tensors)
         require(total <= max_bytes, f"expected at most {max_bytes} bytes of weights, got {total}")
         self.payloads: list[memoryview] = []
         for size in np.frombuffer(self.header.sizes, "<u4"):
@@ -515,7 +513,7 @@ class _Step:
         digest = self.header.digest_with([*self.payloads, rest])
         require(digest == self.header.digest, "the step does not match its digest")
 
-    def apply(self, n: int, words: NDArray[Any]) -> None:
+    def apply(self, n: int, words: Words) -> None:
         """Apply the step to the words of a block."""
         coder, payload = self.header.coders[n], self.payloads[n]
         if coder == _WHOLE:
@@ -532,7 +530,7 @@ class _Step:
             require(coder == _SAME, "expected a known coder")
 
 
-def _by_exponent(words: NDArray[Any]) -> NDArray[np.intp]:
+def _by_exponent(words: Words) -> NDArray[np.intp]:
     """Return the permutation that sorts words (N,) by exponent.
 
     Small weights change more often than large ones, so gaps between changes are more uniform among

@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -51,21 +51,35 @@ class Leaf:
     """One tensor of a state.
 
     Attributes:
-        path: Keys joined by dots, unique within a state.
+        tag: Its token.
+        path: Keys joined by dots, unique among the tensors of :func:`flatten`.
         tensor: The tensor.
         role: The field of :class:`Precision` that bounds its error; ``None`` if it is exact.
-        tokens: Its tokens, complete once the tensors that share memory are known.
     """
 
+    tag: str
     path: str
     tensor: torch.Tensor
     role: str | None
-    tokens: list[Any]
 
     @property
     def layout(self) -> tuple[Any, ...]:
         """The place of the elements in the tensor's storage."""
         return self.tensor.storage_offset(), self.tensor.shape, self.tensor.stride()
+
+    @property
+    def extent(self) -> int:
+        """The span in memory from the first to the last element, inclusive, in elements."""
+        if self.tensor.numel() == 0:
+            return 0
+        pairs = zip(self.tensor.shape, self.tensor.stride(), strict=True)
+        return 1 + sum((size - 1) * stride for size, stride in pairs)
+
+    def contains(self, other: Leaf) -> bool:
+        """Return whether a tensor of the same storage is this one, or a part of its memory."""
+        start = other.tensor.storage_offset() - self.tensor.storage_offset()
+        is_part = 0 <= start <= self.tensor.numel() - other.extent
+        return self.layout == other.layout or (is_part and self.tensor.is_contiguous())
 
 
 class Tree(Record, frozen=True, array_like=True):
@@ -90,28 +104,44 @@ def flatten(state: Any) -> tuple[Tree, list[Leaf]]:
     Raises:
         UnsupportedState: A value has an unsupported type; the message names its path.
     """
-    packer = _Packer()
+    packer = Packer()
     packer.pack(state, (), None)
-    leaves = _tie(packer.leaves)
-    for leaf, copy in zip(leaves, snapshot([leaf.tensor for leaf in leaves]), strict=True):
-        leaf.tensor = copy
-    tokens = [t for item in packer.tokens for t in (item if type(item) is list else [item])]
-    return Tree(tokens, packer.blobs), leaves
+    found = [token for token in packer.tokens if type(token) is Leaf]
+    base_of = _tie(found)
+    leaves = [leaf for leaf in found if base_of[leaf] is leaf]
+    numbers = {leaf: number for number, leaf in enumerate(leaves)}
+    tokens: list[Token] = []
+    for token in packer.tokens:
+        if type(token) is not Leaf:
+            tokens.append(token)
+            continue
+        base = base_of[token]
+        if token.layout == base.layout:
+            tokens += (token.tag, numbers[base])
+        else:
+            offset, shape, strides = token.layout
+            start = offset - base.tensor.storage_offset()
+            tokens += ("v", numbers[base], start, len(shape), *shape, *strides)
+    tree = Tree(tokens, packer.blobs)
+    paths = TreeReader(tree).names
+    copies = snapshot([leaf.tensor for leaf in leaves])
+    return tree, [
+        Leaf(leaf.tag, paths[n], copy, leaf.role)
+        for n, (leaf, copy) in enumerate(zip(leaves, copies, strict=True))
+    ]
 
 
-class _Packer:
-    """A collector of the tokens and tensors of a state.
+class Packer:
+    """A collector of the tokens of a state.
 
     Attributes:
-        tokens: The tokens so far; each tensor has a nested list, which :func:`_tie` completes.
+        tokens: The tokens so far, with a :class:`Leaf` in the place of each tensor.
         blobs: The byte strings so far.
-        leaves: The tensors so far.
     """
 
     def __init__(self) -> None:
         self.tokens: list[Any] = []
         self.blobs: list[bytes] = []
-        self.leaves: list[Leaf] = []
 
     def pack(self, value: Any, path: tuple[str, ...], roles: Roles) -> None:
         """Append the tokens of a value.
@@ -131,20 +161,21 @@ class _Packer:
                 raise UnsupportedState("cannot store a surrogate", key=where)
             self.tokens += ("s", value)
         elif kind is bytes:
-            self._add_bytes(value, "b")
+            self.add_bytes(value, "b")
         elif kind is int and not -(1 << 63) <= value < 1 << 64:  # as numpy's generators have them
             size = value.bit_length() // 8 + 1
-            self._add_bytes(value.to_bytes(size, "little", signed=True), "i")
+            self.add_bytes(value.to_bytes(size, "little", signed=True), "i")
         elif kind in _KEYS:
             self.tokens.append(value)
         elif isinstance(value, torch.Tensor):
             check_storable(value, where)
             # A lazily conjugated or negated view does not have its source's values.
-            self._add_tensor("x", where, value.resolve_conj().resolve_neg(), _role(path, roles))
+            plain = value.resolve_conj().resolve_neg()
+            self.tokens.append(Leaf("x", where, plain, _role(path, roles)))
         elif kind is np.ndarray:
-            self._add_tensor("a", where, array_tensor(value, where), None)
+            self.tokens.append(Leaf("a", where, array_tensor(value, where), None))
         elif isinstance(value, np.generic) and value.dtype.name in NUMPY_TYPES:
-            self._add_bytes(value.tobytes(), "g", value.dtype.name)
+            self.add_bytes(value.tobytes(), "g", value.dtype.name)
         else:
             raise UnsupportedState(f"cannot store a {kind.__module__}.{kind.__name__}", key=where)
 
@@ -169,25 +200,16 @@ class _Packer:
             # torch keeps the versions of modules in this attribute of a state_dict.
             self.pack(getattr(value, "_metadata", None), (*path, "_metadata"), None)
 
-    def _add_bytes(self, data: bytes, *tokens: str) -> None:
+    def add_bytes(self, data: bytes, *tokens: str) -> None:
+        """Append tokens and the index of some bytes."""
         self.tokens += (*tokens, len(self.blobs))
         self.blobs.append(data)
 
-    def _add_tensor(self, tag: str, where: str, tensor: torch.Tensor, role: str | None) -> None:
-        leaf = Leaf(where, tensor, role, [tag])
-        self.tokens.append(leaf.tokens)
-        self.leaves.append(leaf)
 
-
-def _tie(leaves: list[Leaf]) -> list[Leaf]:
-    """Return the distinct tensors and complete the tokens of each tensor.
-
-    A tensor whose memory is contained in another tensor's is stored as a view of it.
-    """
+def _tie(leaves: list[Leaf]) -> dict[Leaf, Leaf]:
+    """Return the leaf that stores each leaf's elements: itself, or one whose memory contains it."""
     # The largest tensors first, because they may contain others; then the contiguous ones.
-    order = sorted(
-        leaves, key=lambda leaf: (-_extent(leaf.tensor), not leaf.tensor.is_contiguous())
-    )
+    order = sorted(leaves, key=lambda leaf: (-leaf.extent, not leaf.tensor.is_contiguous()))
     bases: dict[Any, list[Leaf]] = collections.defaultdict(list)
     base_of = {}
     for leaf in order:
@@ -195,48 +217,12 @@ def _tie(leaves: list[Leaf]) -> list[Leaf]:
         storage = (tensor.untyped_storage().data_ptr(), tensor.device, tensor.dtype)
         # Empty tensors have no memory that could identify them.
         sharing = bases[storage if tensor.numel() else leaf]
-        base_of[leaf] = next((base for base in sharing if _contains(base, leaf)), leaf)
+        base_of[leaf] = next((base for base in sharing if base.contains(leaf)), leaf)
         if base_of[leaf] is leaf:
             sharing.append(leaf)
-    distinct = [leaf for leaf in leaves if base_of[leaf] is leaf]
-    numbers = {leaf: number for number, leaf in enumerate(distinct)}
-    for leaf, base in base_of.items():
-        leaf.tokens.append(numbers[base])
-        if leaf.layout != base.layout:
-            offset, shape, strides = leaf.layout
-            start = offset - base.tensor.storage_offset()
-            leaf.tokens[0] = "v"
-            leaf.tokens += [start, len(shape), *shape, *strides]
-        if leaf.role is None:  # memory shared with an exact tensor must stay exact
-            base.role = None
-    names = _Names()
-    for leaf in distinct:
-        leaf.path = names.distinct(leaf.path)
-    return distinct
-
-
-class _Names(collections.Counter[str]):
-    """A generator of unique paths: keys that contain dots can produce the same path twice."""
-
-    def distinct(self, path: str) -> str:
-        self[path] += 1
-        return path if self[path] == 1 else f"{path}#{self[path]}"
-
-
-def _contains(base: Leaf, leaf: Leaf) -> bool:
-    """Return whether a tensor is another one, or a part of a contiguous one."""
-    big, small = base.tensor, leaf.tensor
-    start = small.storage_offset() - big.storage_offset()
-    is_part = big.is_contiguous() and 0 <= start <= big.numel() - _extent(small)
-    return is_part or base.layout == leaf.layout
-
-
-def _extent(tensor: torch.Tensor) -> int:
-    """Return the span in memory from the first to the last element, inclusive, in elements."""
-    if tensor.numel() == 0:
-        return 0
-    pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    return 1 + sum((size - 1) * stride for size, stride in pairs)
+        elif leaf.role is None:  # memory shared with an exact tensor must stay exact
+            base_of[leaf].role = None
+    return base_of
 
 
 def _roles(groups: Any) -> Roles:
@@ -255,27 +241,6 @@ def _role(path: tuple[str, ...], roles: Roles) -> str | None:
     return roles.get(path[-1].rpartition(".")[2]) if "state" in path else None
 
 
-class Use(NamedTuple):
-    """A tensor in a state's structure.
-
-    Attributes:
-        number: The index of its leaf.
-        is_array: Whether it is a numpy array.
-        view: Sizes, strides, and offset of a view of the leaf.
-    """
-
-    number: int
-    is_array: bool
-    view: tuple[list[int], list[int], int] | None
-
-    def of(self, leaf: torch.Tensor) -> Any:
-        """Return the array, the tensor, or the view, given its leaf."""
-        if self.is_array:
-            return leaf.numpy()
-        # torch rejects a view outside its tensor's memory.
-        return leaf if self.view is None else leaf.as_strided(*self.view)
-
-
 class TreeReader:
     """A state's structure, read from untrusted tokens.
 
@@ -283,19 +248,39 @@ class TreeReader:
     map: see :func:`damage_named`.
 
     Attributes:
-        root: The structure, with a :class:`Use` for each tensor.
-        parts: The part at each path.
-        names: The path of each leaf by index, excluding views.
+        parts: The paths of all parts.
+        uses: The path of each tensor, array, or view, and the index of its leaf.
+        names: The unique path of each leaf by index: of its first use that is no view.
     """
 
     def __init__(self, tree: Tree) -> None:
-        self.parts: dict[str, Any] = {}
+        self._tree = tree
+        self.uses: list[tuple[str, int]] = []
         self.names: dict[int, str] = {}
-        self._paths = _Names()
-        self._blobs = tree.blobs
-        self._tokens: list[Any] = tree.tokens[::-1]
-        self.root = self._read(())
+        self._counts: collections.Counter[str] = collections.Counter()
+        _, parts = self.build(self._note)
+        self.parts = parts.keys()
+
+    def _note(self, path: str, number: int, tag: str, *_: Any) -> None:
+        self.uses.append((path, number))
+        if tag != "v" and number not in self.names:
+            self._counts[path] += 1  # keys that contain dots can produce the same path twice
+            count = self._counts[path]
+            self.names[number] = path if count == 1 else f"{path}#{count}"
+
+    def build(self, tensor: Callable[..., Any]) -> tuple[Any, dict[str, Any]]:
+        """Build the state; return it and its parts by path.
+
+        Args:
+            tensor: Returns a tensor, given its path, the index of its leaf, its tag, and for a view
+                its sizes, strides and offset.
+        """
+        self._tensor = tensor
+        self._tokens: list[Any] = self._tree.tokens[::-1]
+        self._parts: dict[str, Any] = {}
+        state = self._read(())
         require(not self._tokens, "expected the tree to end where its tokens end")
+        return state, self._parts
 
     def _take(self, kind: type[T]) -> T:
         token = self._tokens.pop()
@@ -305,7 +290,7 @@ class TreeReader:
     def _read(self, path: tuple[str, ...]) -> Any:
         require(len(path) <= MAX_DEPTH + 1, f"the tree has more than {MAX_DEPTH} levels")
         value = self._read_value(path)
-        self.parts.setdefault(".".join(path), value)
+        self._parts.setdefault(".".join(path), value)
         return value
 
     def _read_value(self, path: tuple[str, ...]) -> Any:
@@ -315,10 +300,19 @@ class TreeReader:
                 value = self._read_items(value, path)
             case "s":
                 value = self._take(str)
-            case "i" | "b" | "g":
-                value = self._read_bytes(value)
-            case "x" | "a" | "v":
-                value = self._read_use(value, path)
+            case "b":
+                value = self._read_bytes()
+            case "i":
+                value = int.from_bytes(self._read_bytes(), "little", signed=True)
+            case "g":
+                dtype = NUMPY_TYPES[self._take(str)]
+                (value,) = np.frombuffer(self._read_bytes(), dtype)
+            case "x" | "a":
+                value = self._tensor(".".join(path), self._take(int), value)
+            case "v":
+                number, offset, dim = (self._take(int) for _ in range(3))
+                sizes, strides = ([self._take(int) for _ in range(dim)] for _ in range(2))
+                value = self._tensor(".".join(path), number, value, sizes, strides, offset)
             case str():
                 raise CorruptCheckpoint(f"expected the kind of a node, got {value!r}")
         return value
@@ -337,38 +331,7 @@ class TreeReader:
             return found
         return list(found.values()) if kind == "l" else tuple(found.values())
 
-    def _read_bytes(self, kind: str) -> Any:
-        dtype = self._take(str) if kind == "g" else ""
+    def _read_bytes(self) -> bytes:
         number = self._take(int)
         require(number >= 0, "expected the number of some bytes")
-        data = self._blobs[number]
-        if kind == "g":
-            (scalar,) = np.frombuffer(data, NUMPY_TYPES[dtype])
-            return scalar
-        return data if kind == "b" else int.from_bytes(data, "little", signed=True)
-
-    def _read_use(self, kind: str, path: tuple[str, ...]) -> Use:
-        number = self._take(int)
-        view = None
-        if kind == "v":
-            offset, dim = self._take(int), self._take(int)
-            sizes, strides = ([self._take(int) for _ in range(dim)] for _ in range(2))
-            view = sizes, strides, offset
-        elif number not in self.names:
-            self.names[number] = self._paths.distinct(".".join(path))
-        return Use(number, kind == "a", view)
-
-
-def fill(structure: Any, tensor: Callable[[Use], Any]) -> Any:
-    """Return a copy of a structure with ``tensor(use)`` in the place of each :class:`Use`."""
-    kind: Any = type(structure)
-    if kind is Use:
-        return tensor(structure)
-    if kind in (list, tuple):
-        return kind(fill(item, tensor) for item in structure)
-    if kind in (dict, collections.OrderedDict):
-        filled = kind((key, fill(item, tensor)) for key, item in structure.items())
-        if hasattr(structure, "_metadata"):
-            filled._metadata = fill(structure._metadata, tensor)
-        return filled
-    return structure
+        return self._tree.blobs[number]

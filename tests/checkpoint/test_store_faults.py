@@ -55,6 +55,19 @@ def test_damage_is_found(tmp_path, damage, every):
     assert store.verify() == []
 
 
+def test_training_goes_on_after_damage(tmp_path, caplog):
+    """If the newest version cannot be read, the next save starts a new chain and warns."""
+    store = saved(tmp_path, 2, tiny_state)
+    damaged = tmp_path / store.versions()[1].file
+    damaged.write_bytes(flipped(damaged.read_bytes(), -1))
+    with DeltaStore(str(tmp_path)) as resumed:
+        assert resumed.save(tiny_state(3), blocking=True) == 3
+        assert resumed.save(tiny_state(4), blocking=True) == 4
+    assert "version 2 cannot be read" in caplog.text
+    assert [record.parent for record in store.versions()] == [None, 1, None, 3]
+    assert len(store.verify()) == 1
+
+
 @pytest.mark.parametrize("source", [None, "itself", "another run"])
 def test_a_missing_or_swapped_file_breaks_only_its_chain(tmp_path, source):
     """A delta is never applied to another file; versions that do not need it still load."""
