@@ -67,6 +67,8 @@ class PCRDataset(Dataset[Any]):
     Attributes:
         classes: Names of the classes, indexed by ``cls``.
         num_classes: The number of classes; 0 if the dataset index does not tell.
+        ids: (len,) int64 number of each sample in the whole dataset, ascending; for a view not
+            ``arange(len)``.
 
     Raises:
         ScanUnavailable: The dataset has no such scan.
@@ -117,8 +119,7 @@ class PCRDataset(Dataset[Any]):
         self.decoder = decoder
         self.fields = fields
         self.transform = transform
-        # The ids of a view's samples in the whole dataset, ascending.
-        self._ids: Ints = np.arange(self.shards.num_samples)
+        self.ids: Ints = np.arange(self.shards.num_samples)
         self._recent = RecentPrefixes(self.shards, num_bytes("held_bytes", held_bytes))
         self.collator(0)  # validates the decoder and the fields
 
@@ -132,7 +133,7 @@ class PCRDataset(Dataset[Any]):
     @property
     def num_samples(self) -> int:
         """The number of samples of this dataset or view."""
-        return len(self._ids)
+        return len(self.ids)
 
     @property
     def max_scan(self) -> Scan:
@@ -148,7 +149,7 @@ class PCRDataset(Dataset[Any]):
     def keys(self) -> tuple[str, ...]:
         """The key of each sample. Reads the index of each shard once, in parallel."""
         found = self.shards.columns.keys
-        return tuple(found[sample] for sample in self._ids)
+        return tuple(found[sample] for sample in self.ids)
 
     @cached_property
     def labels(self) -> Ints:
@@ -159,7 +160,7 @@ class PCRDataset(Dataset[Any]):
         """
         found = self.shards.columns.labels
         try:
-            return np.array([int(found[sample] or b"") for sample in self._ids], np.int64)
+            return np.array([int(found[sample] or b"") for sample in self.ids], np.int64)
         except ValueError as error:
             raise ValueError(f"expected an integer cls in each sample: {error}") from None
 
@@ -170,23 +171,19 @@ class PCRDataset(Dataset[Any]):
         Sizes are after rotation to upright unless the decoder has ``upright=False``. Reads the
         index of each shard once, in parallel.
         """
-        return self.shards.sizes(self.collator(0).is_upright)[self._ids]
+        return self.shards.sizes(self.collator(0).is_upright)[self.ids]
 
     @property
     def shard_sizes(self) -> Ints:
         """The number of samples of this dataset or view in each shard, (shards,) int64."""
-        return np.diff(np.searchsorted(self._ids, self.shards.starts))
+        return np.diff(np.searchsorted(self.ids, self.shards.starts))
 
     @property
     def fingerprint(self) -> tuple[int, int | None]:
         """A checksum of the shards and a view's samples; if it differs, so do sample numbers."""
         is_whole = len(self) == self.shards.num_samples
-        view = None if is_whole else crc32c(self._ids.astype("<i8").tobytes())
+        view = None if is_whole else crc32c(self.ids.astype("<i8").tobytes())
         return self.shards.fingerprint, view
-
-    def sample_ids(self, numbers: Ints) -> Ints:
-        """Return the ids in the whole dataset for (n,) sample numbers of this dataset or view."""
-        return self._ids[numbers]
 
     def __repr__(self) -> str:
         scans = self.shards.scans
@@ -224,7 +221,7 @@ class PCRDataset(Dataset[Any]):
             number = operator.index(sample)
             if not -len(self) <= number < len(self):
                 raise IndexError(f"expected a number of {len(self)} samples, got {number}")
-        [(sample_id, shard, row)] = self.shards.places(self._ids[[number]])
+        [(sample_id, shard, row)] = self.shards.places(self.ids[[number]])
         prefix = self._recent.get(shard, current_scan(self.scan))
         seed = int(torch.empty((), dtype=torch.int64).random_())
         return self.collator(seed).one((sample_id, prefix, row))
@@ -256,14 +253,14 @@ class PCRDataset(Dataset[Any]):
             ValueError: A sample appears twice, or the selection is empty.
         """
         chosen = np.asarray(numbers if hasattr(numbers, "__array__") else list(numbers))
-        picked = self._ids[chosen] if chosen.size else chosen
+        picked = self.ids[chosen] if chosen.size else chosen
         ids = np.unique(picked)
         if not 0 < len(ids) == len(picked):
             raise ValueError(f"expected different samples, got {len(ids)} with repetitions or none")
         view = copy.copy(self)
         for name in ("keys", "labels", "_numbers"):
             vars(view).pop(name, None)
-        view._ids = ids
+        view.ids = ids
         return view
 
     @checked(shares="fractions", lengths="fractions", generator="seed")

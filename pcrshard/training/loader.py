@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import partial
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ from ..arguments import Natural, Positive, checked
 from ..format.scan import FULL, Scan
 from . import ranks
 from .buckets import Buckets
+from .collate import Collator
 from .cpus import decoding_threads
 from .dataset import PCRDataset
 from .epoch_order import (
@@ -292,15 +292,14 @@ class PCRLoader:
         batches = rank_batches(order, world, rank)[: cursor.steps]
         self._cursor = cursor
         process = os.getpid()
-        with closing(self._read(batches, cursor.epoch)) as coming:
-            for batch in coming:
-                cursor.given += 1
-                yield batch
-                if os.getpid() != process:
-                    raise RuntimeError(
-                        f"expected the process {process}, in which this iteration was begun, got "
-                        f"its child {os.getpid()}: begin the iteration there"
-                    )
+        for batch in self._read(batches, cursor.epoch):
+            cursor.given += 1
+            yield batch
+            if os.getpid() != process:
+                raise RuntimeError(
+                    f"expected the process {process}, in which this iteration was begun, got its "
+                    f"child {os.getpid()}: begin the iteration there"
+                )
         if self._cursor is cursor:
             self._cursor = _Cursor(cursor.epoch + 1)
 
@@ -322,9 +321,7 @@ class PCRLoader:
         Yields:
             The batch at each scan.
         """
-        highest = FULL if FULL in scans else max(map(int, scans))
         collate = self.dataset.collator(self.rules.seed, epoch)
-        ids = [self.dataset.sample_ids(numbers) for numbers in batches]
 
         def begin(rows: list[Row]) -> Callable[[], dict[Scan, Any]]:
             def at(scan: Scan) -> Any:
@@ -332,7 +329,9 @@ class PCRLoader:
 
             return lambda: {scan: at(scan) for scan in scans}
 
-        yield from read_batches(self.dataset.shards, ids, highest, begin)
+        highest = FULL if FULL in scans else max(map(int, scans))
+        ids = [self.dataset.ids[numbers] for numbers in batches]
+        return read_batches(self.dataset.shards, ids, highest, begin)
 
     @property
     def _geometry(self) -> Geometry:
@@ -361,16 +360,17 @@ class PCRLoader:
             regroup=regroup,
         )
 
-    def _read(self, batches: Batches, epoch: int) -> Generator[Any]:
-        """Yield the batches of these sample numbers, read and decoded here or by workers."""
+    def _read(self, batches: Batches, epoch: int) -> Iterable[Any]:
+        """Return the batches of these sample numbers, read and decoded here or by workers."""
+        dataset = self.dataset
+        collate = dataset.collator(self.rules.seed, epoch)
         sizes = None
         if self.buckets is not None and self.buckets.area is not None:
-            sizes = self.dataset.shards.sizes(self.dataset.collator(0).is_upright)
-        reading = _Reading(self, batches, epoch, sizes)
+            sizes = dataset.shards.sizes(collate.is_upright)
+        reading = _Reading(self, [dataset.ids[numbers] for numbers in batches], collate, sizes)
         if not self.num_workers:
-            yield from reading
-            return
-        yield from DataLoader(
+            return reading
+        return DataLoader(
             reading,
             batch_size=None,
             num_workers=self.num_workers,
@@ -401,36 +401,33 @@ class _Reading(IterableDataset[Any]):
 
     Attributes:
         loader: The loader, with its options.
-        batches: Sample numbers of each batch.
-        epoch: Number of the epoch.
+        batches: Ids of each batch.
+        collate: Makes batches of this epoch.
         sizes: (N, 2) size of each image of the whole dataset, for buckets by shape.
     """
 
     loader: PCRLoader
     batches: Batches
-    epoch: int
+    collate: Collator
     sizes: Ints | None
 
     def __iter__(self) -> Iterator[Any]:
         loader = self.loader
-        dataset = loader.dataset
         info = get_worker_info()
-        batches = self.batches[info.id :: info.num_workers] if info else self.batches
-        collate = dataset.collator(loader.rules.seed, self.epoch)
         # The threads start with the first batch and end with this generator.
-        with collate.open_pool(loader.threads) as pool:
+        with self.collate.open_pool(loader.threads) as pool:
 
             def begin(rows: list[Row]) -> Callable[[], Any]:
-                shaped = collate
+                collate = self.collate
                 if loader.buckets is not None and self.sizes is not None:
                     own = self.sizes[[sample for sample, _, _ in rows]]
-                    shaped = collate.of_size(loader.buckets.size_of(own))
-                return shaped.begin(rows, pool, loader.pin_memory)
+                    collate = collate.of_size(loader.buckets.size_of(own))
+                return collate.begin(rows, pool, loader.pin_memory)
 
             yield from read_batches(
-                dataset.shards,
-                [dataset.sample_ids(numbers) for numbers in batches],
-                dataset.scan,
+                loader.dataset.shards,
+                self.batches[info.id :: info.num_workers] if info else self.batches,
+                loader.dataset.scan,
                 begin,
                 ahead=loader.prefetch if loader.threads else 0,
                 shards_ahead=loader.shards_ahead,

@@ -8,7 +8,7 @@ import os
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -28,8 +28,6 @@ from ..redaction import redact_url
 from .epoch_sequence import Batches, Ints
 from .shard_schedule import schedule
 
-# How long to delay the last batch being decoded for a shard that lets the next batch start.
-_GRACE_SECONDS = 0.01
 _INDEX_THREADS = 16
 _AHEAD_BYTES = 1 << 28
 _KEEP_BATCHES = 64
@@ -124,12 +122,11 @@ class ShardSet:
         with self.open(shard).load(0) as prefix:
             index = prefix.index
             labels = prefix.fields.get("cls", [None] * index.num_samples)
-            sizes = np.zeros((2, index.num_samples, 2), np.int64)
+            both = np.stack([index.dims, upright_sizes(index.dims, index.orientation)])
             firsts = np.array(index.first_units)
             has_image = np.diff(firsts) > 0
-            units = firsts[:-1][has_image]
-            sizes[0, has_image] = index.dims[units]
-            sizes[1, has_image] = upright_sizes(index.dims, index.orientation)[units]
+            sizes = np.zeros((2, index.num_samples, 2), np.int64)
+            sizes[:, has_image] = both[:, firsts[:-1][has_image]]
             return Columns(list(index.keys), list(labels), sizes)
 
     def sizes(self, upright: bool) -> Ints:
@@ -284,7 +281,7 @@ def read_batches(
                 while not due:
                     yield
                 for (shard, last), future in itertools.islice(loads, count):
-                    while begun and not _comes(future, len(begun)):
+                    while begun and not future.done():
                         yield
                     prefix = future.result()
                     held[shard] = (prefix, last)  # first, so that it is closed if the change fails
@@ -312,13 +309,6 @@ def read_batches(
     finally:
         loads.close()
         release(math.inf)
-
-
-def _comes(future: Future[Prefix], begun: int) -> bool:
-    """Tell whether a shard has arrived; if nothing else is decoding, wait a few milliseconds."""
-    if begun == 1:
-        wait((future,), _GRACE_SECONDS)
-    return future.done()
 
 
 def _fail(error: Exception) -> NoReturn:
