@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -14,18 +16,19 @@ from torch.utils.data import default_collate
 
 from ..errors import PCRError, ScanUnavailable
 from ..format.scan import FULL, check_scan
-from ..jpeg.image_decoder import ImageDecoder
-from ..jpeg.views import Picture, geometry_field
-from ..native.pool import Pool, draw_key
+from ..jpeg.image_decoder import Decoding, ImageDecoder
+from ..jpeg.views import Geometry, Picture, geometry_field
+from ..memory import borrow_array
+from ..native.pieces import empty_table
+from ..native.pool import Pool, draw_key, draw_keys
 from ..reading.field_values import CONVERSIONS, INTEGERS, convert, extension
 from ..reading.prefix import Prefix, Sample
-from .batch_images import FieldImages, as_tensors, begin_field, stack_images
 from .shard_set import Row
 
 Rows = list[Row]
 Prefixes = list[Prefix]
 # Images of a batch by field.
-Images = dict[str, FieldImages]
+Images = dict[str, "FieldImages"]
 # Values of each sample by field.
 Columns = dict[str, list[Any]]
 # A size stands for a decoder of whole images at that size.
@@ -75,7 +78,7 @@ class Collator:
             pin = pin and self.transform is None  # torch copies a transform's results
             streams = dict.fromkeys(stream for prefix in prefixes for stream in prefix.streams)
             images = {
-                name: begin_field(rows, prefixes, name, self.image, self.key, pool, pin)
+                name: _begin_field(rows, prefixes, name, self.image, self.key, pool, pin)
                 for name in filter(self._is_read, streams)
             }
         return partial(self._finish, rows, prefixes, images)
@@ -85,7 +88,7 @@ class Collator:
         [sample] = self._samples(self._values([row], [row[1]], {}))
         if self.transform is not None:
             return self.transform(sample)
-        return self._chosen({name: as_tensors(value) for name, value in sample.items()}, [row])
+        return self._chosen({name: _as_tensors(value) for name, value in sample.items()}, [row])
 
     def of_size(self, size: tuple[int, int]) -> Collator:
         """Return a collator that crops to the shape (height, width) and resizes to that size."""
@@ -197,7 +200,7 @@ class Collator:
             return torch.from_numpy(np.array(values, np.int64))  # cheaper than torch.tensor
         if last in CONVERSIONS or self.image is None:
             return values
-        return stack_images(values, self.image)
+        return _stack_images(values, self.image)
 
 
 def _part(value: Any, which: int) -> Any:
@@ -225,3 +228,133 @@ def _missing(name: str, rows: Rows) -> Exception:
     return KeyError(
         f"sample {sample['__key__']!r} has no field {name!r}, it has {', '.join(sample)}"
     )
+
+
+@dataclass(frozen=True, eq=False)
+class FieldImages:
+    """The images of one field of a batch, decoded by the native core.
+
+    Attributes:
+        arrays: The pixels of all images, (images, 3, H, W) or in the
+            decoder's layout; per view (images, V, 3, H, W).
+        first: (samples + 1) positions in the arrays at which each sample's images begin.
+        is_list: Whether the field is a list of images.
+        decoding: The pending decoding into these arrays.
+    """
+
+    arrays: list[torch.Tensor]
+    first: list[int]
+    is_list: bool
+    decoding: Decoding
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each sample has one image, and all were decoded."""
+        return not self.is_list and all(self.decoded)
+
+    def columns(self, name: str) -> dict[str, Any]:
+        """Return the columns of the field and its geometry, if it is complete."""
+        decoder = self.decoding.decoder
+        found: dict[str, Any] = {name: self.arrays if decoder.views else self.arrays[0]}
+        if decoder.return_geometry:
+            batch = self.decoding.batch
+            geometry = decoder.geometry(batch.boxes, batch.sizes)
+            found[geometry_field(name)] = _as_tensors(geometry)
+        return found
+
+    @cached_property
+    def decoded(self) -> list[bool]:
+        """For each sample, whether all of its images were decoded; waits for the decoding."""
+        each = self.decoding.decoded
+        return [all(each[start:stop]) for start, stop in itertools.pairwise(self.first)]
+
+    def value(self, position: int) -> Any:
+        """Return the decoded image, or list of images, of a sample."""
+        start, stop = self.first[position : position + 2]
+        images = [self.decoding[place] for place in range(start, stop)]
+        return images if self.is_list else images[0]
+
+
+def _begin_field(
+    rows: Rows,
+    prefixes: Prefixes,
+    field: str,
+    image: ImageDecoder,
+    key: tuple[int, int],
+    pool: Pool,
+    pin: bool,
+) -> FieldImages:
+    """Start decoding an image field of a batch.
+
+    Args:
+        rows: The samples.
+        prefixes: The prefix of each sample, once.
+        field: Name of the field.
+        image: The decoder; must have a size.
+        key: Seed and epoch of the random crops and flips.
+        pool: Threads that decode.
+        pin: Whether to decode into pinned memory.
+    """
+    # The positions in the batch of each prefix's images, and their units.
+    images: dict[Prefix, tuple[list[int], list[int]]] = {prefix: ([], []) for prefix in prefixes}
+    lists = {prefix for prefix in prefixes if field in prefix.index.schema.lists}
+    ids: list[int] = []
+    first = [0]
+    for sample, prefix, row in rows:
+        places, units = images[prefix]
+        found = prefix.units_of(row, field)
+        for unit in found:
+            places.append(len(ids))
+            units.append(unit)
+            ids.append(sample)
+        if not found and prefix not in lists:
+            ids.append(sample)  # a missing image gets space, too
+        first.append(len(ids))
+    # An empty stream stands for a missing or damaged image and is not decoded.
+    tables = [prefix.table(units) for prefix, (_, units) in images.items()]
+    table = empty_table(len(ids), max(own.shape[1] for own in tables))
+    orientations = np.zeros(len(ids), np.uint8)
+    for own, (prefix, (places, units)) in zip(tables, images.items(), strict=True):
+        table[places, : own.shape[1]] = own
+        orientations[places] = prefix.index.orientation[units]
+    # torch reuses pinned memory only after pending copies from it complete.
+    arrays = [
+        torch.empty(shape, dtype=torch.uint8, pin_memory=True)
+        if pin
+        else torch.from_numpy(borrow_array(math.prod(shape)).reshape(shape))
+        for shape in image.batch_shapes(len(ids))
+    ]
+    decoding = image.begin(
+        pool,
+        table,
+        [array.numpy() for array in arrays],
+        draw_keys(key, ids),
+        orientations=orientations,
+        keep=[prefix.contents for prefix in prefixes],
+    )
+    return FieldImages(arrays, first, bool(lists), decoding)
+
+
+def _as_tensors(value: Any) -> Any:
+    """Convert arrays to tensors: an image, its views, its geometry, or a list of images."""
+    if isinstance(value, Geometry):
+        return Geometry(*map(torch.as_tensor, value))
+    if isinstance(value, list):
+        return list(map(_as_tensors, value))
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+
+
+def _stack_images(values: list[Any], image: ImageDecoder) -> Any:
+    """Collate the pixels or the geometry of a field.
+
+    Args:
+        values: The value of each sample, ``None`` if it has none.
+        image: The decoder.
+
+    Returns: A tensor or a Geometry, or one per view, if each sample has one image and all have the
+        same size; otherwise a list of tensors. Other values are unchanged.
+    """
+    shown = [value and value[0] for value in values] if image.views else values
+    is_geometry = all(isinstance(value, Geometry) for value in shown)
+    one_size = image.is_sized and all(isinstance(value, np.ndarray) for value in shown)
+    return default_collate(values) if is_geometry or one_size else _as_tensors(values)
