@@ -84,13 +84,12 @@ class Buckets:
         self,
         dataset: PCRDataset,
         collator: Collator,
-        geometry: Geometry,
         weights: Sequence[float] | None,
     ) -> None:
         """Check that a dataset and options work with these buckets.
 
         Raises:
-            ValueError: A sample has no size or too many pixels, or an option conflicts.
+            ValueError: A sample has no size, or an option conflicts.
         """
         image = collator.image
         if self.area is not None:
@@ -104,8 +103,6 @@ class Buckets:
             raise ValueError(
                 f"expected an image in each sample, got none in {dataset.keys[unknown[0]]!r}"
             )
-        if self.pixels is not None:
-            self.num_batches(dataset.sizes, geometry)
 
     def size_of(self, sizes: Ints) -> tuple[int, int]:
         """Return the (height, width) for a batch of (n, 2) sizes: its median sample's bucket."""
@@ -116,28 +113,6 @@ class Buckets:
         ratios = np.log([width / height for height, width in self.shapes])
         middles = (ratios[1:] + ratios[:-1]) / 2
         found: Ints = np.searchsorted(middles, np.log(sizes[:, 1] / sizes[:, 0])).astype(np.int64)
-        return found
-
-    def num_batches(self, sizes: Ints, geometry: Geometry) -> int:
-        """Return the number of batches per rank for (n, 2) heights and widths with ``pixels``.
-
-        Raises:
-            ValueError: An image has more than half of the pixels of a batch.
-        """
-        costs = self._costs(sizes, geometry)
-        limit = self.pixels or 0
-        largest = int(costs.max())
-        if largest * 2 > limit:
-            raise ValueError(
-                f"expected pixels of at least twice the largest image, {2 * largest}, got {limit}"
-            )
-        # A batch below limit - largest pixels may get one more image.
-        return math.ceil(int(costs.sum()) / (geometry.max_world_size * (limit - largest)))
-
-    def _costs(self, sizes: Ints, geometry: Geometry) -> Ints:
-        """Return the pixels of each image, but at least its fraction of a batch of maximum size."""
-        batch = geometry.global_batch // geometry.max_world_size
-        found: Ints = np.maximum(sizes.prod(axis=1), -(-(self.pixels or 0) // batch))
         return found
 
     def regroup(
@@ -194,14 +169,27 @@ class Buckets:
         return places
 
     def _by_pixels(self, sizes: Ints, cuts: Ints, geometry: Geometry) -> tuple[Ints, Ints]:
-        """Cut the samples of each rank into runs of nearly equal numbers of pixels."""
+        """Cut the samples of each rank into runs of nearly equal numbers of pixels.
+
+        Raises:
+            ValueError: An image has more than half of the pixels of a batch.
+        """
         world = geometry.max_world_size
-        steps = self.num_batches(sizes, geometry)
+        limit = self.pixels or 0
+        # An image takes at least its fraction of a batch of maximum size.
+        costs = np.maximum(sizes.prod(axis=1), -(-limit // (geometry.global_batch // world)))
+        largest = int(costs.max())
+        if largest * 2 > limit:
+            raise ValueError(
+                f"expected pixels of at least twice the largest image, {2 * largest}, got {limit}"
+            )
+        total = int(costs.sum())
+        # A batch below limit - largest pixels may get one more image.
+        steps = math.ceil(total / (world * (limit - largest)))
         rank = np.repeat(np.arange(len(cuts) - 1) % world, np.diff(cuts))
         order = rank.argsort(kind="stable")
-        costs = self._costs(sizes, geometry)[order]
-        begins = np.cumsum(costs) - costs
-        runs = np.arange(1, steps * world) * int(costs.sum()) // (steps * world)
+        begins = np.cumsum(costs[order]) - costs[order]
+        runs = np.arange(1, steps * world) * total // (steps * world)
         batches = np.split(order, np.searchsorted(begins, runs))
         turns = [batch for step in range(steps) for batch in batches[step::steps]]
         return np.concatenate(turns), np.cumsum([0, *map(len, turns)])

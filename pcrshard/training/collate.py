@@ -114,8 +114,7 @@ class Collator:
         batch: dict[str, Any] = {}
         if self.transform is None:
             for name, own in images.items():
-                if own.is_complete:
-                    batch |= own.columns(name)
+                batch |= own.columns(name)
         columns = self._values(rows, prefixes, images, batch)
         if self.transform is not None:
             return default_collate(list(map(self.transform, self._samples(columns))))
@@ -247,13 +246,10 @@ class FieldImages:
     is_list: bool
     decoding: Decoding
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether each sample has one image, and all were decoded."""
-        return not self.is_list and all(self.decoded)
-
     def columns(self, name: str) -> dict[str, Any]:
-        """Return the columns of the field and its geometry, if it is complete."""
+        """Return the field and its geometry, if each sample has one image and all were decoded."""
+        if self.is_list or not all(self.decoded):
+            return {}
         decoder = self.decoding.decoder
         found: dict[str, Any] = {name: self.arrays if decoder.views else self.arrays[0]}
         if decoder.return_geometry:

@@ -62,6 +62,7 @@ class _Cursor:
         steps: Steps remaining when the iteration begins, the last of which may be empty on this
             rank; ``None`` before that.
         ended: Number of the epoch that a loaded state ended, if it did; -1 if not.
+        order: The steps after the segments, once they are computed.
     """
 
     epoch: int = 0
@@ -69,6 +70,10 @@ class _Cursor:
     given: int = 0
     steps: int | None = None
     ended: int = -1
+    order: Order | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"order": None}
 
 
 # Annotated, so that a wrong argument is refused in these words.
@@ -163,8 +168,6 @@ class PCRLoader:
             raise ValueError(
                 f"expected threads or workers, got threads={threads} and num_workers={num_workers}"
             )
-        if (rank is None) != (world_size is None):
-            raise ValueError(f"expected rank and world_size together, got {rank} and {world_size}")
         self.dataset = dataset
         self.batch_size = batch_size
         window = _SHUFFLE_SHARDS if shuffle is True else int(shuffle)
@@ -178,27 +181,21 @@ class PCRLoader:
         self.weights = weights
         self.num_samples = None if num_samples is None else int(num_samples)
         self.buckets = buckets
-        self._given_rank = None if rank is None or world_size is None else (rank, world_size)
+        self._given_rank = rank, world_size
         self.max_world_size = max_world_size
         self._lanes = (_LANES if window else 1) if lanes_per_rank is None else lanes_per_rank
         self._cursor = _Cursor()
-        geometry = self._geometry
+        self._lengths: dict[tuple[ranks.Rank, Geometry], int] = {}
         if buckets is not None:
             if max_world_size is not None:
                 raise ValueError("expected no max_world_size with buckets")
-            buckets.check(dataset, dataset.collator(seed), geometry, weights)
-        if weights is not None:
-            self._order(self._cursor)  # validates the weights
-        elif not len(self) and self.rules.last == "drop":
-            raise ValueError(
-                f"expected at least one global batch of {geometry.global_batch} samples, "
-                f"got {len(dataset)}"
-            )
+            buckets.check(dataset, dataset.collator(seed), weights)
+        self._order(self._cursor)  # validates the weights and the batch size
 
     @property
     def rank(self) -> ranks.Rank:
         """The current (rank, world) of this process."""
-        return ranks.current(self._given_rank)
+        return ranks.current(*self._given_rank)
 
     @property
     def epoch(self) -> int:
@@ -219,14 +216,12 @@ class PCRLoader:
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch on this rank; the same in every epoch."""
-        rank, world = self.rank
-        if self.buckets is not None and self.buckets.pixels is not None:
-            return self.buckets.num_batches(self.dataset.sizes, self._geometry)
-        samples = self.dataset.num_samples if self.num_samples is None else self.num_samples
-        full, rest = divmod(samples, self.batch_size * world)
-        if self.rules.last == "short":
-            return full + ((rank + 1) * rest // world > rank * rest // world)
-        return full + (self.rules.last == "pad" and rest > 0)
+        key = self.rank, self._geometry
+        if key not in self._lengths:
+            rank, world = self.rank
+            whole = _Cursor() if self._cursor.segments else self._cursor
+            self._lengths[key] = len(rank_batches(self._order(whole), world, rank))
+        return self._lengths[key]
 
     @checked()
     def set_epoch(self, epoch: Natural) -> None:
@@ -339,8 +334,11 @@ class PCRLoader:
         return Geometry(self.batch_size * world, self.max_world_size or world, self._lanes)
 
     def _order(self, cursor: _Cursor) -> Order:
-        """Return the steps from a cursor's start."""
+        """Return the steps from a cursor's start, computed once."""
         dataset = self.dataset
+        geometry = self._geometry
+        if cursor.order is not None and cursor.order.geometry == geometry:
+            return cursor.order
         sizes = dataset.shard_sizes
         sequence = None
         if self.weights is not None:
@@ -350,15 +348,16 @@ class PCRLoader:
         regroup = None
         if self.buckets is not None:
             regroup = partial(self.buckets.regroup, dataset.sizes, self.rules)
-        return epoch_order(
+        cursor.order = epoch_order(
             sizes,
-            self._geometry,
+            geometry,
             self.rules,
             epoch=cursor.epoch,
             history=cursor.segments,
             sequence=sequence,
             regroup=regroup,
         )
+        return cursor.order
 
     def _read(self, batches: Batches, epoch: int) -> Iterable[Any]:
         """Return the batches of these sample numbers, read and decoded here or by workers."""

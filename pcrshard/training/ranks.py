@@ -53,25 +53,23 @@ def from_environment(environment: Mapping[str, str]) -> Rank | None:
     return None
 
 
-def current(given: tuple[int, int] | None = None) -> Rank:
+def current(rank: int | None = None, world_size: int | None = None) -> Rank:
     """Return the rank of this process.
 
-    The argument takes precedence, then an initialized ``torch.distributed``, then the environment;
+    The arguments take precedence, then an initialized ``torch.distributed``, then the environment;
     the default is rank 0 of 1.
 
     Args:
-        given: (rank, world), if the caller knows it.
+        rank: The rank, if the caller knows it.
+        world_size: The number of ranks; given together with ``rank``.
 
     Raises:
-        ValueError: The argument or the environment is inconsistent.
+        ValueError: The arguments or the environment are inconsistent.
     """
-    if given is not None:
-        rank, world = given
-        if not 0 <= rank < world:
-            raise ValueError(
-                f"expected a rank from 0 to below the number of ranks, got {rank} of {world}"
-            )
-        return Rank(rank, world)
+    if rank is not None and world_size is not None and 0 <= rank < world_size:
+        return Rank(rank, world_size)
+    if rank is not None or world_size is not None:
+        raise ValueError(f"expected a rank from 0 to below world_size, got {rank} of {world_size}")
     # Looked up, not imported: a job that uses torch.distributed has imported it, and reading data
     # does not require torch.
     distributed = sys.modules.get("torch.distributed")

@@ -45,16 +45,42 @@ class ShardOrder:
     def __init__(self, urls: storage.Urls, seed: int = 0) -> None:
         self.urls = storage.expand(urls)
         self.seed = seed
-        self._counter = EpochCounter()
+        # The parent process is not notified when an epoch begins, and restarted workers lose their
+        # counts. So the count is in shared memory, and the first worker to begin an epoch advances
+        # it for all. Lock-free: two workers that begin a new epoch at the same time write the same
+        # number. The last few counts of epochs begun, each with its loader in the low 32 bits:
+        self._recent = SharedIntegers([0] * _RECENT)
+        # The last count that each worker began.
+        self._begun_by = SharedIntegers([0] * _MAX_WORKERS)
 
     @property
     def epoch(self) -> int:
         """Number of the next epoch; to resume, set it between epochs."""
-        return self._counter.next_epoch
+        return int(max(self._recent[:]) // _TAG)
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
-        self._counter.next_epoch = epoch
+        self._begun_by[:] = [0] * _MAX_WORKERS
+        self._recent[:] = [epoch * _TAG] * _RECENT
+
+    def _begin(self) -> int:
+        """Begin an epoch, possibly jointly with other workers of the loader; return its number.
+
+        Workers identify their loader by its base seed and number of workers; a persistent worker
+        that has already begun this epoch begins the next one.
+        """
+        count = self.epoch + 1
+        loader = 0
+        worker = _worker()
+        if worker is not None:
+            loader = zlib.crc32(f"{worker.seed - worker.id} {worker.num_workers}".encode())
+            of_loader = [entry // _TAG for entry in self._recent[:] if entry % _TAG == loader]
+            joined = max(of_loader, default=0)
+            if joined > self._begun_by[worker.id]:
+                count = joined
+            self._begun_by[worker.id] = count
+        self._recent[count % _RECENT] = count * _TAG + loader
+        return count - 1
 
     def of_epoch(self, epoch: int) -> list[str]:
         """Return the shards in the order of an epoch."""
@@ -64,7 +90,7 @@ class ShardOrder:
 
     def __call__(self) -> Iterator[dict[str, str]]:
         """Begin the next epoch: yield ``{"url": ...}`` for each shard, as WebDataset expects."""
-        yield from ({"url": url} for url in self.of_epoch(self._counter.begin()))
+        yield from ({"url": url} for url in self.of_epoch(self._begin()))
 
     def __len__(self) -> int:
         return len(self.urls)
@@ -119,49 +145,6 @@ class SplitByNode:
 
 
 split_by_node = SplitByNode()
-
-
-class EpochCounter:
-    """A counter of epochs for a pipeline that only its DataLoader workers iterate.
-
-    The parent process is not notified when an epoch begins, and restarted workers lose their
-    counts. The count is therefore in shared memory, and the first worker to begin an epoch advances
-    it for all. Workers identify their loader by its base seed and number of workers; a persistent
-    worker that has already begun this epoch begins the next one.
-
-    Lock-free: two workers that begin a new epoch at the same time write the same number. Shared
-    memory holds the last few counts of epochs begun, each with its loader in the low 32 bits, and
-    for each worker the last count that it began.
-    """
-
-    def __init__(self) -> None:
-        self._recent = SharedIntegers([0] * _RECENT)
-        self._begun_by = SharedIntegers([0] * _MAX_WORKERS)
-
-    @property
-    def next_epoch(self) -> int:
-        """Number of the next epoch, from 0."""
-        return int(max(self._recent[:]) // _TAG)
-
-    @next_epoch.setter
-    def next_epoch(self, epoch: int) -> None:
-        self._begun_by[:] = [0] * _MAX_WORKERS
-        self._recent[:] = [epoch * _TAG] * _RECENT
-
-    def begin(self) -> int:
-        """Begin an epoch, possibly jointly with other workers of the loader; return its number."""
-        count = self.next_epoch + 1
-        loader = 0
-        worker = _worker()
-        if worker is not None:
-            loader = zlib.crc32(f"{worker.seed - worker.id} {worker.num_workers}".encode())
-            of_loader = [entry // _TAG for entry in self._recent[:] if entry % _TAG == loader]
-            joined = max(of_loader, default=0)
-            if joined > self._begun_by[worker.id]:
-                count = joined
-            self._begun_by[worker.id] = count
-        self._recent[count % _RECENT] = count * _TAG + loader
-        return count - 1
 
 
 def _worker() -> Any:

@@ -105,7 +105,7 @@ def test_what_is_given_comes_first(monkeypatch):
     assert ranks.current() == Rank(1, 3)
     monkeypatch.setitem(sys.modules, "torch.distributed", distributed(7, 8))
     assert ranks.current() == Rank(7, 8)
-    assert ranks.current((0, 2)) == Rank(0, 2)
+    assert ranks.current(0, 2) == Rank(0, 2)
     assert ranks.current().world == 8
 
 
