@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import atexit
 import itertools
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
-from threading import Event, Thread, current_thread
+from threading import Event
 from typing import Any, Protocol, TypeVar
+
+from ..storage.stores import in_thread
 
 Item = TypeVar("Item")
 
@@ -27,7 +28,7 @@ class Loaded(Protocol):
 
 Result = TypeVar("Result", bound=Loaded)
 Load = Callable[[Item, Event], Result]
-_JOIN_SECONDS = 2.0
+_END_SECONDS = 2.0
 
 
 def prefetch(
@@ -45,7 +46,7 @@ def prefetch(
     Args:
         items: Items to load; may be infinite.
         load: Called with an item and an event that is set when the result is no longer needed.
-        depth: Loads ahead; 0 loads in the caller's thread.
+        depth: Loads ahead; with 0, a load starts when the caller asks for its item.
         max_bytes: Upper bound on the bytes of the results loaded ahead, estimated by the largest
             result so far; at least one is always loaded ahead.
 
@@ -53,13 +54,7 @@ def prefetch(
         Each item and a future of its result, which the caller closes.
     """
     cancel = Event()
-    if depth == 0:
-        for item in items:
-            future: Future[Result] = Future()
-            _run(load, item, cancel, future)
-            yield item, future
-        return
-    pending: deque[tuple[Item, Future[Result], Thread]] = deque()
+    pending: deque[tuple[Item, Future[Result]]] = deque()
     end = partial(_end, cancel, pending)
     # The interpreter may exit before the caller's loop ends.
     atexit.register(end)
@@ -70,18 +65,10 @@ def prefetch(
         while True:
             # Including the one that the caller takes next.
             for item in itertools.islice(source, max(ahead + 1 - len(pending), 0)):
-                future = Future()
-                thread = Thread(
-                    target=_run,
-                    args=(load, item, cancel, future),
-                    name="pcrshard-prefetch",
-                    daemon=True,
-                )
-                pending.append((item, future, thread))
-                thread.start()
+                pending.append((item, in_thread(partial(load, item, cancel))))
             if not pending:
                 return
-            item, future, _ = pending.popleft()
+            item, future = pending.popleft()
             yield item, future
             if not future.exception():
                 largest = max(largest, future.result().num_bytes)
@@ -91,23 +78,12 @@ def prefetch(
         end()
 
 
-def _run(load: Load[Item, Result], item: Item, cancel: Event, future: Future[Result]) -> None:
-    try:
-        future.set_result(load(item, cancel))
-    except BaseException as error:
-        future.set_exception(error)
-
-
-def _end(cancel: Event, pending: deque[tuple[Any, Future[Any], Thread]]) -> None:
-    """Cancel loads, wait for their threads, and close unclaimed results."""
+def _end(cancel: Event, pending: deque[tuple[Any, Future[Any]]]) -> None:
+    """Cancel loads, wait for them, and close unclaimed results."""
     cancel.set()
-    for _, future, _ in pending:
+    for _, future in pending:
         future.add_done_callback(_close)
-    end = time.monotonic() + _JOIN_SECONDS  # for all threads together
-    for _, _, thread in pending:
-        # This thread may be the one that collected an abandoned generator.
-        if thread is not current_thread():
-            thread.join(max(end - time.monotonic(), 0))
+    wait([future for _, future in pending], _END_SECONDS)
 
 
 def _close(future: Future[Any]) -> None:

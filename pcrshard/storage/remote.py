@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from ..errors import StorageError, TruncatedShard, redacted_cause
 from ..redaction import get_logger, redact, redact_url, split_url
-from .retry import Refused, Retry, asked_pause, is_hopeless
-from .stores import begin, call, in_thread, result, retried
+from .retry import Attempts, Refused, Retry
+from .stores import answer, begin, in_thread, retried, run
 
 log = get_logger(__name__)
 # Measured: an HTTP request takes 0.2 ms of CPU time, and a part of this size fits the CPU's cache.
@@ -86,10 +86,8 @@ class RangeRead:
         todo: Parts to request.
         came: Bytes received.
         requests: Requests sent.
-        failures: Consecutive failures.
-        failed: When the last failure was detected.
+        attempts: Consecutive failures.
         not_before: Earliest time of the next request.
-        progress: When the last part arrived.
     """
 
     def __init__(self, fs: Any, path: str, start: int, view: memoryview, retry: Retry) -> None:
@@ -97,17 +95,15 @@ class RangeRead:
         self.path = path
         self.start = start
         self.view = view
-        self.retry = retry
+        self.timeout = retry.timeout
         host = split_url(path).host or path.partition("/")[0]
         self.store = f"{type(fs).__name__} {host}"
         self.part_bytes = HTTP_PART_BYTES if _is_http(fs) else PART_BYTES
         self.todo = _split([_Part(start, start + len(view))], self.part_bytes)
         self.came = 0
         self.requests = 0
-        self.failures = 0
-        self.failed = 0.0
+        self.attempts = Attempts(retry)
         self.not_before = 0.0
-        self.progress = time.monotonic()
 
     async def run(self) -> None:
         """Request parts one at a time, and several at a time from a slow store.
@@ -119,7 +115,7 @@ class RangeRead:
         """
         while self.todo:
             is_fast = _process.part_seconds.get(self.store, 0.0) < _FAST_SECONDS
-            if is_fast or self.failures:
+            if is_fast or self.attempts.failures:
                 await self._fetch()
                 continue
             in_flight = BYTES_IN_FLIGHT // self.part_bytes
@@ -132,7 +128,7 @@ class RangeRead:
 
     async def _work(self) -> None:
         """Fetch parts until none is left, or one fails and is then requested alone."""
-        while self.todo and not self.failures:
+        while self.todo and not self.attempts.failures:
             await self._fetch()
 
     async def _fetch(self) -> None:
@@ -162,8 +158,7 @@ class RangeRead:
                 return
         self.view[part.start - self.start : part.stop - self.start] = data
         self.came += len(data)
-        self.failures = 0
-        self.progress = time.monotonic()
+        self.attempts.note_progress()
 
     async def _cat_file(self, part: _Part) -> Any:
         """Return the answer to the request of a part, nothing if it is beyond the file's end."""
@@ -178,11 +173,7 @@ class RangeRead:
             return b""
 
     async def _call(self, method: str, **kwargs: Any) -> Any:
-        try:
-            async with asyncio.timeout(self.retry.timeout):
-                return await asyncio.wrap_future(begin(self.fs, method, self.path, **kwargs))
-        except TimeoutError as error:
-            raise TimeoutError("the server is too slow or silent") from error
+        return await answer(begin(self.fs, method, self.path, **kwargs), self.timeout)
 
     async def _check_whole(self, part: _Part, data: bytes) -> None:
         """Raise an error unless an answer of unexpected length is the whole file."""
@@ -197,25 +188,21 @@ class RangeRead:
             raise StorageError(f"asked for {asked}, got {len(data)} bytes")
 
     def _retry(self, part: _Part, asked: float, error: Exception) -> None:
-        # Requests sent before the last failure was detected fail for the same reason.
-        self.failures += asked >= self.failed
-        self.failed = time.monotonic()
-        left = self.progress + self.retry.deadline - self.failed
+        pause = self.attempts.pause_after(error, asked)
         came = f"{self.came} of {len(self.view)}"
         what = redact(str(error), self.path)
         if not isinstance(error, StorageError):
             what = f"{type(error).__name__}: {what}"
-        if is_hopeless(error) or self.failures >= self.retry.attempts or left <= 0:
+        if pause is None:
             tried = "1 request" if self.requests == 1 else f"{self.requests} requests"
             asked_for = f"bytes {self.start} to {self.start + len(self.view)}"
             raise StorageError(
                 f"cannot read {asked_for}, {came} came in {tried}: {what}"
             ) from redacted_cause(error, self.path)
-        pause = max(self.retry.delay(self.failures), min(asked_pause(error), left))
-        level = logging.INFO if self.failures < _LOUD_FAILURES else logging.WARNING
+        level = logging.INFO if self.attempts.failures < _LOUD_FAILURES else logging.WARNING
         url = redact_url(self.path)
         log.log(level, "%s: %s; %s bytes came, trying again in %.1f s", url, what, came, pause)
-        self.not_before = max(self.not_before, self.failed + pause)
+        self.not_before = max(self.not_before, time.monotonic() + pause)
         self.todo.appendleft(part)
         if not hasattr(error, "status") and getattr(error, "errno", None) != errno.EBUSY:
             # The connection was closed or too slow: smaller parts may get through.
@@ -245,28 +232,27 @@ def read_file(fs: Any, path: str, max_bytes: int, retry: Retry) -> bytes:
     Raises:
         StorageError: The file is larger.
     """
-    streams = fs.async_impl and _is_http(fs)
+    end = time.monotonic() + retry.deadline
     # A buffered file allocates everything that is requested from it.
     bounds = {} if max_bytes >= 1 << 40 else {"start": 0, "end": max_bytes + 1}
 
-    def request() -> bytes:
-        if streams:
-            end = time.monotonic() + retry.deadline
-            stream = in_thread(lambda: _stream(fs, path, max_bytes, end))
-            data = result(stream, retry.deadline)
+    async def send() -> bytes:
+        if fs.async_impl and _is_http(fs):
+            request = in_thread(lambda: _stream(fs, path, max_bytes, end))
         else:
-            try:
-                data = call(fs, "cat_file", path, **bounds, seconds=retry.deadline)
-            except Exception as error:
-                # An empty file has no first byte.
-                if _is_out_of_range(error) and not call(fs, "size", path, seconds=retry.timeout):
-                    return b""
-                raise
+            request = begin(fs, "cat_file", path, **bounds)
+        try:
+            data = await answer(request, retry.deadline)
+        except Exception as error:
+            # An empty file has no first byte.
+            if _is_out_of_range(error) and not await answer(begin(fs, "size", path), retry.timeout):
+                return b""
+            raise
         if len(data) > max_bytes:
             raise Refused(f"expected a file of at most {max_bytes} bytes, got {len(data)} or more")
         return bytes(data)
 
-    return retried(request, retry)
+    return run(retried(send, retry))
 
 
 def _stream(fs: Any, path: str, max_bytes: int, end: float) -> bytearray:
@@ -284,6 +270,5 @@ def _stream(fs: Any, path: str, max_bytes: int, end: float) -> bytearray:
             if time.monotonic() > end:
                 raise TimeoutError("the server is too slow or silent")
         if len(data) > max_bytes:
-            message = f"expected a file of at most {max_bytes} bytes, got {len(data)} or more"
-            raise Refused(message)
+            raise Refused(f"expected a file of at most {max_bytes} bytes, got {len(data)} or more")
     return data

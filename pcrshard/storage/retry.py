@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email.utils
+import math
 import random
 import threading
 import time
@@ -105,3 +106,39 @@ def is_hopeless(error: BaseException) -> bool:
         # An invalid URL; subclasses may be about an answer.
         return True
     return isinstance(error, (PCRError, *_HOPELESS)) or type(error).__name__ in _HOPELESS_NAMES
+
+
+class Attempts:
+    """The failures of a request since its last progress.
+
+    Args:
+        retry: When to give up.
+
+    Attributes:
+        failures: Consecutive failures.
+    """
+
+    def __init__(self, retry: Retry) -> None:
+        self.retry = retry
+        self.note_progress()
+
+    def note_progress(self) -> None:
+        """Reset the failures and the deadline."""
+        self.failures = 0
+        self._failed = 0.0
+        self._progress = time.monotonic()
+
+    def pause_after(self, error: BaseException, sent: float = math.inf) -> float | None:
+        """Return the seconds to wait before a retry, ``None`` to give up.
+
+        Args:
+            error: The failure.
+            sent: When the request was sent. Requests sent before the last failure was detected fail
+                for the same reason and count once.
+        """
+        self.failures += sent >= self._failed
+        self._failed = time.monotonic()
+        left = self._progress + self.retry.deadline - self._failed
+        if is_hopeless(error) or self.failures >= self.retry.attempts or left <= 0:
+            return None
+        return max(self.retry.delay(self.failures), min(asked_pause(error), left))

@@ -12,8 +12,7 @@ import asyncio
 import concurrent.futures
 import re
 import threading
-import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -24,7 +23,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from ..errors import PCRError, StorageError, redacted_cause
 from ..redaction import PIPE
-from .retry import Cancel, Cancelled, Retry, asked_pause, is_hopeless
+from .retry import Attempts, Cancel, Cancelled, Retry
 from .urls import is_local, plain_path
 
 # fsspec storage options.
@@ -110,9 +109,9 @@ def begin(fs: Any, method: str, *args: Any, **kwargs: Any) -> Request:
     return in_thread(partial(getattr(fs, method), *args, **kwargs))
 
 
-def in_thread(call: Callable[[], Any]) -> Request:
+def in_thread(call: Callable[[], T]) -> concurrent.futures.Future[T]:
     """Run a call that cannot be canceled in its own daemon thread."""
-    request: Request = concurrent.futures.Future()
+    request: concurrent.futures.Future[T] = concurrent.futures.Future()
     request.set_running_or_notify_cancel()
 
     def run() -> None:
@@ -125,18 +124,17 @@ def in_thread(call: Callable[[], Any]) -> Request:
     return request
 
 
-def result(request: Request, seconds: float) -> Any:
-    """Wait for a request; cancel it if it is late.
+async def answer(request: Request, seconds: float) -> Any:
+    """Await a request; cancel it if it is late.
 
     Raises:
         TimeoutError: No answer in time.
     """
     try:
-        if not concurrent.futures.wait([request], seconds).done:
-            raise TimeoutError(f"no answer within {seconds:g} s")
-        return request.result()
-    finally:
-        request.cancel()  # also after Ctrl-C
+        async with asyncio.timeout(seconds):
+            return await asyncio.wrap_future(request)
+    except TimeoutError as error:
+        raise TimeoutError("the server is too slow or silent") from error
 
 
 def run(coroutine: Coroutine[Any, Any, T], cancel: Cancel = None) -> T:
@@ -163,25 +161,14 @@ def collect(items: Iterator[T], url: str, retry: Retry = DEFAULT_RETRY) -> list[
     """
     found: list[T] = []
     request = in_thread(lambda: found.extend(items))
-    before = 0
-    while not concurrent.futures.wait([request], retry.deadline).done:
-        if len(found) == before:
-            message = f"nothing came for {retry.deadline:g} s after {before} entries"
-            raise StorageError(f"cannot list: {message}", url=url)
+    before = -1
+    while len(found) > before:
         before = len(found)
-    request.result()
-    return found
-
-
-def call(fs: Any, method: str, *args: Any, seconds: float, **kwargs: Any) -> Any:
-    """Return the answer to a small request.
-
-    Raises:
-        TimeoutError: No answer in time.
-    """
-    if isinstance(fs, LocalFileSystem):
-        return getattr(fs, method)(*args, **kwargs)
-    return result(begin(fs, method, *args, **kwargs), seconds)
+        if concurrent.futures.wait([request], retry.deadline).done:
+            request.result()
+            return found
+    message = f"cannot list: nothing came for {retry.deadline:g} s after {before} entries"
+    raise StorageError(message, url=url)
 
 
 def ask(
@@ -207,18 +194,19 @@ def ask(
     fs, path = resolve(url, options)
     limit = min(retry.timeout, retry.deadline) if seconds is None else seconds
     with mapped_errors(url, doing):
-        return retried(lambda: call(fs, method, path, seconds=limit, **kwargs), retry)
+        if isinstance(fs, LocalFileSystem):
+            return getattr(fs, method)(path, **kwargs)
+        return run(retried(lambda: answer(begin(fs, method, path, **kwargs), limit), retry))
 
 
-def retried(request: Callable[[], T], retry: Retry = DEFAULT_RETRY) -> T:
-    """Return the result of a small request, retrying as :class:`Retry` says."""
-    end = time.monotonic() + retry.deadline
-    for failures in range(1, retry.attempts):
+async def retried(send: Callable[[], Awaitable[T]], retry: Retry = DEFAULT_RETRY) -> T:
+    """Return the answer to a small request, retrying as :class:`Retry` says."""
+    attempts = Attempts(retry)
+    while True:
         try:
-            return request()
+            return await send()
         except Exception as error:
-            if is_hopeless(error) or time.monotonic() > end:
+            pause = attempts.pause_after(error)
+            if pause is None:
                 raise
-            asked = min(asked_pause(error), retry.deadline / retry.attempts)
-            time.sleep(max(retry.delay(failures), asked))
-    return request()
+        await asyncio.sleep(pause)

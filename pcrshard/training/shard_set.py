@@ -246,7 +246,7 @@ def read_batches(
         ahead: Batches to start before the preceding one is finished, if their shards are available,
             at the scan of that moment. It starts at zero to keep the first batch fast, and grows by
             one per batch.
-        shards_ahead: Shards to fetch while another is in use; 0 fetches in this thread.
+        shards_ahead: Shards to fetch while another is in use; 0 fetches a shard when it is needed.
 
     Yields:
         The finished batches.

@@ -185,7 +185,7 @@ def trial(world, seed, kind, tmp_path):
             # error, or comes from the cache.
             expected = world.truth["A" if known else version, scan]
             note[epoch(urls, scan, expected, **reading)] += 1
-    assert not [thread for thread in threading.enumerate() if thread.name == "pcrshard-prefetch"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "pcrshard request"]
 
 
 def _damage_some(rng, cache_dir):

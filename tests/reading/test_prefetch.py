@@ -48,7 +48,7 @@ def _nothing_left():
 
 
 def prefetchers():
-    return [thread for thread in threading.enumerate() if thread.name == "pcrshard-prefetch"]
+    return [thread for thread in threading.enumerate() if thread.name == "pcrshard request"]
 
 
 def consume(loaded):

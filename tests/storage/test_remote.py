@@ -190,7 +190,7 @@ def within(seconds):
 
 
 def prefetchers():
-    return [thread for thread in threading.enumerate() if thread.name == "pcrshard-prefetch"]
+    return [thread for thread in threading.enumerate() if thread.name == "pcrshard request"]
 
 
 # What goes over the wire

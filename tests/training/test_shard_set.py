@@ -82,7 +82,7 @@ class Opened:
 
 
 def prefetchers():
-    return [thread for thread in threading.enumerate() if thread.name == "pcrshard-prefetch"]
+    return [thread for thread in threading.enumerate() if thread.name == "pcrshard request"]
 
 
 def plan(size=4, workers=1, worker=0, window=3, lanes_per_rank=1):
