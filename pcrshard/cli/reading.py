@@ -12,7 +12,6 @@ from ..errors import EncodeError, PCRError
 from ..fidelity.costs import counted, human_bytes, record_table
 from ..format.dataset_index import DATASET_INDEX, resolve_scan
 from ..format.scan import FULL, Scan
-from ..reading.cache_folder import check_marked
 from ..reading.dataset_folder import find_datasets, open_dataset
 from ..reading.prefix_cache import PrefixCache
 from ..reading.shard import Shard
@@ -192,8 +191,8 @@ def cache(action: Literal["ls", "clear"], folder: str) -> Report:
         action: ls lists the cached shards; clear deletes the shards that no job has open.
         folder: Folder that ``PCRDataset`` was given to cache prefixes in.
     """
-    check_marked(folder)
     prefixes = PrefixCache(folder)
+    prefixes.check_marked()
     if action == "clear":
         return Report({"freed_bytes": prefixes.clear()})
     entries = prefixes.entries()

@@ -197,11 +197,10 @@ def pcr_scan(scan: ScanOrFraction = FULL, **options: Any) -> Any:
 
 
 def _check_scan_type(scan: Any, index: object) -> None:
-    is_level = isinstance(scan, ScanLevel)
-    if is_fraction(scan) or (is_level and scan.is_fraction):
+    if is_fraction(scan):
         if index is None:
             raise ValueError(f"expected index= with {scan=}, a fraction of a dataset's bytes")
-    elif not is_level:
+    elif not isinstance(scan, ScanLevel):
         check_scan(scan, MAX_GROUPS, 0)
 
 

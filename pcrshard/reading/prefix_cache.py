@@ -13,11 +13,13 @@
 3. ``room`` is raised before a write, so that files never exceed the limit. It is lowered only by
    counting the files, once the limit seems to be reached.
 4. The lock of a file is taken before that of ``room``, whose holder never waits for a file.
-5. Damage by the disk or a power failure is detected by the shard's own checksums.
+5. Damage by the disk or a power failure is detected by the shard's own checksums. Because these
+   are not signatures, a file that another user owns or can write to is not used.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import math
@@ -25,28 +27,32 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import memory, storage
-from ..errors import PCRError, TruncatedShard
+from ..errors import PCRError, StorageError, TruncatedShard
 from ..format.shard_head import HEAD_STOP, read_head
 from ..memory import Buffer
-from ..redaction import redact_url
+from ..redaction import get_logger, redact_url
 from ..storage.locks import hold_lock
 from ..storage.retry import Cancel, Cancelled
 from ..storage.stores import mapped_errors
-from . import cache_folder
 from .shared_integers import SharedIntegers
 
+log = get_logger(__name__)
 Fetch = Callable[[int, memoryview], None]
 _NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{16}-.*")
 _UNSAFE = re.compile(r"[^\w.-]", re.ASCII)
 _ROOM_BYTES = 8
+# The convention of https://bford.info/cachedir/, by which backup tools skip caches.
+_MARKER = "CACHEDIR.TAG"
+_SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55"
+_TEXT = b"\n# A cache of pcrshard: `pcrshard cache clear` empties it.\n"
 # Files idle this long may be evicted even if used during this job; their user may have exited.
 _FORGOTTEN_SECONDS = 24 * 3600.0
 # Evict this extra fraction of the limit at once, to amortize scans of the folder.
@@ -94,8 +100,7 @@ class PrefixCache:
     and never a file that is being read.
 
     Args:
-        folder: A folder on local disk, created if missing. A folder that belongs to another user,
-            or that anyone else can write to, is not used.
+        folder: A folder on local disk, created if missing, accessible to its owner only.
         max_bytes: Limit of all files; ``None`` for none.
         since: Start of the job, in seconds since 1970; by default now. Files used since then are
             not evicted for other shards, which are then read without being cached. In a new order
@@ -152,20 +157,20 @@ class PrefixCache:
             buffer = memory.borrow_array(stop)
         view = buffer.data
         view[: len(known)] = known
-        held = len(known)
         path = self._path(url, identity)
-        with ExitStack() as stack:
-            handle = None
-            if cache_folder.prepare(self.folder):
-                held = self._read_held(path, view, held)
-                if held < stop:
-                    handle = self._enter_lock(stack, path, cancel)
-                    # Another process may have fetched it while this one waited.
-                    held = _read(handle, view, held)
-            if held < stop:
+        self._make_folder()
+        # If space is needed, this reader does not need the rest of the file.
+        if time.monotonic() < self._full_until and stop > HEAD_STOP:
+            self._cut(path, stop)
+        with self._hold(path, shared=True, create=False, wait=False) as handle:
+            held = _read(handle, view, len(known))
+        if held < stop:
+            with self._hold(path, cancel=cancel) as handle:
+                # Another process may have fetched it while this one waited.
+                held = _read(handle, view, held)
                 try:
-                    fetch(held, view[held:])
-                    if handle is not None:
+                    if held < stop:
+                        fetch(held, view[held:])
                         self._append(handle, path, view, cancel)
                 finally:
                     if handle is not None and not os.fstat(handle).st_size:
@@ -177,9 +182,8 @@ class PrefixCache:
 
     def forget(self, url: str, identity: str) -> None:
         """Drop a damaged shard; readers that have it open continue."""
-        if cache_folder.prepare(self.folder):
-            with suppress(OSError):
-                os.unlink(self._path(url, identity))
+        with suppress(OSError):
+            os.unlink(self._path(url, identity))
 
     def entries(self) -> list[Cached]:
         """Return all cached prefixes, least recently used first."""
@@ -196,9 +200,9 @@ class PrefixCache:
         """Drop everything that is not being read; return the bytes freed.
 
         Raises:
-            StorageError: The folder is not a cache, or belongs to another user.
+            StorageError: The folder is not a cache.
         """
-        cache_folder.check_marked(self.folder)
+        self.check_marked()
         for name in ("entries", "locks"):  # of versions before 0.2
             shutil.rmtree(os.path.join(self.folder, name), ignore_errors=True)
         return sum(self._cut(file.path, 0) for file in self.entries())
@@ -208,52 +212,67 @@ class PrefixCache:
         name = _UNSAFE.sub("_", storage.file_name(redact_url(url, query="")))[-100:]
         return os.path.join(self.folder, f"{digests[0][:32]}-{digests[1][:16]}-{name}")
 
-    def _enter_lock(self, stack: ExitStack, path: str, cancel: Cancel) -> int | None:
-        """Lock a file for a fetch; return ``None`` if it cannot be created (a read-only cache)."""
-        try:
-            return stack.enter_context(hold_lock(path, cancel=cancel))
-        except Cancelled:
-            raise
-        except OSError as error:
-            self._warn("lock", error)
-            return None
+    def check_marked(self) -> None:
+        """Refuse a folder that is not a cache, before listing or removing files in it.
 
-    def _read_held(self, path: str, view: memoryview, start: int) -> int:
-        """Fill ``view`` from ``start`` on as far as a file goes; return the end filled."""
-        # If space is needed, this reader does not need the rest of the file.
-        if time.monotonic() < self._full_until and len(view) > HEAD_STOP:
-            self._cut(path, len(view))
-        with (
-            suppress(OSError),
-            hold_lock(path, shared=True, create=False, wait=False) as handle,
-        ):
-            return _read(handle, view, start)
-        return start
+        Raises:
+            StorageError: The folder has no ``CACHEDIR.TAG``.
+        """
+        with suppress(OSError), open(os.path.join(self.folder, _MARKER), "rb") as file:
+            if file.read().startswith(_SIGNATURE):
+                return
+        raise StorageError(
+            f"expected a folder that a job has used as cache_dir, with a {_MARKER}",
+            url=self.folder,
+        )
 
-    def _append(self, handle: int, path: str, view: memoryview, cancel: Cancel) -> None:
+    def _make_folder(self) -> None:
+        # A full or read-only disk may still hold cached prefixes.
+        with suppress(OSError):
+            os.makedirs(self.folder, mode=0o700, exist_ok=True)
+            with open(os.path.join(self.folder, _MARKER), "xb") as file:
+                file.write(_SIGNATURE + _TEXT)
+
+    @contextmanager
+    def _hold(self, path: str, **how: Any) -> Iterator[int | None]:
+        """Hold the lock of a file; yield ``None`` for a file that is missing or cannot be used."""
+        with ExitStack() as stack:
+            handle = None
+            try:
+                handle = stack.enter_context(hold_lock(path, mode=0o600, **how))
+                if handle is not None:
+                    _check_own(handle)
+            except Cancelled:
+                raise
+            except OSError as error:
+                self._warn(error)
+                handle = None
+            yield handle
+
+    def _append(self, handle: int | None, path: str, view: memoryview, cancel: Cancel) -> None:
         """Append missing bytes to a file. A full disk ends the caching, not the read."""
-        held = os.fstat(handle).st_size
+        if handle is None:
+            return
         try:
+            held = os.fstat(handle).st_size
             # One process writes at a time, because files are counted under the same lock.
-            with hold_lock(os.path.join(self.folder, "room"), cancel=cancel) as room:
-                assert room is not None  # created and waited for
-                if self._take_room(room, held, len(view)):
+            with self._hold(os.path.join(self.folder, "room"), cancel=cancel) as room:
+                if room is not None and self._take_room(room, held, len(view)):
                     while held < len(view):
                         held += os.pwrite(handle, view[held:], held)
         except Cancelled:
             raise
         except OSError as error:
-            self._warn("write to", error)
+            self._warn(error)
 
     def _take_room(self, room: int, held: int, stop: int) -> bool:
         """Reserve the bytes ``[held, stop)`` before a write; return whether they fit."""
         limit = math.inf if self.max_bytes is None else self.max_bytes
         size = stop - held
         if stop > limit:
-            cache_folder.warn_once(
-                self.folder,
+            _warn_once(
                 f"prefixes larger than all of the cache {self.folder}, {limit} bytes, are read "
-                "without being kept: give it more cache_bytes",
+                "without being kept: give it more cache_bytes"
             )
             return False
         if time.monotonic() < self._full_until:
@@ -288,10 +307,9 @@ class PrefixCache:
             total -= self._cut(path, stop)
         return total
 
-    @staticmethod
-    def _cut(path: str, stop: int) -> int:
+    def _cut(self, path: str, stop: int) -> int:
         """Truncate or unlink a file unless it is in use; return the bytes freed."""
-        with suppress(OSError), hold_lock(path, create=False, wait=False) as handle:
+        with suppress(OSError), self._hold(path, create=False, wait=False) as handle:
             if handle is None:
                 return 0
             status = os.fstat(handle)
@@ -303,10 +321,22 @@ class PrefixCache:
             return max(status.st_size - stop, 0)
         return 0
 
-    def _warn(self, doing: str, error: OSError) -> None:
+    def _warn(self, error: OSError) -> None:
         why = error.strerror or str(error)
-        message = f"cannot {doing} the cache {self.folder}, going on without: {why}"
-        cache_folder.warn_once(self.folder, message)
+        _warn_once(f"cannot use the cache {self.folder}, going on without it: {why}")
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    """Log what is wrong with a cache once, not at every shard."""
+    log.warning("%s", message)
+
+
+def _check_own(handle: int) -> None:
+    """Raise an error if another user could have written a file."""
+    status = os.fstat(handle)
+    if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:
+        raise PermissionError("another user could have written a file in it")
 
 
 def _read(handle: int | None, view: memoryview, start: int) -> int:

@@ -7,16 +7,15 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from ..arguments import is_integer
 from ..errors import ScanUnavailable
-from ..format.dataset_index import ShardEntry, prefix_totals, resolve_scan, scan_of_fraction
-from ..format.scan import FULL, Scan, is_fraction
+from ..format.dataset_index import ShardEntry, resolve_scan
+from ..format.scan import FULL, Scan
 from ..format.scan_script import MAX_GROUPS
 from .shared_integers import SharedIntegers
 
-FirstScan = Scan | float | Literal["highest"]
-# Values of a level's shared number besides scans; a fraction of the full bytes is negative.
+FirstScan = Scan | Literal["highest"]
+# Values of a level's shared number besides scans.
 _FULL_NUMBER = 0
-_HIGHEST_NUMBER = 1 << 62
-_ONE = 1 << 53
+_HIGHEST_NUMBER = -1
 
 
 class ScanRange(NamedTuple):
@@ -26,35 +25,25 @@ class ScanRange(NamedTuple):
         num_groups: Scan groups N.
         highest: ``"full"``, or the highest scan that a staged copy holds.
         name: Name of the dataset in messages.
-        totals: Bytes of all prefixes at scans 1..N and ``"full"``.
     """
 
     num_groups: int
     highest: Scan
     name: str
-    totals: tuple[int, ...] = ()
 
     def check(self, scan: Scan) -> None:
         """Raise ``ScanUnavailable`` for a scan that cannot be read."""
-        if self.highest == FULL:
-            legal = scan == FULL or scan <= self.num_groups
-            expected = f"scan of 1 to {self.num_groups} or 'full'"
-        else:
-            legal = scan != FULL and scan <= self.highest
+        if scan != self.highest and (scan == FULL or scan > self.num_groups or scan > self.number):
             expected = f"scan of 1 to {self.highest}, which the staged copy holds,"
-        if not legal:
+            if self.highest == FULL:
+                expected = f"scan of 1 to {self.num_groups} or 'full'"
             raise ScanUnavailable(f"expected a {expected} for {self.name}, got {scan!r}")
 
     @classmethod
     def of(cls, entries: Sequence[ShardEntry], name: str) -> Self:
         """Return the scans that every shard of a dataset index has."""
         held = min((entry.scan for entry in entries if entry.scan), default=FULL)
-        num_groups = min(entry.num_groups for entry in entries)
-        return cls(num_groups, held, name, tuple(prefix_totals(entries)))
-
-    def scan_of(self, fraction: float) -> int:
-        """Return the highest scan that takes at most a fraction, in (0, 1), of the full bytes."""
-        return scan_of_fraction(self.totals, min(self.number, self.num_groups), fraction)
+        return cls(min(entry.num_groups for entry in entries), held, name)
 
     @property
     def number(self) -> int:
@@ -74,10 +63,8 @@ class ScanLevel:
     ScanLevel('full')
 
     Args:
-        scan: Highest scan to read, 1-based; ``"full"``; or a fraction in (0, 1), for the highest
-            scan that takes at most this fraction of the full bytes of the dataset that follows the
-            level. By default ``"full"``, and for a :class:`PCRDataset` that is a staged copy the
-            highest scan that it holds.
+        scan: Highest scan to read, 1-based, or ``"full"``. By default ``"full"``, and for a
+            :class:`PCRDataset` that is a staged copy the highest scan that it holds.
     """
 
     # A mistyped name is an error, not an attribute without effect.
@@ -91,55 +78,29 @@ class ScanLevel:
 
     @property
     def value(self) -> Scan:
-        """The highest scan to read, 1-based, or ``"full"``; can also be set to a fraction.
+        """The highest scan to read, 1-based, or ``"full"``.
 
         Setting it raises ``ValueError`` for an invalid scan, and ``ScanUnavailable`` for a scan
         that is missing from the dataset that follows the level.
         """
-        return self._of(self._range)
+        number: int = self._number[0]
+        return self.highest if number == _HIGHEST_NUMBER else number or FULL
 
     @value.setter
-    def value(self, scan: Scan | float) -> None:
+    def value(self, scan: Scan) -> None:
         self.check(scan)
-        if is_fraction(scan):
-            scan = -round(scan * _ONE)
         self._number[0] = _FULL_NUMBER if scan == FULL else scan
-
-    def _of(self, scans: ScanRange | None) -> Scan:
-        """Return the scan that the level selects for a dataset."""
-        number: int = self._number[0]
-        if number == _HIGHEST_NUMBER:
-            return FULL if scans is None else scans.highest
-        if number >= 0:
-            return number or FULL
-        if scans is None:
-            raise ValueError(
-                f"expected a dataset that follows this level: scan {-number / _ONE} is a fraction "
-                "of its bytes"
-            )
-        return scans.scan_of(-number / _ONE)
-
-    @property
-    def is_fraction(self) -> bool:
-        """Whether the level is set to a fraction of the full bytes."""
-        return bool(self._number[0] < 0)
 
     @property
     def highest(self) -> Scan:
         """The highest scan that the level may be set to."""
         return FULL if self._range is None else self._range.highest
 
-    def check(self, scan: Scan | float) -> None:
+    def check(self, scan: Scan) -> None:
         """Raise the error that setting the level to this scan would raise."""
-        if is_fraction(scan):
-            if self._range is not None:
-                self._range.scan_of(scan)
-        elif scan != FULL and not (is_integer(scan) and 1 <= scan <= MAX_GROUPS):
-            raise ValueError(
-                f"expected a scan of 1 to {MAX_GROUPS}, a fraction in (0, 1) or 'full', "
-                f"got {scan!r}"
-            )
-        elif self._range is not None:
+        if scan != FULL and not (is_integer(scan) and 1 <= scan <= MAX_GROUPS):
+            raise ValueError(f"expected a scan of 1 to {MAX_GROUPS} or 'full', got {scan!r}")
+        if self._range is not None:
             self._range.check(scan)
 
     def follow(self, scans: ScanRange) -> None:
@@ -148,15 +109,14 @@ class ScanLevel:
         Raises:
             ScanUnavailable: The dataset lacks the scan that the level is set to.
         """
-        scans.check(self._of(scans))
+        if self._number[0] != _HIGHEST_NUMBER:
+            scans.check(self.value)
         known = self._range
         # A copy that has been staged to a higher scan since then replaces itself.
         if known is None or scans.name == known.name or scans.number <= known.number:
             self._range = scans
 
     def __repr__(self) -> str:
-        if self.is_fraction and self._range is None:
-            return f"ScanLevel({-self._number[0] / _ONE})"
         return f"ScanLevel({self.value!r})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ScanLevel:

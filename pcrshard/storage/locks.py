@@ -29,6 +29,7 @@ def hold_lock(
     *,
     shared: bool = False,
     create: bool = True,
+    mode: int = 0o666,
     wait: bool = True,
     cancel: Cancel = None,
 ) -> Iterator[int | None]:
@@ -38,6 +39,7 @@ def hold_lock(
         path: A folder, or a file in an existing folder.
         shared: Whether other shared holders are allowed at the same time.
         create: Whether to create a missing file.
+        mode: Permissions of a new file, before the umask.
         wait: Whether to wait for the lock. The wait polls, so that it can be canceled.
         cancel: Set by another thread to end the wait.
 
@@ -51,7 +53,7 @@ def hold_lock(
     """
     handle = None
     try:
-        while (handle := _open(path, shared, create)) is not None:
+        while (handle := _open(path, shared, create, mode)) is not None:
             held = _lock(handle, shared)
             if held and _has_its_name(handle, path):
                 break
@@ -72,13 +74,13 @@ def hold_lock(
             os.close(handle)
 
 
-def _open(path: str, shared: bool, create: bool) -> int | None:
+def _open(path: str, shared: bool, create: bool, mode: int) -> int | None:
     if os.path.isdir(path):
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     # A shared lock can be had on a read-only disk; NFS grants an exclusive one to writers only.
     access = os.O_RDONLY if shared else os.O_RDWR
     try:
-        return os.open(path, _FLAGS | access | os.O_CREAT * create, 0o666)
+        return os.open(path, _FLAGS | access | os.O_CREAT * create, mode)
     except FileNotFoundError:
         if create:
             raise

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from torch.utils.data import Subset
 
-from pcrshard import Buckets, ImageDecoder, PCRDataset, PCRLoader, ReadOptions, ScanLevel, View
-from pcrshard.errors import ScanUnavailable
+from pcrshard import Buckets, ImageDecoder, PCRDataset, PCRLoader, ReadOptions, View
 from pcrshard.testing import make_jpeg
 
 MISTAKES = {
@@ -78,18 +77,3 @@ def test_what_users_write_is_accepted(dataset, tmp_path):
     assert len(made.subset({0, 2})) == len(made.subset(range(2))) == 2
     decoder = ImageDecoder(8, "random")
     assert np.array_equal(decoder(make_jpeg(), np.int64(7)), decoder(make_jpeg(), 7))
-
-
-def test_a_level_may_be_a_fraction(dataset):
-    """``ScanLevel(0.5)`` is the scan that ``scan=0.5`` is, for the dataset that follows it."""
-    level = ScanLevel(0.5)
-    assert repr(level) == "ScanLevel(0.5)"
-    with pytest.raises(ValueError, match="expected a dataset that follows this level"):
-        print(level.value)
-    made = PCRDataset(str(dataset), scan=level)
-    assert level.value == PCRDataset(str(dataset), scan=0.5).scan
-    level.value = 0.99
-    assert level.value == PCRDataset(str(dataset), scan=0.99).scan
-    assert made[0]["jpg"] == PCRDataset(str(dataset), scan=0.99)[0]["jpg"]
-    with pytest.raises(ScanUnavailable, match="scan 1 takes"):
-        level.value = 1e-4

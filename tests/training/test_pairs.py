@@ -109,7 +109,7 @@ def test_a_tuner_reads_over_http_what_it_reads_locally(turned):
     """The scan that gradients choose does not depend on where shards are."""
 
     def similarities(url):
-        level = ScanLevel(0.9)
+        level = ScanLevel(9)
         dataset = PCRDataset(url, scan=level, decoder=ImageDecoder(16, "random"), fields=FIELDS)
         tuner = ScanTuner(PCRLoader(dataset, 8), loss, level, images=8, trials=1, first=0, every=1)
         torch.manual_seed(0)
