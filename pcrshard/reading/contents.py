@@ -43,7 +43,7 @@ class Pieces(NamedTuple):
         return int(self.native["data"][unit, 2 * row + 1]) - address(self.buffer)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Contents:
     """The buffer of a prefix and the locations of its contents.
 
@@ -51,6 +51,7 @@ class Contents:
 
     Attributes:
         buffer: (bytes,) uint8, the bytes ``[0, prefix stop)`` of the shard.
+        index: The shard's index.
         groups: Pieces of images; ``None`` at scan 0.
         tail: Pieces of metadata; ``None`` below ``"full"``.
         damaged: Units whose image or metadata fails its checksum.
@@ -59,11 +60,12 @@ class Contents:
     """
 
     buffer: NDArray[np.uint8]
+    index: ShardIndex
     groups: Pieces | None = None
     tail: Pieces | None = None
-    damaged: frozenset[int] = frozenset()
+    damaged: set[int] = field(default_factory=set)
     late: dict[str, list[bytes | None]] = field(default_factory=dict)
-    damaged_late: frozenset[LateValue] = frozenset()
+    damaged_late: set[LateValue] = field(default_factory=set)
 
     @property
     def is_damaged(self) -> bool:
@@ -96,46 +98,47 @@ def find_contents(
     Raises:
         CorruptIndex: A table breaks a rule of SPEC.md.
     """
-    ranges = []
+    contents = Contents(buffer, index)
     if num_scans(index, scan):
         # The base groups of a preview share their end, and so may groups without pieces.
         held = sum(stop <= len(buffer) for stop in index.head.prefix_stops)
-        rows = min(held, index.num_groups)
-        ranges = [range(rows), range(rows, held)][: 1 + held - rows]
-    found = []
-    damaged: set[int] = set()
-    late: dict[str, list[bytes | None]] = {}
-    damaged_late: set[LateValue] = set()
-    view = buffer.data
-    for own in ranges:
-        places = list(index.table_places(own.start, own.stop))
-        parts = [view[place.start : place.stop] for place in places]
-        table = decode_tables(index, places, parts, url=url)
-        native = place_pieces(
-            table.sizes,
-            table.header_sizes,
-            group_starts(index, own),
-            min(len(own), index.schema.base) if len(table.offsets) else 0,
-            table.offsets,
-            table.headers,
-            buffer,
-        )
-        if native is None:
-            raise CorruptIndex("a piece is not in the prefix", url=url)
-        found.append(Pieces(table, buffer, native))
-        if check:
-            damaged.update(find_damaged(native, table.crcs[-1]))
-        starts = late_starts(index, table) if table.late else {}
-        for name, values in table.late.items():
-            start = starts[name]
-            late[name] = []
-            stored = zip(values.sizes.tolist(), values.crcs.tolist(), strict=True)
-            for row, (size, crc) in enumerate(stored):
-                value = None if size == ABSENT else bytes(view[start : start + size])
-                if value:
-                    start += size
-                    if check and crc32c(value) != crc:
-                        damaged_late.add((name, row))
-                late[name].append(value)
-    groups, tail, *_ = (*found, None, None)
-    return Contents(buffer, groups, tail, frozenset(damaged), late, frozenset(damaged_late))
+        contents.groups = _find_pieces(contents, range(min(held, index.num_groups)), check, url)
+        if held > index.num_groups:
+            contents.tail = _find_pieces(contents, range(index.num_groups, held), check, url)
+    return contents
+
+
+def _find_pieces(contents: Contents, rows: range, check: bool, url: str | None) -> Pieces:
+    """Return the pieces of some groups, after adding their deferred fields and their damage."""
+    buffer, index = contents.buffer, contents.index
+    places = list(index.table_places(rows.start, rows.stop))
+    parts = [buffer.data[place.start : place.stop] for place in places]
+    table = decode_tables(index, places, parts, url=url)
+    native = place_pieces(
+        table.sizes,
+        table.header_sizes,
+        group_starts(index, rows),
+        min(len(rows), index.schema.base) if len(table.offsets) else 0,
+        table.offsets,
+        table.headers,
+        buffer,
+    )
+    if native is None:
+        raise CorruptIndex("a piece is not in the prefix", url=url)
+    if check:
+        contents.damaged.update(find_damaged(native, table.crcs[-1]))
+    starts = late_starts(index, table) if table.late else {}
+    for name, values in table.late.items():
+        start = starts[name]
+        found = contents.late[name] = []
+        stored = zip(values.sizes.tolist(), values.crcs.tolist(), strict=True)
+        for row, (size, crc) in enumerate(stored):
+            if size == ABSENT:
+                found.append(None)
+                continue
+            value = bytes(buffer.data[start : start + size])
+            start += size
+            if check and value and crc32c(value) != crc:
+                contents.damaged_late.add((name, row))
+            found.append(value)
+    return Pieces(table, buffer, native)

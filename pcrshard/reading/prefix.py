@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ..checksum import crc32c
 from ..errors import CorruptJpeg, CorruptPiece, PCRError, ScanUnavailable
 from ..format.names import is_other_image, numbered
 from ..format.scan import FULL, Scan, check_scan
-from ..format.shard_index import ShardIndex
 from ..jpeg.markers import EOI
 from ..jpeg.orientation import with_orientation
 from ..jpeg.split import join_pieces
 from ..native.pieces import Table, empty_table, join
 from .contents import Contents, Pieces, num_scans
+
+if TYPE_CHECKING:
+    from .shard import Shard
 
 Sample = dict[str, Any]
 Samples = Iterator[Sample]
@@ -37,19 +39,6 @@ def number_lists(sample: Sample) -> Sample:
     return flat
 
 
-class Source(Protocol):
-    """The source of a prefix: a :class:`Shard`."""
-
-    url: str
-
-    @property
-    def index(self) -> ShardIndex:
-        """The shard's index."""
-
-    def change_scan(self, prefix: Prefix, scan: Scan) -> Prefix:
-        """Return the prefix of another scan."""
-
-
 class Prefix:
     """The samples of a prefix in memory; from :meth:`Shard.load`.
 
@@ -62,15 +51,10 @@ class Prefix:
         num_bytes: Bytes held in memory until :meth:`close`.
     """
 
-    def __init__(
-        self,
-        shard: Source,
-        scan: Scan,
-        contents: Contents,
-    ) -> None:
+    def __init__(self, shard: Shard, scan: Scan, contents: Contents) -> None:
         self.shard = shard
         self.scan = scan
-        self.index = shard.index
+        self.index = contents.index
         self._contents: Contents | None = contents
         schema = self.index.schema
         position = check_scan(scan, self.index.num_groups, 0)
@@ -122,16 +106,14 @@ class Prefix:
 
     def samples(
         self,
-        rows: Iterable[int] | None = None,
         *,
         select: Select | None = None,
         on_error: OnError | None = None,
         decode: Decode | None = None,
     ) -> Samples:
-        """Yield the samples of the shard.
+        """Yield the samples of the shard in its order.
 
         Args:
-            rows: Positions of samples, in the order wanted; by default all, in shard order.
             select: Called with (key, field); False leaves the field out.
             on_error: Called with the error of a damaged sample; if it returns True, the sample is
                 skipped. By default, the error is raised.
@@ -146,7 +128,7 @@ class Prefix:
             CorruptPiece: A sample is damaged; the error names its key and scan.
             ValueError: The prefix is closed.
         """
-        for row in range(len(self.index.keys)) if rows is None else rows:
+        for row in range(self.index.num_samples):
             try:
                 sample = self.sample(row, select=select, decode=decode)
             except PCRError as error:
@@ -201,14 +183,15 @@ class Prefix:
         """Return the units of a sample's image field, none if the sample lacks the field."""
         if field not in self.streams:
             return range(0)
-        first, stop = row, row + 1
-        if not self.has_one_image:
-            place = self.streams.index(field)
-            counts = self.index.unit_counts[row]
-            first = self.index.first_units[row] + int(counts[:place].sum())
-            stop = first + int(counts[place])
+        image = row * len(self.streams) + self.streams.index(field)
+        first, stop = self._first_units[image : image + 2]
         is_there = field in self.index.schema.lists or self.index.dims[first, 0]
         return range(first, stop) if is_there else range(0)
+
+    @cached_property
+    def _first_units(self) -> list[int]:
+        """The first unit of each sample in each stream, then the number of units."""
+        return [0, *self.index.unit_counts.cumsum().tolist()]
 
     def _oriented(self, unit: int, jpeg: Jpeg) -> Jpeg | bytes:
         """Return a JPEG with an orientation tag, which only the metadata of full fidelity has."""
@@ -229,15 +212,8 @@ class Prefix:
         images = {field for field in self.fields if is_other_image(field)}
         return frozenset(images)
 
-    @cached_property
-    def has_one_image(self) -> bool:
-        """Whether each sample has at most one image, so that unit and position are equal."""
-        return len(self.streams) == 1 and not self.index.schema.lists
-
     def table(self, units: list[int]) -> Table:
         """Return the addresses of some images for the native core, valid until :meth:`close`.
-
-        If :attr:`has_one_image`, the unit of a sample is its row.
 
         Returns:
             (len(units), P) addresses and sizes of their pieces, in order; sizes of 0 for an image
@@ -260,9 +236,8 @@ class Prefix:
             if tail is not None:
                 self._find_damage(unit, tail, range(1))
         if decode is None and (tail is None or not tail.table.sizes[0, unit]):
-            table = groups.native[unit, : 2 * self._num_scans]
-            jpeg = join(table, EOI).tobytes()
-            return jpeg if self.scan == FULL else bytes(self._oriented(unit, jpeg))
+            jpeg = join(groups.native[unit, : 2 * self._num_scans], EOI).tobytes()
+            return bytes(self._oriented(unit, jpeg))
         pieces = groups.of_unit(unit)[: self._num_scans]
         try:
             if decode is not None:

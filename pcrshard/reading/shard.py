@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -55,27 +56,21 @@ class Shard:
         self.check = check
         self.cache = cache
         self._how: dict[str, Any] = {"options": storage_options, "retry": retry or Retry()}
-        self._head: Head | None = None
-        self._index: ShardIndex | None = None
         self._identity: str | None = None
 
     def __repr__(self) -> str:
         return f"Shard({redact_url(self.url)!r})"
 
-    @property
+    @cached_property
     def head(self) -> Head:
         """The head; costs one request of 1024 bytes at first use."""
-        if self._head is None:
-            self._head = self._read_head(self._read(HEAD_STOP))
-        return self._head
+        return self._read_head(self._read(HEAD_STOP).data)
 
-    @property
+    @cached_property
     def index(self) -> ShardIndex:
         """The index; at first use, it costs as many requests as :meth:`load`."""
-        if self._index is None:
-            self.load(0).close()
-        assert self._index is not None
-        return self._index
+        with self.load(0) as prefix:
+            return prefix.index
 
     @property
     def num_samples(self) -> int:
@@ -93,8 +88,11 @@ class Shard:
         Raises:
             ScanUnavailable: The scan is not in 1..N.
         """
+        return self._stop(self.entry or self.head, scan)
+
+    def _stop(self, known: ShardEntry | Head, scan: Scan) -> int:
         try:
-            return (self.entry or self.head).prefix_stop(scan)
+            return known.prefix_stop(scan)
         except ScanUnavailable as error:
             raise ScanUnavailable(str(error), url=self.url) from error
 
@@ -120,10 +118,6 @@ class Shard:
         """Yield all samples at full fidelity with one read, instead of one per ``__getitem__``."""
         return self.samples()
 
-    def __getitem__(self, row: int | str) -> Sample:
-        """Return a sample at full fidelity, by position or key; see :meth:`sample`."""
-        return self.sample(row)
-
     def sample(self, row: int | str, scan: Scan = FULL) -> Sample:
         """Return one sample, by position or key; reads a whole prefix. For many, use :meth:`load`.
 
@@ -131,18 +125,19 @@ class Shard:
             IndexError, KeyError: There is no such position or key.
             TypeError: It is neither, such as a slice.
         """
-        if not isinstance(row, str):
-            row = operator.index(row)
-            if not -self.num_samples <= row < self.num_samples:
-                raise IndexError(f"expected a position of {self.num_samples} samples, got {row}")
         with self.load(scan) as prefix:
-            if not isinstance(row, str):
-                return prefix.sample(row % self.num_samples)
-            if row not in prefix.index.keys:
-                raise KeyError(row)
-            return prefix.sample(prefix.index.keys.index(row))
+            keys = prefix.index.keys
+            if isinstance(row, str):
+                if row not in keys:
+                    raise KeyError(row)
+                return prefix.sample(keys.index(row))
+            if not -len(keys) <= operator.index(row) < len(keys):
+                raise IndexError(f"expected a position of {len(keys)} samples, got {row}")
+            return prefix.sample(row % len(keys))
 
-    def load(self, scan: Scan = FULL, *, cancel: Cancel = None) -> Prefix:
+    __getitem__ = sample
+
+    def load(self, scan: Scan = FULL, *, cancel: Cancel = None, known: Buffer = b"") -> Prefix:
         """Read the prefix of a scan.
 
         Reads exactly ``[0, prefix_stop(scan))``, and with a cache only the missing bytes. If they
@@ -154,6 +149,7 @@ class Shard:
             scan: Highest scan to read, 1-based; ``"full"`` also restores metadata; 0 reads labels
                 and other fields without pixels.
             cancel: Set by another thread to end a remote read.
+            known: First bytes of the shard, which are not read again.
 
         Returns:
             The prefix in memory; close it, or use it in a ``with`` statement. Its samples raise
@@ -163,10 +159,6 @@ class Shard:
             ScanUnavailable, NotAShard, UnsupportedVersion, CorruptIndex, TruncatedShard,
             StorageError: The shard cannot be read.
         """
-        return self._load(scan, cancel)
-
-    def _load(self, scan: Scan, cancel: Cancel = None, known: Buffer = b"") -> Prefix:
-        """Load a prefix whose first bytes may be known; fetch damaged bytes once more."""
         if not self.check or (self.cache is None and storage.is_local(self.url)):
             return self._load_once(scan, cancel, known)
         try:
@@ -176,9 +168,9 @@ class Shard:
         except FormatError as error:
             log.warning("%s; fetching it once more", error)
         self._forget()
-        prefix = self._load_once(scan, cancel)
-        if prefix.contents.is_damaged and self.cache is not None:
-            self.cache.forget(self.url, self._content)
+        prefix = self._load_once(scan, cancel, b"")
+        if prefix.contents.is_damaged:
+            self._forget()
         return prefix
 
     def change_scan(self, prefix: Prefix, scan: Scan) -> Prefix:
@@ -191,21 +183,19 @@ class Shard:
         if self.prefix_stop(scan) <= prefix.num_bytes:
             return prefix.at(scan)
         known = b"" if prefix.contents.is_damaged else prefix.contents.buffer.data
-        return self._load(scan, known=known)
+        return self.load(scan, known=known)
 
-    def _load_once(self, scan: Scan, cancel: Cancel, known: Buffer = b"") -> Prefix:
+    def _load_once(self, scan: Scan, cancel: Cancel, known: Buffer) -> Prefix:
         if self.entry is None and not known:
             # Read each time: the file may have been replaced since.
-            start = self._read(HEAD_STOP, cancel=cancel)
-            self._head = self._read_head(start)
-            known = start.data
-        stop = self.prefix_stop(scan)
+            known = self._read(HEAD_STOP, cancel=cancel).data
+        stop = self._stop(self.entry or self._read_head(known), scan)
         buffer = self._read(stop, known=known, cancel=cancel)
-        self._head = self._read_head(buffer)
-        body = buffer.data[HEAD_STOP : self.head.body_stop]
-        self._index = decode_index(self.head, body, url=self.url)
-        contents = find_contents(buffer, self._index, scan, check=self.check, url=self.url)
-        return Prefix(self, scan, contents)
+        head = self._read_head(buffer.data)
+        index = decode_index(head, buffer.data[HEAD_STOP : head.body_stop], url=self.url)
+        return Prefix(
+            self, scan, find_contents(buffer, index, scan, check=self.check, url=self.url)
+        )
 
     def _read(
         self,
@@ -240,12 +230,10 @@ class Shard:
         """Drop bytes that may be damaged."""
         if self.cache is not None:
             self.cache.forget(self.url, self._content)
-        self._head = None
-        self._index = None
         self._identity = None
 
-    def _read_head(self, start: NDArray[np.uint8]) -> Head:
-        head = read_head(start.data, url=self.url)
+    def _read_head(self, start: Buffer) -> Head:
+        head = read_head(start, url=self.url)
         if self.entry is None:
             return head
         found = (head.crc32c, head.num_samples, head.stops)

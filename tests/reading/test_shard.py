@@ -204,9 +204,7 @@ def test_flipped_bits_are_found(small, tmp_path, count):
 @pytest.mark.parametrize("layout", ["compact", "preview"])
 @pytest.mark.parametrize("scan", [1, 4, FULL])
 def test_samples_together_are_those_one_by_one(layout, scan):
-    """It does not matter whether samples are asked for at once, some of them in another order, or
-    singly; nor where streams are missing.
-    """
+    """Samples asked for at once equal those asked for singly, also where streams are missing."""
     golden = ROOT / "tests" / "golden" / "v2" / f"{layout}-000000.tar"
     with Shard(f"counting://{golden}").load(scan) as prefix:
         assert not prefix.contents.damaged
@@ -216,8 +214,6 @@ def test_samples_together_are_those_one_by_one(layout, scan):
         assert len(prefix.streams) == 3
         assert list(prefix.samples()) == one_by_one
         assert list(prefix.samples(select=lambda _, __: True)) == one_by_one
-        assert list(prefix.samples([3, 0, 2])) == [one_by_one[row] for row in (3, 0, 2)]
-        assert list(prefix.samples([])) == []
 
 
 def test_what_was_sound_at_a_lower_scan_is_checked_again_at_a_higher_one(small, tmp_path):
