@@ -15,6 +15,7 @@ import pytest
 
 from pcrshard import EncodeOptions, encode
 from pcrshard.encoding.resume_journal import JOURNAL
+from pcrshard.format.dataset_index import ShardEntry
 from pcrshard.format.group_table import decode_tables, group_starts
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -74,6 +75,12 @@ def wait_for(condition, seconds=20.0, pause=0.002):
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(pause)
+
+
+def shard_entry(scan=None, num_groups=10):
+    """Return the entry of a shard, staged up to a scan unless it is whole."""
+    stops = tuple(range(2000, 2001 + num_groups))
+    return ShardEntry("a-000000.tar", 1, 0, 10_000, 0, stops, 1500, scan)
 
 
 class Pieces(NamedTuple):

@@ -169,12 +169,14 @@ class ScanTuner(ScanPolicy):
                 f"got {self.images}, {self.trials}, {self.every}"
             )
         shards = self.loader.dataset.shards
-        found = candidate_scans(prefix_totals(shards.entries)[: shards.scans.number])
+        totals = prefix_totals(shards.entries)
+        held = shards.highest_scan
+        found = candidate_scans(totals if held == FULL else totals[:held])
         highest = self.level.highest
         usable = [scan for scan in found if highest == FULL or scan <= highest]
         self.candidates = list(self.candidates) or usable
         for scan in self.candidates:
-            shards.scans.check(scan)
+            shards.check_scan(scan)
             self.level.check(scan)
 
     def step(self, model: nn.Module, epoch: int) -> TunerReport | None:

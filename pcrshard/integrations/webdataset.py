@@ -179,10 +179,10 @@ def pcr_scan(scan: ScanOrFraction = FULL, **options: Any) -> Any:
             scan that takes at most that fraction of the full bytes.
         options: ``handler``, ``select_files`` and ``rename_files`` as in WebDataset; ``index``, a
             dataset folder, its ``pcr.json`` or a :class:`DatasetIndex`, which saves one small
-            request per shard; ``check=False`` to skip checksums; ``storage_options`` for fsspec;
-            ``retry``, a :class:`Retry`; ``prefetch``, number of shards to read ahead (2), and
-            ``prefetch_bytes``, an upper bound of their size (256 MiB); ``cache_dir`` and
-            ``cache_bytes``, a local folder that caches prefixes, and its upper bound.
+            request per shard; ``storage_options`` for fsspec; ``retry``, a :class:`Retry`;
+            ``prefetch``, number of shards to read ahead (2), and ``prefetch_bytes``, an upper bound
+            of their size (256 MiB); ``cache_dir`` and ``cache_bytes``, a local folder that caches
+            prefixes, and its upper bound.
 
     Returns:
         A callable from an iterator of ``{"url": ...}`` to an iterator of samples; it can be

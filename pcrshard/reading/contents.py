@@ -83,7 +83,6 @@ def find_contents(
     index: ShardIndex,
     scan: Scan,
     *,
-    check: bool,
     url: str | None = None,
 ) -> Contents:
     """Locate the contents of a prefix and verify their checksums in one sweep.
@@ -92,7 +91,6 @@ def find_contents(
         buffer: (bytes,) uint8, ``[0, stop)`` of the shard.
         index: The shard's index.
         scan: Highest scan to locate; 0 for the index alone.
-        check: Whether to verify checksums of images; those of tables are always verified.
         url: Named in errors.
 
     Raises:
@@ -102,13 +100,13 @@ def find_contents(
     if num_scans(index, scan):
         # The base groups of a preview share their end, and so may groups without pieces.
         held = sum(stop <= len(buffer) for stop in index.head.prefix_stops)
-        contents.groups = _find_pieces(contents, range(min(held, index.num_groups)), check, url)
+        contents.groups = _find_pieces(contents, range(min(held, index.num_groups)), url)
         if held > index.num_groups:
-            contents.tail = _find_pieces(contents, range(index.num_groups, held), check, url)
+            contents.tail = _find_pieces(contents, range(index.num_groups, held), url)
     return contents
 
 
-def _find_pieces(contents: Contents, rows: range, check: bool, url: str | None) -> Pieces:
+def _find_pieces(contents: Contents, rows: range, url: str | None) -> Pieces:
     """Return the pieces of some groups, after adding their deferred fields and their damage."""
     buffer, index = contents.buffer, contents.index
     places = list(index.table_places(rows.start, rows.stop))
@@ -125,8 +123,7 @@ def _find_pieces(contents: Contents, rows: range, check: bool, url: str | None) 
     )
     if native is None:
         raise CorruptIndex("a piece is not in the prefix", url=url)
-    if check:
-        contents.damaged.update(find_damaged(native, table.crcs[-1]))
+    contents.damaged.update(find_damaged(native, table.crcs[-1]))
     starts = late_starts(index, table) if table.late else {}
     for name, values in table.late.items():
         start = starts[name]
@@ -138,7 +135,7 @@ def _find_pieces(contents: Contents, rows: range, check: bool, url: str | None) 
                 continue
             value = bytes(buffer.data[start : start + size])
             start += size
-            if check and value and crc32c(value) != crc:
+            if value and crc32c(value) != crc:
                 contents.damaged_late.add((name, row))
             found.append(value)
     return Pieces(table, buffer, native)

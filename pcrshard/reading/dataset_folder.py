@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -177,19 +178,17 @@ def check_claims(
 ) -> None:
     """Compare a claim of more than 2 million samples with a shard before allocating for them.
 
-    Checks the largest shard with two small requests: its head must be the one that the index names,
-    and its own index must exist.
+    One request: the index of the largest shard must be as long as claimed, because it bounds the
+    number of samples.
 
     Raises:
-        CorruptIndex, TruncatedShard, StorageError: The shard is another one, or missing.
+        TruncatedShard, StorageError: It is shorter, or the shard is missing.
     """
-    if index.num_samples <= MAX_UNSEEN_SAMPLES:
-        return
-    largest = max(range(len(urls)), key=lambda shard: index.shards[shard].num_samples)
-    url = urls[largest]
-    shard = Shard(url, entry=index.shards[largest], storage_options=storage_options, retry=retry)
-    stop = shard.head.index_stop
-    storage.read(url, stop - 1, stop, options=storage_options, retry=retry or Retry())
+    if index.num_samples > MAX_UNSEEN_SAMPLES:
+        pairs = zip(index.shards, urls, strict=True)
+        entry, url = max(pairs, key=lambda pair: pair[0].num_samples)
+        stop = entry.index_stop
+        storage.read(url, stop - 1, stop, options=storage_options, retry=retry or Retry())
 
 
 def count_classes(
@@ -206,11 +205,15 @@ def count_classes(
     for url, entry in zip(urls, index.shards, strict=True):
         with Shard(url, entry=entry, storage_options=storage_options).load(0) as prefix:
             labels.update(prefix.fields.get("cls", [None] * entry.num_samples))
+    without_label = labels.pop(None, 0)
     names = {str(label).encode(): name for label, name in enumerate(index.classes)}
-    numbers = {label for label in labels if label is not None and label.isdigit()}
-    words = sorted(labels.keys() - numbers - {None})
-    ordered = [*sorted(numbers, key=int), *words]
     counts = {
-        names.get(label) or label.decode(errors="replace"): labels[label] for label in ordered
+        names.get(label) or label.decode(errors="replace"): labels[label]
+        for label in sorted(labels, key=_label_order)
     }
-    return counts | ({"(no label)": labels[None]} if None in labels else {})
+    return counts | ({"(no label)": without_label} if without_label else {})
+
+
+def _label_order(label: Any) -> tuple[float, bytes]:
+    """Sort numbers before words."""
+    return int(label) if label.isdigit() else math.inf, label

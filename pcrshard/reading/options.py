@@ -20,7 +20,6 @@ class ReadOptions:
     """How shards are read.
 
     Attributes:
-        check: Whether to verify the CRC-32C of each piece.
         storage_options: fsspec storage options.
         retry: When to retry failed requests and when to give up.
         prefetch: Prefixes to fetch while another is in use.
@@ -33,7 +32,6 @@ class ReadOptions:
             created.
     """
 
-    check: bool = True
     storage_options: storage.Options = field(default=None, repr=False)
     retry: Retry | None = None
     prefetch: Natural = 2
@@ -62,7 +60,6 @@ class ReadOptions:
         return Shard(
             url,
             entry=entry,
-            check=self.check,
             storage_options=self.storage_options,
             retry=self.retry,
             cache=self.cache,

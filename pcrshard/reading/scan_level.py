@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, Self
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, Literal
 
 from ..arguments import is_integer
 from ..errors import ScanUnavailable
@@ -18,37 +19,18 @@ _FULL_NUMBER = 0
 _HIGHEST_NUMBER = -1
 
 
-class ScanRange(NamedTuple):
-    """The scans of a dataset that can be read.
+def highest_scan(entries: Iterable[ShardEntry]) -> Scan:
+    """Return ``"full"``, or the highest scan that every shard of a staged copy holds."""
+    return min((entry.scan for entry in entries if entry.scan), default=FULL)
 
-    Attributes:
-        num_groups: Scan groups N.
-        highest: ``"full"``, or the highest scan that a staged copy holds.
-        name: Name of the dataset in messages.
-    """
 
-    num_groups: int
-    highest: Scan
-    name: str
-
-    def check(self, scan: Scan) -> None:
-        """Raise ``ScanUnavailable`` for a scan that cannot be read."""
-        if scan != self.highest and (scan == FULL or scan > self.num_groups or scan > self.number):
-            expected = f"scan of 1 to {self.highest}, which the staged copy holds,"
-            if self.highest == FULL:
-                expected = f"scan of 1 to {self.num_groups} or 'full'"
-            raise ScanUnavailable(f"expected a {expected} for {self.name}, got {scan!r}")
-
-    @classmethod
-    def of(cls, entries: Sequence[ShardEntry], name: str) -> Self:
-        """Return the scans that every shard of a dataset index has."""
-        held = min((entry.scan for entry in entries if entry.scan), default=FULL)
-        return cls(min(entry.num_groups for entry in entries), held, name)
-
-    @property
-    def number(self) -> int:
-        """The highest scan as a number: N + 1 for ``"full"``."""
-        return self.num_groups + 1 if self.highest == FULL else self.highest
+def _check_available(entries: Iterable[ShardEntry], scan: Scan, name: str) -> None:
+    """Raise ``ScanUnavailable`` unless every shard of a dataset has a scan."""
+    try:
+        for entry in entries:
+            entry.prefix_stop(scan)
+    except ScanUnavailable as error:
+        raise ScanUnavailable(f"{name}: {error}") from error
 
 
 class ScanLevel:
@@ -65,14 +47,18 @@ class ScanLevel:
     Args:
         scan: Highest scan to read, 1-based, or ``"full"``. By default ``"full"``, and for a
             :class:`PCRDataset` that is a staged copy the highest scan that it holds.
+
+    Attributes:
+        highest: The highest scan that the level may be set to.
     """
 
     # A mistyped name is an error, not an attribute without effect.
-    __slots__ = ("_number", "_range")
+    __slots__ = ("_followers", "_number", "highest")
 
     def __init__(self, scan: FirstScan = "highest") -> None:
         self._number = SharedIntegers([_HIGHEST_NUMBER])
-        self._range: ScanRange | None = None
+        self._followers: dict[str, Sequence[ShardEntry]] = {}
+        self.highest: Scan = FULL
         if scan != "highest":
             self.value = scan
 
@@ -91,30 +77,28 @@ class ScanLevel:
         self.check(scan)
         self._number[0] = _FULL_NUMBER if scan == FULL else scan
 
-    @property
-    def highest(self) -> Scan:
-        """The highest scan that the level may be set to."""
-        return FULL if self._range is None else self._range.highest
-
     def check(self, scan: Scan) -> None:
         """Raise the error that setting the level to this scan would raise."""
         if scan != FULL and not (is_integer(scan) and 1 <= scan <= MAX_GROUPS):
             raise ValueError(f"expected a scan of 1 to {MAX_GROUPS} or 'full', got {scan!r}")
-        if self._range is not None:
-            self._range.check(scan)
+        for name, entries in self._followers.items():
+            _check_available(entries, scan, name)
 
-    def follow(self, scans: ScanRange) -> None:
+    def follow(self, entries: Sequence[ShardEntry], name: str) -> None:
         """Let a dataset follow this level; the one with the fewest scans sets the limit.
+
+        Args:
+            entries: The shards of the dataset index.
+            name: Name of the dataset in messages. One of the same name is replaced: a copy that has
+                been staged to a higher scan since then.
 
         Raises:
             ScanUnavailable: The dataset lacks the scan that the level is set to.
         """
         if self._number[0] != _HIGHEST_NUMBER:
-            scans.check(self.value)
-        known = self._range
-        # A copy that has been staged to a higher scan since then replaces itself.
-        if known is None or scans.name == known.name or scans.number <= known.number:
-            self._range = scans
+            _check_available(entries, self.value, name)
+        self._followers[name] = entries
+        self.highest = highest_scan(itertools.chain.from_iterable(self._followers.values()))
 
     def __repr__(self) -> str:
         return f"ScanLevel({self.value!r})"
@@ -151,9 +135,8 @@ def resolve_choice(entries: Sequence[ShardEntry], scan: ScanOrFraction, name: st
         TypeError: The scan is neither an integer, nor a fraction, nor ``"full"``.
     """
     if isinstance(scan, ScanLevel):
-        scan.follow(ScanRange.of(entries, name))
+        scan.follow(entries, name)
         return scan
     resolved: ScanChoice = resolve_scan(entries, scan)
-    for entry in entries:
-        entry.prefix_stop(current_scan(resolved))
+    _check_available(entries, current_scan(resolved), name)
     return resolved

@@ -35,7 +35,6 @@ class Shard:
         url: Local path, any fsspec URL, or ``pipe:COMMAND``.
         entry: The shard's entry in the dataset index. With it, a prefix takes one request, without
             it two.
-        check: Whether to verify the CRC-32C of each image.
         storage_options: fsspec storage options.
         retry: How to retry failed requests.
         cache: Cache of prefixes on local disk.
@@ -46,14 +45,12 @@ class Shard:
         url: str | os.PathLike[str],
         *,
         entry: ShardEntry | None = None,
-        check: bool = True,
         storage_options: storage.Options = None,
         retry: Retry | None = None,
         cache: PrefixCache | None = None,
     ) -> None:
         self.url = os.fspath(url)
         self.entry = entry
-        self.check = check
         self.cache = cache
         self._how: dict[str, Any] = {"options": storage_options, "retry": retry or Retry()}
         self._identity: str | None = None
@@ -159,7 +156,7 @@ class Shard:
             ScanUnavailable, NotAShard, UnsupportedVersion, CorruptIndex, TruncatedShard,
             StorageError: The shard cannot be read.
         """
-        if not self.check or (self.cache is None and storage.is_local(self.url)):
+        if self.cache is None and storage.is_local(self.url):
             return self._load_once(scan, cancel, known)
         try:
             prefix = self._load_once(scan, cancel, known)
@@ -193,9 +190,7 @@ class Shard:
         buffer = self._read(stop, known=known, cancel=cancel)
         head = self._read_head(buffer.data)
         index = decode_index(head, buffer.data[HEAD_STOP : head.body_stop], url=self.url)
-        return Prefix(
-            self, scan, find_contents(buffer, index, scan, check=self.check, url=self.url)
-        )
+        return Prefix(self, scan, find_contents(buffer, index, scan, url=self.url))
 
     def _read(
         self,

@@ -60,7 +60,6 @@ class PCRDataset(Dataset[Any]):
         cache_bytes: Upper bound of that folder, in bytes, or a size such as ``"50GB"``.
         storage_options: fsspec storage options.
         retry: Retry policy for failed requests.
-        check: Whether to verify the CRC-32C of each image.
         held_bytes: Upper bound of the prefixes that random access keeps in memory, per process,
             written like ``cache_bytes``.
 
@@ -83,7 +82,7 @@ class PCRDataset(Dataset[Any]):
         epoch="PCRLoader(shuffle=, seed=, drop_last=, ...)",
         image="decoder",
         local="cache_dir",
-        read="cache_dir, cache_bytes, storage_options, retry and check",
+        read="cache_dir, cache_bytes, storage_options and retry",
         remote="urls",
         root="urls",
         shuffle="PCRLoader(dataset, batch_size, shuffle=)",
@@ -100,13 +99,11 @@ class PCRDataset(Dataset[Any]):
         cache_bytes: ByteSize | None = None,
         storage_options: storage.Options = None,
         retry: Retry | None = None,
-        check: bool = True,
         held_bytes: ByteSize = 1 << 29,
     ) -> None:
         if fields is not None and len(fields) == 0:
             raise ValueError("expected at least one field, or fields=None for all, got none")
         options = ReadOptions(
-            check=check,
             storage_options=storage_options,
             retry=retry,
             cache_dir=cache_dir,
@@ -138,7 +135,7 @@ class PCRDataset(Dataset[Any]):
     @property
     def max_scan(self) -> Scan:
         """The highest readable scan: ``"full"``, or for a staged copy the highest it holds."""
-        return self.shards.scans.highest
+        return self.shards.highest_scan
 
     def cache_stats(self) -> CacheStats:
         """Bytes read from ``cache_dir`` and bytes fetched, including workers."""
@@ -186,11 +183,11 @@ class PCRDataset(Dataset[Any]):
         return self.shards.fingerprint, view
 
     def __repr__(self) -> str:
-        scans = self.shards.scans
+        num_groups = min(entry.num_groups for entry in self.shards.entries)
         view = "" if len(self) == self.shards.num_samples else f"{len(self)} of "
         return (
             f"<PCRDataset {view}{self.shards}, {self.num_classes or 'unnumbered'} classes\n"
-            f" reads scan {self.scan!r}, has up to {scans.highest!r} of {scans.num_groups} scans>"
+            f" reads scan {self.scan!r}, has up to {self.max_scan!r} of {num_groups} scans>"
         )
 
     def __len__(self) -> int:

@@ -22,7 +22,13 @@ from ..reading.dataset_folder import Opened, check_claims, open_dataset, open_sh
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
 from ..reading.prefix import Prefix
-from ..reading.scan_level import ScanChoice, ScanOrFraction, ScanRange, current_scan, resolve_choice
+from ..reading.scan_level import (
+    ScanChoice,
+    ScanOrFraction,
+    current_scan,
+    highest_scan,
+    resolve_choice,
+)
 from ..reading.shard import Shard
 from ..redaction import redact_url
 from .epoch_sequence import Batches, Ints
@@ -94,9 +100,9 @@ class ShardSet:
         return int(self.starts[-1])
 
     @property
-    def scans(self) -> ScanRange:
-        """The scans available in every shard."""
-        return ScanRange.of(self.entries, self.name)
+    def highest_scan(self) -> Scan:
+        """``"full"``, or the highest scan that every shard of a staged copy holds."""
+        return highest_scan(self.entries)
 
     @cached_property
     def fingerprint(self) -> int:

@@ -7,11 +7,11 @@ import types
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import shard_entry
 
 from pcrshard import PCRDataset, PCRLoader, ScanLevel, open_dataset
 from pcrshard.errors import ScanUnavailable
 from pcrshard.fidelity.bandwidth import BandwidthTuner, bytes_per_sample
-from pcrshard.reading.scan_level import ScanRange
 
 SIZES = [1273, 2729, 3022, 3374, 4589, 6758, 6956, 7330, 7771, 11404, 11427]
 BATCH, SHARD, USED = 16, 64, 0.02
@@ -216,7 +216,7 @@ def test_sizes_come_from_the_index(dataset):
 
 def follow(tuner, highest):
     """The tuner's level is that of a copy staged to this scan."""
-    tuner.level.follow(ScanRange(10, highest, "copy"))
+    tuner.level.follow([shard_entry(highest)], "copy")
     return tuner
 
 
@@ -228,7 +228,7 @@ def test_it_never_asks_a_staged_copy_for_more_than_it_holds(highest, early):
     if early:
         tuner = follow(BandwidthTuner(level, SIZES), highest)
     else:
-        level.follow(ScanRange(10, highest, "copy"))
+        level.follow([shard_entry(highest)], "copy")
         tuner = BandwidthTuner(level, SIZES)
     rows = simulate(tuner, lambda time: 9 * SPEED * SIZES[-1], 300)
     assert {row[3] for row in rows[100:]} == {highest}
@@ -238,7 +238,7 @@ def test_it_never_asks_a_staged_copy_for_more_than_it_holds(highest, early):
 def test_a_floor_above_a_staged_copy_is_refused():
     """What the task needs is not there: that is for the user to know before the job begins."""
     level = ScanLevel(1)
-    level.follow(ScanRange(10, 5, "copy"))
+    level.follow([shard_entry(5)], "copy")
     with pytest.raises(ScanUnavailable, match="1 to 5"):
         BandwidthTuner(level, SIZES, floor=7)
 
