@@ -8,9 +8,8 @@ from msgspec.structs import replace
 import pcrshard
 from pcrshard import DatasetIndex, open_dataset
 from pcrshard.cli.main import main
-from pcrshard.errors import CorruptIndex, StorageError
+from pcrshard.errors import CorruptIndex, StorageError, TruncatedShard
 from pcrshard.format.dataset_index import ShardEntry
-from pcrshard.format.shard_head import Head
 from pcrshard.reading.dataset_folder import index_url
 
 
@@ -70,8 +69,8 @@ def boasting(tmp_path):
 
 
 def test_many_samples_are_believed_when_their_shard_was_seen(boasting, capsys):
-    """An index alone does not make a plan of gigabytes: its largest shard must be there, with its
-    own index.
+    """An index alone does not make a plan of gigabytes: its largest shard must be there, as long
+    as an index of that many samples.
     """
     assert open_dataset(boasting)[0].num_samples == 10_000_000
     with pytest.raises(StorageError, match="a-000000"):
@@ -79,10 +78,6 @@ def test_many_samples_are_believed_when_their_shard_was_seen(boasting, capsys):
     assert main(["plan", str(boasting), "--batch", "100"]) == 1
     assert "a-000000" in capsys.readouterr().err
 
-    shard = boasting / "a-000000.tar"
-    tar = bytes(257) + b"ustar" + bytes(250)
-    head = Head(1 << 23, 100, 1 << 30, 0, (1 << 40,) * 3, (8,) * 3, 1 << 30)
-    for found, text in ((head, "cut|not the one"), (head._replace(body_crc32c=1), "not the one")):
-        shard.write_bytes(tar + found.encode())
-        with pytest.raises(CorruptIndex, match=text):
-            pcrshard.PCRDataset(str(boasting))
+    (boasting / "a-000000.tar").write_bytes(bytes(1024))
+    with pytest.raises(TruncatedShard, match="the file has 1024"):
+        pcrshard.PCRDataset(str(boasting))
