@@ -8,13 +8,8 @@ import threading
 import time
 
 import pytest
-import servers
-from servers import Fault
 
-from pcrshard import open_dataset
 from pcrshard.reading.prefetch import prefetch
-from pcrshard.reading.prefix_cache import PrefixCache
-from pcrshard.reading.shard import Shard
 
 
 class Thing:
@@ -182,23 +177,3 @@ def test_a_loading_thread_may_collect_the_generator(monkeypatch):
     go.set()
     assert done.wait(10)
     assert failures == []
-
-
-@pytest.mark.parametrize("cached", [False, True])
-def test_leaving_while_a_head_stalls_is_prompt(dataset, tmp_path, cached):
-    """Without a dataset index heads are asked for, too: a server that hangs there is left."""
-    index = open_dataset(str(dataset))[0]
-    cache = PrefixCache(str(tmp_path)) if cached else None
-    hang = lambda ask: Fault(stall=60) if ask.number and ask.method == "GET" else None
-    with servers.faulty(dataset, hang) as server:
-
-        def load(name, cancel):
-            return Shard(server.url(name), cache=cache).load(2, cancel=cancel)
-
-        names = [entry.name for entry in index.shards]
-        loads = prefetch(names, load, depth=3, max_bytes=1 << 28)
-        next(loads)
-        time.sleep(0.5)
-        begun = time.monotonic()
-        loads.close()
-        assert time.monotonic() - begun < 1.5

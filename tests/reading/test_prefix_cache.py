@@ -158,29 +158,6 @@ def test_a_job_that_reads_lower_scans_makes_room_of_higher_ones(source, tmp_path
     assert epoch(second, range(8), 2, 2) == 0
 
 
-def test_a_cut_leaves_a_file_that_took_the_place_alone(source, tmp_path, monkeypatch):
-    """Another process may replace a damaged shard's file while this one makes room."""
-    cache = str(tmp_path / "cache")
-    room = sum(len(data) for data, _ in source.values()) * 2 // 3
-    epoch(Store(source, PrefixCache(cache, room, time.time())), range(8), 0)
-    time.sleep(0.05)
-    truncate = os.truncate
-    left = []
-
-    def replace_first(target, size):
-        path = pathlib.Path(os.readlink(f"/proc/self/fd/{target}"))
-        data = path.read_bytes()
-        path.unlink()
-        path.write_bytes(data)
-        truncate(target, size)
-        left.append(path.read_bytes() == data)
-
-    monkeypatch.setattr(os, "truncate", replace_first)
-    epoch(Store(source, PrefixCache(cache, room, time.time())), range(8), 1, 2)
-    assert left
-    assert all(left)
-
-
 def test_lists_and_clears(store, capsys):
     """``cache ls`` says what is held of each shard and since when; ``clear`` frees it all, and
     what versions before this one left.

@@ -201,21 +201,6 @@ def test_flipped_bits_are_found(small, tmp_path, count):
         _check_flip(tmp_path / small.name, data, bit, expected)
 
 
-@pytest.mark.parametrize("layout", ["compact", "preview"])
-@pytest.mark.parametrize("scan", [1, 4, FULL])
-def test_samples_together_are_those_one_by_one(layout, scan):
-    """Samples asked for at once equal those asked for singly, also where streams are missing."""
-    golden = ROOT / "tests" / "golden" / "v2" / f"{layout}-000000.tar"
-    with Shard(f"counting://{golden}").load(scan) as prefix:
-        assert not prefix.contents.damaged
-    with Shard(str(golden)).load(scan) as prefix:
-        one_by_one = [prefix.sample(row) for row in range(len(prefix.index.keys))]
-        assert len(one_by_one) == 5
-        assert len(prefix.streams) == 3
-        assert list(prefix.samples()) == one_by_one
-        assert list(prefix.samples(select=lambda _, __: True)) == one_by_one
-
-
 def test_what_was_sound_at_a_lower_scan_is_checked_again_at_a_higher_one(small, tmp_path):
     """A level that falls and rises while a damaged shard is in memory gets the error, not the
     damage.

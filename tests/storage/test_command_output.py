@@ -54,16 +54,6 @@ def test_endless_command_ends_with_the_prefix(tmp_path):
     assert wait_until(lambda: all(gone(int(pid)) for pid in pids.read_text().split()))
 
 
-def test_command_that_ignores_sigterm_is_ended(tmp_path):
-    """A command that ignores the polite signal does not stay behind."""
-    pid = tmp_path / "pid"
-    found = storage.read(
-        f"pipe:trap '' TERM; echo $$ > {pid}; printf 0123456789; while :; do sleep 0.1; done", 2, 5
-    )
-    assert found.tobytes() == b"234"
-    assert wait_until(lambda: gone(int(pid.read_text())))
-
-
 @pytest.mark.parametrize(
     ("command", "error", "message"),
     [

@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import resource
 
 import pytest
 
@@ -82,23 +81,6 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch, function):
         file.write(b"new")
     assert (tmp_path / "f").read_bytes() == b"old"
     assert temporaries(tmp_path) == []
-
-
-def test_a_disk_that_fills_up_while_writing(tmp_path):
-    """A write that the disk refuses is a StorageError that names the file, as a failing fsync
-    is.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
-    try:
-        with (
-            pytest.raises(StorageError, match="big"),
-            storage.atomic_write(str(tmp_path / "big")) as file,
-        ):
-            file.write(bytes(1 << 20))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):

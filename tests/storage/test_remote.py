@@ -4,8 +4,6 @@ behind.
 
 import contextlib
 import errno
-import gzip
-import http.server
 import multiprocessing
 import os
 import random
@@ -93,29 +91,6 @@ def test_a_signature_for_a_folder(dataset, capsys):
         assert main(["verify", url, "--workers", "1"]) == main(["info", urls[0]]) == 0
         with pytest.raises(StorageError, match="403"):
             pcrshard.open_dataset(server.url())
-
-
-def test_a_compressed_answer_has_another_length(tmp_path):
-    """A server that compresses whole files tells the length of what it sends, which says nothing of
-    where the file ends.
-    """
-    data = bytes(200_000) + b"end"
-
-    class Compressing(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            body = gzip.compress(data)
-            self.send_response(200)
-            self.send_header("Content-Encoding", "gzip")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Compressing) as server:
-        threading.Thread(target=server.serve_forever).start()
-        try:
-            assert read(f"http://127.0.0.1:{server.server_port}/a", 0, len(data)) == data
-        finally:
-            server.shutdown()
 
 
 @pytest.mark.parametrize("name", ["pcr.json", "data-000000.tar"])
