@@ -212,10 +212,12 @@ class Shard:
     def _content(self) -> str:
         """Return the identity for the cache; costs one request without a dataset index."""
         if self._identity is None:
-            if self.entry is None:
+            entry = self.entry
+            # The entry of a shard that was named by itself is from its head, without a checksum of
+            # the file: metadata of the same size may have changed.
+            if entry is None or not entry.shard_crc32c:
                 self._identity = storage.identity(self.url, **self._how)
             else:
-                entry = self.entry
                 self._identity = (
                     f"{entry.head_crc32c:08x} {entry.shard_bytes} {entry.shard_crc32c:08x}"
                 )

@@ -23,7 +23,10 @@ from support import pieces, run_encode
 
 from pcrshard import PrefixCache, Shard, open_dataset, shards
 from pcrshard.cli.main import main
+from pcrshard.encoding.shard_writer import encode_sample, write_shard
 from pcrshard.errors import StorageError
+from pcrshard.format.shard_format import ShardFormat
+from pcrshard.reading.dataset_folder import open_shards
 from pcrshard.storage import Retry
 from pcrshard.storage.locks import hold_lock
 from pcrshard.testing import make_jpeg
@@ -249,6 +252,24 @@ def test_a_cached_shard_without_an_index(dataset, tmp_path):
             assert list(Shard(server.url(name), cache=cache).samples(5)) == expected
         got = [request.range for request in server.requests() if request.method == "GET"]
         assert got == [(0, 1024), (1024, Shard(f"{dataset}/{name}").prefix_stop(5))]
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_replaced_shard_without_an_index_is_read_anew(tmp_path, is_named):
+    """Metadata of the same size may change without the head, which is all that is known of a shard
+    that is named instead of its dataset.
+    """
+    path = tmp_path / "served" / "a-000000.tar"
+    path.parent.mkdir()
+    with servers.nginx(path.parent) as server:
+        for time_written, text in enumerate((b"old", b"new")):
+            jpeg = make_jpeg(0, 16, 24, exif=b"Exif\0\0" + text)
+            write_shard(str(path), [encode_sample({"__key__": "a", "jpg": jpeg})], ShardFormat())
+            os.utime(path, (1, time_written))
+            url = server.url(path.name)
+            entry = open_shards([url])[0].shards[0] if is_named else None
+            cache = PrefixCache(str(tmp_path / "cache"))
+            assert text in Shard(url, entry=entry, cache=cache)[0]["jpg"]
 
 
 # Disks

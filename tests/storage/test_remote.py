@@ -378,7 +378,7 @@ def test_a_short_file_is_truncated(request, raw, start, store):
         how = {} if store == "http" else {"options": server.storage_options}
         stop = (3 << 20) + 1
         with pytest.raises(TruncatedShard, match=f"bytes .* to {stop}"):
-            read(server.url("a.bin"), start, stop, **how)
+            read(server.url("a.bin"), start, stop, Retry(), **how)
         asked = [r for r in server.requests() if r.method == "GET"]
         assert len(asked) == (1 if start else 4 if store == "http" else 1)
 
