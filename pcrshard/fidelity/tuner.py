@@ -223,7 +223,7 @@ class ScanTuner(ScanPolicy):
         # Every rank has equally many batches; the first images fill those of the last ranks.
         own = np.resize(ids, -(-len(ids) // world) * world)[rank::world]
         batches = np.array_split(own, -(-len(own) // loader.batch_size))
-        top = loader.dataset.shards.scans.highest
+        top = loader.dataset.shards.highest_scan
         scans = list(dict.fromkeys([*self.candidates, top]))
         sums: dict[Scan, Any] = dict.fromkeys(scans, 0)
         for number, batch_at in enumerate(loader.views(batches, scans, epoch=epoch)):
