@@ -29,7 +29,7 @@ BETWEEN = "0.08 std, images too"
 class PrintedNoise(GradientNoise):
     """The paper's Eq. 6, 7 and 9 as they are printed: a * mean(|L|) * sqrt(N R), a = 0.32."""
 
-    def noise_per_bound(self, profile, rounding):
+    def noise_per_bound(self, profile):
         count = profile.batch_size * profile.nonzero_share
         return 0.32 * profile.mean_absolute * math.sqrt(count)
 

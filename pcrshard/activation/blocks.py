@@ -46,22 +46,21 @@ def share(work: Callable[[S], T], items: Sequence[S]) -> list[T]:
         work: Must release the GIL to gain from it, and must not use PyTorch.
         items: What to work on.
     """
-    waiting = iter(range(len(items)))
+    threads = min(torch.get_num_threads(), len(items))
+    if threads < 2 or _parallel is None:
+        return [work(item) for item in items]
+    waiting = iter(enumerate(items))
     done: dict[int, T] = {}
     errors: list[BaseException] = []
 
     def take(_: object) -> None:
         try:
-            for place in waiting:
-                done[place] = work(items[place])
+            for place, item in waiting:
+                done[place] = work(item)
         except BaseException as error:  # raised below, because OpenMP would drop it
             errors.append(error)
 
-    threads = min(torch.get_num_threads(), len(items))
-    if threads > 1 and _parallel is not None:
-        _parallel(_TASK(take), None, threads, 0)
-    else:
-        take(None)
+    _parallel(_TASK(take), None, threads, 0)
     for error in errors:
         raise error
     return [done[place] for place in range(len(items))]

@@ -65,11 +65,11 @@ def _compress(codes: Tensor) -> Content:
     def decompress() -> Tensor:
         found = np.empty(count, np.int8)
 
-        def work(place: int) -> None:
-            content = zstd.decompress(frames[place], len(found[parts[place]]))
-            found[parts[place]] = np.frombuffer(content, np.int8)
+        def work(item: tuple[slice, bytes]) -> None:
+            part, frame = item
+            found[part] = np.frombuffer(zstd.decompress(frame, len(found[part])), np.int8)
 
-        share(work, range(len(parts)))
+        share(work, list(zip(parts, frames, strict=True)))
         return torch.from_numpy(found).to(device)
 
     return Content(sum(map(len, frames)), decompress)
@@ -139,19 +139,16 @@ def _pack_integers(flat: Tensor, codec: CodecName) -> Content | None:
     shift = torch.iinfo(narrow).min - low
     raw = (flat.to(torch.int64) + shift).to(narrow)
     if codec in ZSTD_CODECS:
-        # Neighboring pools have close indices. With the sign of their difference in the lowest bit,
-        # nearly all high bytes are 0.
+        # Neighboring pools have close indices: nearly all high bytes of differences are 0 or -1.
         raw[1:] -= raw[:-1].clone()
-        raw = (raw << 1) ^ (raw >> 8 * width - 1)
-        raw = torch.stack([(raw >> 8 * byte).to(torch.int8) for byte in range(width)]).flatten()
-    packed = encode_codes(raw.view(torch.int8), codec)
+        raw = raw.view(torch.int8).view(-1, width).t().contiguous()
+    packed = encode_codes(raw.view(torch.int8).flatten(), codec)
 
     def decode() -> Tensor:
         found = packed.decode()
         if codec in ZSTD_CODECS:
-            steps = torch.stack(list(found.view(width, -1)), 1).view(narrow).flatten()
-            steps = ((steps >> 1) & torch.iinfo(narrow).max) ^ -(steps & 1)
-            found = steps.cumsum(0, dtype=narrow)
+            steps = found.view(width, -1).t().contiguous().view(narrow)
+            found = steps.flatten().cumsum(0, dtype=narrow)
         return found.view(narrow).to(dtype).sub_(shift)
 
     return Content(packed.num_bytes, decode)

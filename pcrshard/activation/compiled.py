@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import sys
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.nn import functional
 
 from ..errorbound import Absolute, RelativeStd
 from .bits import from_planes, pack_booleans, to_planes, unpack_booleans
-from .layout import Layout, flatten, layout_of, restore, size_hint
+from .layout import bytes_of, flatten, order_of, restore, size_hint
 from .options import ActivationOptions
 from .quantizer import MARGIN, MAX_CODE, estimated_deviation, nearest_codes
 from .report import Row
@@ -30,45 +33,63 @@ _BLOCKS_PER_EXACT = 128
 # Range of the codes of ``bits``, in standard deviations.
 _REACH = 6.0
 _TINY = 2.0**-120
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 # Operations, by their canonical names.
 VIEWS = {
     "alias", "asstrided", "clone", "convertelementtype", "detach", "expand", "permute", "reshape",
-    "reshapealias", "select", "slice", "squeeze", "t", "tocopy", "transpose", "unsafeview",
-    "unsqueeze", "view",
+    "reshapealias", "select", "slice", "split", "splitwithsizes", "squeeze", "t", "tocopy",
+    "transpose", "unbind", "unsafeview", "unsqueeze", "view",
 }  # fmt: skip
 SENSITIVE = {
     "exp", "logsoftmax", "logsumexp", "reciprocal", "rsqrt", "safesoftmax", "softmax", "sqrt",
 }  # fmt: skip
-_SPLITS = {"split", "splitwithsizes", "unbind"}
 _NONNEGATIVE = {"relu", "sigmoid", "hardtanh"}
 _POOLS = {"maxpool2dwithindices", "maxpool3dwithindices"}
 # Tensors, and the sizes of the tensor that they encode.
 _Packed = tuple[tuple[Tensor, ...], tuple[int, ...]]
+# PyTorch's description of a saved tensor of a compiled graph: its node in the forward graph
+# (``_node``), that graph (``_fw_graph``), and the backward graph (``_bw_graph``), whose outputs are
+# gradients in the order of inputs.
+Context = Any
 _CONTEXT = "torch._functorch._aot_autograd.graph_compile"
 
 
-class Saved(NamedTuple):
-    """A saved tensor of a compiled graph.
-
-    Attributes:
-        node: The tensor's node in the forward graph.
-        forward: The forward graph.
-        backward: The backward graph, whose outputs are gradients in the order of inputs.
-    """
-
-    node: fx.Node
-    forward: fx.Graph
-    backward: fx.Graph
-
-
-def tracing() -> Saved | None:
-    """Return the saved tensor whose hook is being inlined; ``None`` in eager mode."""
+def tracing() -> Context | None:
+    """Return the context of the hook that is being inlined; ``None`` in eager mode."""
     module = sys.modules.get(_CONTEXT)
-    context = module._get_saved_tensor_hook_context() if module is not None else None
-    if context is None:
-        return None
-    return Saved(context["_node"], context["_fw_graph"], context["_bw_graph"])
+    return None if module is None else module._get_saved_tensor_hook_context()
+
+
+def kind_of(
+    tensor: Tensor,
+    function: str,
+    relatives: Iterable[Sequence[Any]],
+    options: ActivationOptions,
+    *,
+    has_gradient: bool,
+) -> str:
+    """Return how a tensor may be stored: ``lossy``, ``lossless``, or ``exact``.
+
+    Args:
+        tensor: The tensor, real or traced.
+        function: The canonical name of the operation that computed it.
+        relatives: Shapes that views give to the same elements.
+        options: Selects the floats to compress.
+        has_gradient: Whether a gradient is computed for it.
+    """
+    is_expanded = 0 in map(size_hint, tensor.stride())
+    if bytes_of(tensor) < max(options.min_bytes, 1) or is_expanded:
+        return "exact"
+    if not tensor.dtype.is_floating_point or not has_gradient:
+        return "lossless"  # integers, masks; inputs and statistics, which are seldom smaller
+    if function in SENSITIVE:
+        return "exact"
+    # Flattened features of a classifier have one row per sample; tokens have more.
+    least = options.min_dims
+    is_tokens = tensor.dim() > 1 and any(
+        len(shape) >= least and size_hint(shape[0]) < size_hint(tensor.shape[0])
+        for shape in relatives
+    )
+    return "lossy" if tensor.dim() >= least or is_tokens else "lossless"
 
 
 class CompiledHooks:
@@ -91,60 +112,59 @@ class CompiledHooks:
         self._use_bits = use_bits
         self._options = options
 
-    def pack(self, tensor: Tensor, saved: Saved) -> Tensor | _Packed:
+    def pack(self, tensor: Tensor, context: Context) -> Tensor | _Packed:
         """Return the packed form of a tensor for the forward graph, or the tensor unchanged."""
-        kind = self._kind(tensor, saved)
-        parts: tuple[Tensor, ...] = ()
+        node = context["_node"]
+        kind = self._kind(tensor, context)
+        parts: tuple[Tensor, ...] = (tensor,)
         if kind == "lossy":
-            parts = self._quantize(tensor, self._width(saved.node))
+            parts = self._quantize(tensor, self._width(node))
+        elif kind == "lossless" and tensor.dtype == torch.bool:
+            parts = (pack_booleans(flatten(tensor, order_of(tensor.stride()))),)
         elif kind == "lossless":
-            parts = (_narrow(tensor, saved.node),)
-        name, function = _describe(saved.node)
-        row = self.rows[name, saved.node.name] = Row.of(name, function, kind, tensor)
+            parts = (tensor.to(_index_type(node)),)
+        name = _module_of(node)
+        producer, _ = _producer(node)
+        row = self.rows[name, node.name] = Row.of(name, _name(producer), kind, tensor)
         row.compiled = True
-        row.stored_bytes = sum(size_hint(part.nbytes) for part in parts or (tensor,))
+        row.stored_bytes = sum(map(bytes_of, parts))
         if kind == "lossy":
             row.error_bound = math.nan
         # Symbolic sizes reach the backward graph only as separate values.
-        return (parts, tuple(tensor.shape)) if parts else tensor
+        return tensor if kind == "exact" else (parts, tuple(tensor.shape))
 
-    def unpack(self, packed: Tensor | _Packed, saved: Saved) -> Tensor:
+    def unpack(self, packed: Tensor | _Packed, context: Context) -> Tensor:
         """Compute the tensor from its packed form, in the backward graph."""
         if isinstance(packed, Tensor):
             return packed
         parts, shape = packed
-        like = saved.node.meta["val"]
+        node = context["_node"]
+        like = node.meta["val"]
         if len(parts) > 1:
-            flat = self._restore(parts, self._width(saved.node))
+            flat = self._restore(parts, self._width(node))
         elif like.dtype != torch.bool:
             return parts[0].to(like.dtype)
         else:
             flat = unpack_booleans(parts[0], 8 * parts[0].shape[0])
-        return restore(flat, Layout(shape, layout_of(like).order))
+        return restore(flat[: math.prod(shape)], shape, order_of(like.stride()))
 
-    def _kind(self, tensor: Tensor, saved: Saved) -> str:
+    def _kind(self, tensor: Tensor, context: Context) -> str:
         """Return how to store a tensor, by the rules of eager code."""
-        producer, relatives = _producer(saved.node)
-        if size_hint(tensor.nbytes) < self._options.min_bytes or producer.op == "placeholder":
+        node = context["_node"]
+        producer, relatives = _producer(node)
+        if producer.op == "placeholder" or tensor.dtype == torch.float64:
             return "exact"
-        if tensor.dtype == torch.bool or _pool_of(saved.node) is not None:
-            return "lossless"
-        if tensor.dtype not in _FLOATS or tensor.dim() < 2 or size_hint(tensor.shape[-1]) == 1:
-            return "exact"  # includes statistics of rows, such as logsumexp
-        if _name(producer) in SENSITIVE or _is_second_result(producer):
-            return "exact"
-        if saved.node not in _differentiable(saved.forward, saved.backward):
-            return "exact"
-        least = self._options.min_dims
-        rows = size_hint(tensor.shape[0])
-        is_tokens = any(len(shape) >= least and size_hint(shape[0]) < rows for shape in relatives)
-        return "lossy" if tensor.dim() >= least or is_tokens else "exact"
+        # Secondary results are masks and statistics, such as the logsumexp of attention.
+        has_gradient = not _is_second_result(producer) and node in _differentiable(
+            context["_fw_graph"], context["_bw_graph"]
+        )
+        kind = kind_of(tensor, _name(producer), relatives, self._options, has_gradient=has_gradient)
+        can_be_packed = tensor.dtype == torch.bool or _index_type(node) is not None
+        return kind if kind == "lossy" or can_be_packed else "exact"
 
     def _width(self, node: fx.Node) -> tuple[int, bool]:
         """Return the number of bits per code, and whether one of them is the sign."""
         producer, _ = _producer(node)
-        while _name(producer) in ("getitem", *_POOLS):
-            producer, _ = _producer(producer.all_input_nodes[0])
         signed = _name(producer) not in _NONNEGATIVE
         if not self._use_bits or isinstance(self._bound, Absolute):
             return 8, signed
@@ -153,39 +173,34 @@ class CompiledHooks:
 
     def _quantize(self, tensor: Tensor, width: tuple[int, bool]) -> tuple[Tensor, ...]:
         """Return the codes, the step, the rows of exact blocks, and these blocks."""
-        flat = flatten(tensor, layout_of(tensor))
-        blocks = _blocks(flat)
+        flat = flatten(tensor, order_of(tensor.stride()))
+        blocks = functional.pad(flat, (0, -flat.shape[0] % _BLOCK)).view(-1, _BLOCK)
         bits, signed = width
         most = min(MAX_CODE, 2 ** (bits - signed) - 1)
-        bound = self._bound
-        if isinstance(bound, RelativeStd):
-            std = estimated_deviation(flat, bound.outlier_guard)
-            error_bound = std.nan_to_num(0).float() * bound.fraction
-        else:
-            error_bound = torch.full((), bound.error_bound, device=tensor.device)
+        std = estimated_deviation(flat, self._bound.outlier_guard)
+        error_bound = self._bound.absolute(std.nan_to_num(0).float())
         largest = blocks.abs().amax(1).float()
         count = blocks.shape[0] // _BLOCKS_PER_EXACT + 1
         top = largest.topk(count + 1 if size_hint(count) < size_hint(blocks.shape[0]) else count)
         exact = top.indices[:count]
         least = top.values[-1] / (2 * most)
         # If more blocks contain NaN than can be exact, the step and the whole tensor become NaN.
-        step = torch.maximum(error_bound * (1 - MARGIN), least).clamp(min=_TINY)
+        step = least.clamp(min=error_bound * (1 - MARGIN)).clamp(min=_TINY)
         values = blocks.float()
         code = nearest_codes(values, step).clamp(max=most).copysign(values)
         # NaN has no integer value; its block is exact.
         codes = code.nan_to_num(0).to(torch.int8)
-        packed = codes
         if bits < 8:
             # Plane 0 holds the signs.
-            packed = to_planes(codes.flatten())[:, 1 - signed :][:, :bits].clone()
-        return packed, step, exact.to(torch.int32), blocks[exact]
+            codes = to_planes(codes.flatten())[:, 1 - signed :][:, :bits].clone()
+        return codes, step, exact.to(torch.int32), blocks[exact]
 
     def _restore(self, parts: tuple[Tensor, ...], width: tuple[int, bool]) -> Tensor:
         """Return the padded flat values."""
         codes, step, exact, kept = parts
         bits, signed = width
         if bits < 8:
-            planes = torch.nn.functional.pad(codes, (1 - signed, 7 + signed - bits))
+            planes = functional.pad(codes, (1 - signed, 7 + signed - bits))
             codes = from_planes(planes).view(-1, _BLOCK)
         code = codes.float()
         values = ((2 * code - code.sign()) * step).to(kept.dtype)
@@ -208,45 +223,29 @@ def graph_of(function: Any) -> fx.GraphModule:
     """Return a GraphModule with a single call, which PyTorch considers inlineable."""
     graph = fx.Graph()
     graph.output(graph.call_function(function, (graph.placeholder("saved"),)))
-    return fx.GraphModule(torch.nn.Module(), graph)
+    module = fx.GraphModule(torch.nn.Module(), graph)
+    # Eager code calls it without the graph; the class is this module's own.
+    type(module).__call__ = staticmethod(function)  # type: ignore[method-assign]
+    return module
 
 
-def _blocks(flat: Tensor) -> Tensor:
-    padding = -flat.shape[0] % _BLOCK
-    if not isinstance(padding, int) or padding:
-        flat = torch.nn.functional.pad(flat, (0, padding))
-    return flat.view(-1, _BLOCK)
-
-
-def _narrow(tensor: Tensor, node: fx.Node) -> Tensor:
-    """Pack booleans into bits, and pooling indices into as few bytes as the plane allows."""
-    if tensor.dtype == torch.bool:
-        return pack_booleans(flatten(tensor, layout_of(tensor)))
-    return tensor.to(_pool_of(node))
-
-
-def _pool_of(node: fx.Node) -> torch.dtype | None:
+def _index_type(node: fx.Node) -> torch.dtype | None:
     """Return a type for max-pooling indices; ``None`` if the node does not compute any."""
-    pool = node.args[0] if _is_second_result(node) else None
-    if not isinstance(pool, fx.Node) or _name(pool) not in _POOLS:
+    if not _is_second_result(node) or _name(node) not in _POOLS:
         return None
-    places = torch.Size(map(size_hint, pool.all_input_nodes[0].meta["val"].shape[2:])).numel()
+    values = node.all_input_nodes[0].all_input_nodes[0].meta["val"]
+    places = torch.Size(map(size_hint, values.shape[2:])).numel()
     return torch.int16 if places < 2**15 else torch.int32
 
 
 def _producer(node: fx.Node) -> tuple[fx.Node, list[torch.Size]]:
     """Return the node that computes a node's values, and the shapes that views give them."""
-    shapes = [user.meta["val"].shape for user in node.users if _name(user) in VIEWS]
-    while True:
-        source = node.args[0] if node.args else None
-        if isinstance(source, fx.Node) and _name(source) in _SPLITS:
-            source = source.args[0]
-        elif _name(node) not in VIEWS:
-            return node, shapes
-        if not isinstance(source, fx.Node):
-            return node, shapes
-        node = source
-        shapes.append(node.meta["val"].shape)
+    views = [user for user in node.users if _name(user) in VIEWS]
+    while _name(node) in VIEWS and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+        views.append(node)
+    values = [view.meta["val"] for view in views]
+    return node, [value.shape for value in values if isinstance(value, Tensor)]
 
 
 def canonical(name: str) -> str:
@@ -260,19 +259,20 @@ def canonical(name: str) -> str:
 
 def _name(node: fx.Node) -> str:
     """Return the operation's name without its overload: ``relu`` for ``aten.relu.default``."""
+    if node.target is operator.getitem:
+        node = node.all_input_nodes[0]
     packet = getattr(node.target, "overloadpacket", node.target)
     return canonical(getattr(packet, "__name__", ""))
 
 
 def _is_second_result(node: fx.Node) -> bool:
-    """Return whether a node is a secondary result, such as a mask or the logsumexp of attention."""
-    return _name(node) == "getitem" and bool(node.args[1] != 0)
+    """Return whether a node is a secondary result of its operation."""
+    return node.target is operator.getitem and bool(node.args[1])
 
 
-def _describe(node: fx.Node) -> tuple[str, str]:
-    """Return the module and the function that a node comes from."""
-    stack = node.meta.get("nn_module_stack") or {}
-    path = next(reversed(stack.values()))[0] if stack else ""
-    producer, _ = _producer(node)
-    source = producer.all_input_nodes[0] if _name(producer) == "getitem" else producer
-    return path.rpartition("]")[2].removeprefix("._orig_mod").lstrip("."), str(source.target)
+def _module_of(node: fx.Node) -> str:
+    """Return the name of the module that a node comes from."""
+    stack = node.meta.get("nn_module_stack") or {"": ("",)}
+    path = next(reversed(stack.values()))[0]
+    name: str = path.rpartition("]")[2].removeprefix("._orig_mod").lstrip(".")
+    return name

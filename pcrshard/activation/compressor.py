@@ -125,8 +125,8 @@ class Compressor:
         self._encoder = Encoder(codec)
         if codec == "none":  # every tensor is too small
             options = dataclasses.replace(options, min_bytes=sys.maxsize)
-        fixed = RelativeStd(_FALLBACK) if isinstance(bound, GradientNoise) else bound
-        self._compiled = CompiledHooks(fixed, options, use_bits=codec == "bits")
+        self._fixed = RelativeStd(_FALLBACK) if isinstance(bound, GradientNoise) else bound
+        self._compiled = CompiledHooks(self._fixed, options, use_bits=codec == "bits")
         self._hooks = Hooks(self._encode, options, self._compiled)
         self.ledger = self._hooks.ledger
         self._context = contextlib.ExitStack()
@@ -134,7 +134,7 @@ class Compressor:
         self._steps = 0
         self._passes = 0
         # The rows of the last profiled step, and its adaptive bounds.
-        self._profiled: list[Row] = []
+        self._profiled: dict[object, Row] = {}
         self._bounds: dict[object, float] = {}
         # In a trial, the positions of the tensors to compress.
         self._only: set[int] | None = None
@@ -147,7 +147,9 @@ class Compressor:
         self._hooks.begin(self._model)
         if self._only is not None or (self._passes == 0 and self._is_due()):
             self.profiles = {}
-            self._context.enter_context(profile_convolutions(self._model, self.profiles))
+            # Within the same bound, stochastic rounding has half the variance.
+            variance = 1 / 3 if self._options.rounding == "nearest" else 1 / 6
+            self._context.enter_context(profile_convolutions(self._model, self.profiles, variance))
             self._profiled = self._hooks.rows
         self._context.enter_context(torch.autograd.graph.saved_tensors_hooks(*self._hooks.graphs))
         self._is_open = True
@@ -157,7 +159,6 @@ class Compressor:
         """Stop compressing; the graph keeps the compressed tensors."""
         self._is_open = False
         self._context.close()
-        self._hooks.end()
         self._encoder.forget()
         if self._only is None:
             self._passes += 1
@@ -205,28 +206,20 @@ class Compressor:
     def _encode(self, tensor: Tensor, layout: Layout, row: Row) -> Content | None:
         """Encode a tensor; return ``None`` to keep the tensor itself."""
         if row.kind == "lossless":
-            return pack_exactly(flatten(tensor, layout), self._codec)
+            return pack_exactly(flatten(tensor, layout.order), self._codec)
         if self._only is not None and row.position not in self._only:
             return None
         rows = rows_of(tensor, layout)
-        guard = self.bound.outlier_guard if isinstance(self.bound, RelativeStd) else math.inf
-        row.deviation = standard_deviation(rows, guard)
+        row.deviation = standard_deviation(rows, self._fixed.outlier_guard)
         if row.deviation == 0 and bool((rows == rows[0, 0]).all()):
             row.kind = "lossless"
             return pack_exactly(rows.reshape(-1), self._codec)
-        row.error_bound = self._error_bound(row)
+        row.error_bound = self._fixed.absolute(row.deviation)
+        if row.identity in self._bounds:
+            row.error_bound = min(self._bounds[row.identity], _MOST * row.deviation)
         seed = None if self._options.rounding == "nearest" else next(self._seeds)
         lattice = lattice_for(row.error_bound, rows.dtype, seed)
         return None if lattice is None else self._encoder.encode(rows, lattice, layout)
-
-    def _error_bound(self, row: Row) -> float:
-        if isinstance(self.bound, Absolute):
-            return self.bound.error_bound
-        if isinstance(self.bound, RelativeStd):
-            return self.bound.fraction * row.deviation
-        if row.identity in self._bounds:
-            return min(self._bounds[row.identity], _MOST * row.deviation)
-        return _FALLBACK * row.deviation
 
     def step(
         self, optimizer: torch.optim.Optimizer | None = None, *, grad_scale: float = 1.0
@@ -249,9 +242,7 @@ class Compressor:
             # Each accumulated backward pass adds its own noise.
             scale = grad_scale / math.sqrt(max(self._passes, 1))
             momentum = mean_momentum(self._model, optimizer, scale)
-            self._bounds = self.bound.bounds(
-                self.profiles, self._profiled, momentum, self._options.rounding
-            )
+            self._bounds = self.bound.bounds(self.profiles, self._profiled.values(), momentum)
         self._steps += 1
         self._passes = 0
 
@@ -262,7 +253,7 @@ class Compressor:
         """Return the figures of the last forward pass, at no cost."""
         return Report(
             self.ledger.peak_bytes,
-            (*self._hooks.rows, *self._compiled.rows.values()),
-            layers(self.profiles, self._profiled, self._options.rounding),
+            (*self._hooks.rows.values(), *self._compiled.rows.values()),
+            layers(self.profiles, self._profiled.values()),
             tuple(self._warned),
         )

@@ -5,7 +5,7 @@ Parameters, buffers, copies of weights, and results that backward divides by are
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import sys
 import threading
 import time
@@ -21,12 +21,13 @@ from torch.nn.parameter import is_lazy
 
 from ..memory import when_gone
 from .codecs import Content
-from .compiled import SENSITIVE, VIEWS, CompiledHooks, canonical, graph_of, tracing
-from .layout import Layout, layout_of, restore, spans
+from .compiled import VIEWS, CompiledHooks, canonical, graph_of, kind_of, tracing
+from .layout import Layout, layout_of, restore
 from .noise import CONVOLUTIONS
 from .options import ActivationOptions
 from .report import Row
 
+_LEAF = "torch::autograd::accumulategrad"
 # Encodes a tensor, or returns None to keep it unchanged.
 Encode = Callable[[Tensor, Layout, Row], Content | None]
 
@@ -86,27 +87,12 @@ class _Kept(NamedTuple):
         return self.detached
 
 
-@dataclasses.dataclass
-class _Seen:
-    """A tensor that was saved before.
-
-    Attributes:
-        storage: Keeps the id of its storage from being used again.
-        row: Its row.
-        content: Returns its content if it is compressed and alive.
-    """
-
-    storage: StorageWeakRef
-    row: Row
-    content: Callable[[], Content | None] = lambda: None
-
-
 class Hooks:
     """The hooks that pack and unpack the saved tensors of one model.
 
-    The same memory is stored once. It is identified by the storage object, held by a weak reference
-    so that freed and reallocated memory counts as a different storage, and by the elements' places
-    in it, their type, and the version. Views of the same elements share what is stored.
+    The same memory is stored once. It is identified by a weak reference to the storage, so that
+    freed and reallocated memory counts as a different storage, and by the elements' places in it,
+    their type, and the version. Views of the same elements share what is stored.
 
     Attributes:
         rows: One row for each tensor that eager code saved in the last forward pass.
@@ -120,7 +106,7 @@ class Hooks:
     """
 
     def __init__(self, encode: Encode, options: ActivationOptions, compiled: CompiledHooks) -> None:
-        self.rows: list[Row] = []
+        self.rows: dict[object, Row] = {}
         self.ledger = Ledger()
         # Created once, because compiled code has guards on their identity.
         self.graphs = (graph_of(self.pack), graph_of(self.unpack))
@@ -128,8 +114,9 @@ class Hooks:
         self._encode = encode
         self._options = options
         self._names: dict[nn.Module, str] = {}
-        self._parameters: set[int] = set()
-        self._seen: dict[object, _Seen] = {}
+        self._parameters: set[StorageWeakRef] = set()
+        # The contents of rows that are compressed, while the graph holds them.
+        self._contents: weakref.WeakValueDictionary[object, Content] = weakref.WeakValueDictionary()
         # A decoded tensor may be needed again immediately (by a convolution, then by the ReLU
         # before it), so the last one is cached, with its version, while its content is alive.
         self._decoded: weakref.WeakKeyDictionary[Content, tuple[Tensor, int]] = (
@@ -139,55 +126,57 @@ class Hooks:
     def begin(self, model: nn.Module) -> None:
         """Start a forward pass."""
         self._names = {module: name for name, module in model.named_modules()}
-        self._parameters = _parameter_storages(model)
-        self.rows = []
+        self._parameters = {
+            _storage_of(tensor)
+            for tensor in (*model.parameters(), *model.buffers())
+            if not is_lazy(tensor) and tensor.layout == torch.strided
+        }
+        self.rows = {}
+        self._contents.clear()
         self._decoded.clear()
-
-    def end(self) -> None:
-        """Forget the saved tensors: their memory may be changed or freed from now on."""
-        self._seen.clear()
 
     def pack(self, tensor: Tensor) -> Any:
         """Return the object that the graph stores in place of a tensor."""
-        saved = tracing()
-        if saved is not None:
-            return self._compiled.pack(tensor, saved)
-        kept = _Kept(tensor.detach(), tensor._version)
+        context = tracing()
+        if context is not None:
+            return self._compiled.pack(tensor, context)
+        return self._pack(tensor) or _Kept(tensor.detach(), tensor._version)
+
+    def _pack(self, tensor: Tensor) -> _Blob | None:
+        """Return the compressed tensor; ``None`` to keep it by reference."""
         if type(tensor) is not Tensor or tensor.layout != torch.strided:
-            return kept  # a parameter, or a subclass with unknown semantics
-        if _storage_id(tensor) in self._parameters or _is_weight(tensor):
-            return kept
-        layout = layout_of(tensor)
-        kind = _kind_of(tensor, self._options)
-        key = (
-            _storage_id(tensor),
-            tensor.data_ptr(),
-            tuple(spans(tensor, layout)),
-            tensor.dtype,
-            tensor._version,
-            kind,
-        )
+            return None  # a parameter, or a subclass with unknown semantics
+        storage = _storage_of(tensor)
+        if storage in self._parameters or _is_weight(tensor):
+            return None
+        layout = layout_of(tensor.shape, tensor.stride())
+        function = _operation(tensor.grad_fn)
+        relatives = [] if tensor._base is None else [tensor._base.shape]
+        has_gradient = tensor.requires_grad or self._options.inputs
+        kind = kind_of(tensor, function, relatives, self._options, has_gradient=has_gradient)
+        key = storage, tensor.data_ptr(), layout.spans, tensor.dtype, tensor._version, kind
         name, convolution = self._module_of(tensor)
-        if key not in self._seen:
-            # torch does not annotate StorageWeakRef.
-            storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-            function = "" if tensor.grad_fn is None else _operation(tensor.grad_fn)
-            row = Row.of(name, function, kind, tensor)
-            row.position = len(self.rows)
-            self.rows.append(row)
-            self._seen[key] = _Seen(storage, row)
-        seen = self._seen[key]
-        row = seen.row
+        row = self.rows.get(key)
+        if row is None:
+            row = self.rows[key] = Row.of(name, function, kind, tensor)
+            row.position = len(self.rows) - 1
         if convolution is not None and convolution not in row.read_by:
             row.read_by += (convolution,)
-        content = seen.content()
+        content = self._contents.get(key)
         # It is new, or its graph was freed but the tensor was not.
         if content is None and row.kind != "exact":
-            content = self._make(tensor.detach(), layout, row)
-        if content is None:
-            return kept
-        seen.content = weakref.ref(content)
-        return _Blob(content, layout, row)
+            begun = time.perf_counter()
+            content = self._encode(tensor.detach(), layout, row)
+            row.seconds += time.perf_counter() - begun
+            if content is None:
+                row.kind = "exact"
+                row.error_bound = 0.0
+            else:
+                row.stored_bytes = content.num_bytes
+                self._contents[key] = content
+                # Other tensors predicted from the content may keep it alive longer than the graph.
+                self.ledger.add(content)
+        return None if content is None else _Blob(content, layout, row)
 
     def _module_of(self, tensor: Tensor) -> tuple[str, str | None]:
         """Return the innermost running module, and the convolution whose input a tensor is.
@@ -196,91 +185,49 @@ class Hooks:
         ``torch.compile`` compile the model twice. What a convolution saves with the shape of its
         input is that input, even if autocast changed its type.
         """
-        frame: FrameType | None = sys._getframe(2)
+        frame: FrameType | None = sys._getframe(3)
         while frame is not None:
-            arguments = frame.f_code.co_varnames[: frame.f_code.co_argcount]
-            module = frame.f_locals.get("self") if arguments[:1] == ("self",) else None
+            names = frame.f_code.co_varnames
+            module = frame.f_locals["self"] if names[:1] == ("self",) else None
             if isinstance(module, nn.Module) and module in self._names:
                 name = self._names[module]
-                values = None
-                if isinstance(module, CONVOLUTIONS) and len(arguments) > 1:
-                    values = frame.f_locals[arguments[1]]
+                values = frame.f_locals[names[1]] if isinstance(module, CONVOLUTIONS) else None
                 is_input = isinstance(values, Tensor) and values.shape == tensor.shape
                 return name or type(module).__name__, name if is_input else None
             frame = frame.f_back
         return "", None
 
-    @torch.no_grad()
-    def _make(self, tensor: Tensor, layout: Layout, row: Row) -> Content | None:
-        begun = time.perf_counter()
-        content = self._encode(tensor, layout, row)
-        row.seconds += time.perf_counter() - begun
-        if content is None:
-            row.kind = "exact"
-            row.error_bound = 0.0
-            return None
-        row.stored_bytes = content.num_bytes
-        # Other tensors predicted from the content may keep it alive longer than the graph.
-        self.ledger.add(content)
-        return content
-
     def unpack(self, kept: Any) -> Tensor:
         """Return the tensor with its original shape, order in memory, type, and device."""
-        saved = tracing()
-        if saved is not None:
-            return self._compiled.unpack(kept, saved)
+        context = tracing()
+        if context is not None:
+            return self._compiled.unpack(kept, context)
         if isinstance(kept, _Kept):
             return kept.tensor()
         flat, version = self._decoded.get(kept.content, (None, 0))
         if flat is None or flat._version != version:
             begun = time.perf_counter()
-            with torch.no_grad():
-                flat = kept.content.decode()
+            flat = kept.content.decode()
             kept.row.seconds += time.perf_counter() - begun
             self._decoded.clear()
             self._decoded[kept.content] = (flat, flat._version)
-        return restore(flat, kept.layout)
+        return restore(flat, kept.layout.shape, kept.layout.order)
 
 
-def _kind_of(tensor: Tensor, options: ActivationOptions) -> str:
-    """Return how a tensor may be stored: ``lossy``, ``lossless``, or ``exact``."""
-    is_expanded = 0 in tensor.stride()
-    if tensor.nbytes < max(options.min_bytes, 1) or tensor.dtype.is_complex or is_expanded:
-        return "exact"
-    if not tensor.dtype.is_floating_point or not (tensor.requires_grad or options.inputs):
-        return "lossless"  # integers, masks; inputs and statistics, which are seldom smaller
-    if tensor.grad_fn is not None and canonical(_operation(tensor.grad_fn)) in SENSITIVE:
-        return "exact"
-    if tensor.dim() >= options.min_dims:
-        return "lossy"
-    # Flattened features of a classifier have one row per sample; tokens have more.
-    base = tensor._base
-    if base is None or tensor.dim() < 2 or base.dim() < options.min_dims:
-        return "lossless"
-    return "lossy" if base.shape[0] < tensor.shape[0] else "lossless"
-
-
-def _storage_id(tensor: Tensor) -> int:
-    """Return an id of the tensor's storage, unique while a weak reference to it is held."""
-    return int(tensor.untyped_storage()._cdata)
-
-
-def _parameter_storages(model: nn.Module) -> set[int]:
-    """Return the storages of a model's parameters and buffers."""
-    storages = set()
-    for tensor in (*model.parameters(), *model.buffers()):
-        if is_lazy(tensor):
-            continue  # uninitialized, in a lazy module
-        local = getattr(tensor, "_local_tensor", tensor)  # local part of a DTensor
-        if local.layout == torch.strided and local.device.type != "meta":
-            storages.add(_storage_id(local))
-    return storages
+def _storage_of(tensor: Tensor) -> StorageWeakRef:
+    """Return a weak reference to a tensor's storage, which is equal for the same storage only."""
+    # torch does not annotate it.
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 def _operation(node: Any) -> str:
-    """Return the operation of a graph node: ``Relu`` for ``ReluBackward0``."""
-    name: str = node.name()
-    return name.rstrip("0123456789").removesuffix("Backward")
+    """Return the canonical operation of a graph node, such as ``relu``; ``""`` without a node."""
+    return "" if node is None else _named(node.name())
+
+
+@functools.cache
+def _named(name: str) -> str:
+    return canonical(name.rstrip("0123456789").removesuffix("Backward"))
 
 
 def _is_weight(tensor: Tensor) -> bool:
@@ -288,9 +235,7 @@ def _is_weight(tensor: Tensor) -> bool:
 
     Autocast copies weights; a linear layer transposes its weight.
     """
-    node = tensor.grad_fn
-    if node is None:
-        return tensor.requires_grad
-    while node is not None and canonical(_operation(node)) in VIEWS:
+    node: Any = tensor.grad_fn
+    while _operation(node) in VIEWS:
         node = node.next_functions[0][0]
-    return node is not None and _operation(node).endswith("AccumulateGrad")
+    return tensor.requires_grad if node is None else _operation(node) == _LEAF

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -18,44 +19,41 @@ class Layout(NamedTuple):
     Attributes:
         shape: The tensor's shape.
         order: Dimensions by decreasing stride; the last one is contiguous.
+        spans: Sizes and strides in memory, contiguous elements first, with dimensions merged.
+            Tensors at the same address with the same spans have the same elements.
     """
 
-    shape: Sequence[int]
+    shape: tuple[int, ...]
     order: tuple[int, ...]
+    spans: tuple[tuple[int, int], ...]
 
 
-def layout_of(tensor: Tensor) -> Layout:
-    """Return the layout of a tensor, of real or symbolic sizes.
+@functools.lru_cache(1024)
+def layout_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
+    """Return the layout of a tensor.
 
-    >>> import torch
-    >>> layout_of(torch.empty(2, 3, 4).movedim(0, 2)).order
-    (2, 0, 1)
+    >>> layout_of((2, 2, 4, 5), (60, 20, 5, 1)).spans
+    ((40, 1), (2, 60))
     """
-    strides = tuple(map(size_hint, tensor.stride()))
-    order = sorted(range(tensor.dim()), key=lambda dim: -strides[dim])
-    return Layout(tuple(tensor.shape), tuple(order))
-
-
-def spans(tensor: Tensor, layout: Layout) -> list[tuple[int, int]]:
-    """Return sizes and strides in memory, contiguous elements first, with dimensions merged.
-
-    Tensors at the same address with the same spans have the same elements in the same order.
-
-    >>> import torch
-    >>> batch = torch.empty(2, 3, 4, 5)
-    >>> part = batch[:, :2].transpose(1, 2)
-    >>> spans(part, layout_of(part))
-    [(40, 1), (2, 60)]
-    """
+    order = order_of(strides)
     merged = [(1, 1)]
-    for dim in reversed(layout.order):
-        size, stride = tensor.shape[dim], tensor.stride(dim)
+    for dim in reversed(order):
         last, step = merged[-1]
-        if stride == last * step:
-            merged[-1] = (last * size, step)
-        elif size > 1:
-            merged.append((size, stride))
-    return merged
+        if strides[dim] == last * step:
+            merged[-1] = (last * shape[dim], step)
+        elif shape[dim] > 1:
+            merged.append((shape[dim], strides[dim]))
+    return Layout(shape, order, tuple(merged))
+
+
+def order_of(strides: Sequence[Any]) -> tuple[int, ...]:
+    """Return the dimensions by decreasing stride, which may be symbolic.
+
+    >>> order_of((12, 1, 4))
+    (0, 2, 1)
+    """
+    hints = tuple(map(size_hint, strides))
+    return tuple(sorted(range(len(hints)), key=lambda dim: -hints[dim]))
 
 
 def rows_of(tensor: Tensor, layout: Layout) -> Tensor:
@@ -64,21 +62,25 @@ def rows_of(tensor: Tensor, layout: Layout) -> Tensor:
     This is a view if the elements fill one range (a single row), or equally long runs at equal
     distances, as the queries in the product of a projection do; otherwise a copy.
     """
-    run, _ = spans(tensor, layout)[0]
+    run, _ = layout.spans[0]
     run = run if run >= _WORTH_A_ROW else tensor.numel()
     return tensor.permute(layout.order).reshape(-1, run)
 
 
-def flatten(tensor: Tensor, layout: Layout) -> Tensor:
+def flatten(tensor: Tensor, order: tuple[int, ...]) -> Tensor:
     """Return a contiguous (n,) tensor: a view if the elements fill one range, otherwise a copy."""
-    return tensor.permute(layout.order).reshape(-1)
+    return tensor.permute(order).reshape(-1)
 
 
-def restore(flat: Tensor, layout: Layout) -> Tensor:
+def restore(flat: Tensor, shape: Sequence[int], order: tuple[int, ...]) -> Tensor:
     """Return the tensor from its (n,) elements, without gaps between them in memory."""
-    sizes = [layout.shape[dim] for dim in layout.order]
-    inverse = [layout.order.index(dim) for dim in range(len(sizes))]
-    return flat[: math.prod(sizes)].view(sizes).permute(inverse)
+    inverse = [order.index(dim) for dim in range(len(order))]
+    return flat.view([shape[dim] for dim in order]).permute(inverse)
+
+
+def bytes_of(tensor: Tensor) -> int:
+    """Return the size of a tensor's elements in bytes, real or traced."""
+    return math.prod(map(size_hint, tensor.shape)) * tensor.dtype.itemsize
 
 
 def size_hint(size: Any) -> int:

@@ -18,7 +18,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -63,22 +63,16 @@ class GradientNoise:
         return early or step % self.every == 0
 
     @staticmethod
-    def noise_per_bound(profile: Profile, rounding: str) -> float:
-        """Return sigma of the weight gradient's error for an error bound of 1.
-
-        Stochastic rounding has half the variance within the same bound.
-        """
-        variance = profile.nonzero_share * profile.valid_share * profile.energy / 3
-        if rounding == "stochastic":
-            variance /= 2
-        return math.sqrt(variance / profile.num_outputs)
+    def noise_per_bound(profile: Profile) -> float:
+        """Return sigma of the weight gradient's error for an error bound of 1."""
+        share = profile.nonzero_share * profile.valid_share
+        return math.sqrt(profile.variance * share * profile.energy / profile.num_outputs)
 
     def bounds(
         self,
         profiles: Mapping[str, Profile],
-        rows: Sequence[Row],
+        rows: Iterable[Row],
         momentum: Mapping[str, float],
-        rounding: str,
     ) -> dict[object, float]:
         """Return error bounds by the identities of tensors.
 
@@ -88,12 +82,11 @@ class GradientNoise:
             profiles: Profiles of one step, by convolution.
             rows: The tensors saved in that step.
             momentum: The mean absolute momentum of the weights, by convolution.
-            rounding: The quantizer's rounding mode.
         """
         found: dict[object, float] = {}
         for row in rows:
             for name in profiles.keys() & row.read_by:
-                noise = self.noise_per_bound(profiles[name], rounding)
+                noise = self.noise_per_bound(profiles[name])
                 sigma = self.fraction * momentum.get(name, 0.0)
                 if noise > 0 and 0 < sigma / noise < math.inf:
                     found[row.identity] = min(sigma / noise, found.get(row.identity, math.inf))
@@ -109,6 +102,7 @@ class Profile:
         valid_share: V, the fraction of kernel taps inside the input.
         num_outputs: K, the number of output channels.
         batch_size: N, the batch size.
+        variance: Variance of an input's error for an error bound of 1.
         energy: Sum of the squared output gradients, complete after the backward pass.
         mean_absolute: Mean absolute output gradient, the paper's average loss.
     """
@@ -117,6 +111,7 @@ class Profile:
     valid_share: float
     num_outputs: int
     batch_size: int
+    variance: float
     energy: float = 0.0
     mean_absolute: float = 0.0
 
@@ -128,15 +123,13 @@ class Profile:
         self.mean_absolute = float(exact.abs().mean())
 
 
-def layers(
-    profiles: Mapping[str, Profile], rows: Sequence[Row], rounding: str
-) -> tuple[Layer, ...]:
+def layers(profiles: Mapping[str, Profile], rows: Iterable[Row]) -> tuple[Layer, ...]:
     """Return the predicted noise of the convolutions that received a gradient."""
     found = []
     for name, profile in profiles.items():
         bounds = [row.error_bound for row in rows if name in row.read_by]
         if profile.energy > 0 and bounds:
-            noise = GradientNoise.noise_per_bound(profile, rounding)
+            noise = GradientNoise.noise_per_bound(profile)
             found.append(Layer(name, max(bounds), max(bounds) * noise))
     return tuple(found)
 
@@ -149,12 +142,15 @@ def convolutions(model: nn.Module) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def profile_convolutions(model: nn.Module, profiles: dict[str, Profile]) -> Iterator[None]:
+def profile_convolutions(
+    model: nn.Module, profiles: dict[str, Profile], variance: float
+) -> Iterator[None]:
     """Profile the convolutions of a forward pass, and of its backward pass.
 
     Args:
         model: The model.
         profiles: Receives the profiles, by name.
+        variance: See :class:`Profile`.
     """
 
     @torch.no_grad()
@@ -165,9 +161,8 @@ def profile_convolutions(model: nn.Module, profiles: dict[str, Profile]) -> Iter
         nonzero_share = int(values.count_nonzero()) / max(values.numel(), 1)
         valid_share = _valid_share(module, values, output)
         # A convolution may run more than once.
-        found = profiles.setdefault(
-            name, Profile(nonzero_share, valid_share, module.out_channels, values.shape[0])
-        )
+        sizes = module.out_channels, values.shape[0]
+        found = profiles.setdefault(name, Profile(nonzero_share, valid_share, *sizes, variance))
         # torch does not annotate register_hook.
         output.register_hook(found.add_gradient)  # type: ignore[no-untyped-call]
 

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from ..errorbound import Quantized
 from ..native import fused_quantizer as native
-from .codecs import ZSTD_CODECS, CodecName, Content, encode_codes
+from .codecs import CodecName, Content, encode_codes
 from .layout import Layout
-from .quantizer import SignExactLattice, quantize, restore
+from .quantizer import CORE_DEVICE, SignExactLattice, quantize, restore
 
 # Number of recently coded tensors to remember: the input of a block with a shortcut is saved up to
 # seven tensors before its output.
@@ -141,20 +141,17 @@ class Encoder:
         quantized = quantize(rows, lattice)
         if quantized is None:
             return None
-        index, words = quantized.escape_index, quantized.escape_words
-        device = rows.device
-        codes = quantized.codes.cpu() if self._codec in ZSTD_CODECS else quantized.codes
+        codes, index, words = quantized.codes, quantized.escape_index, quantized.escape_words
         num_bytes = index.nbytes + words.nbytes
         lines = None
-        depth = 0
-        grid = _grid_of(layout) if self._codec == "predicted" else None
+        is_predicted = self._codec == "predicted" and codes.device.type == CORE_DEVICE
+        grid = _grid_of(layout) if is_predicted else None
         if grid is not None:
             sample = _sample(codes, grid)
-            values = _sample(rows.reshape(-1), grid).float().cpu()
+            values = _sample(rows.reshape(-1), grid).float()
             lines = self._predict(values, sample, lattice, layout)
         if lines is not None:
             lines.shift(codes, lines.source_codes(), grid, -1)
-            depth = 1 + max(source.depth for source in lines.sources)
             num_bytes += lines.slopes.nbytes + lines.offset.nbytes
         packed = encode_codes(codes, self._codec)
         num_bytes += packed.num_bytes
@@ -168,8 +165,9 @@ class Encoder:
             return found
 
         def decode() -> Tensor:
-            return restore(Quantized(decode_codes().to(device), index, words), lattice)
+            return restore(Quantized(decode_codes(), index, words), lattice)
 
+        depth = 0 if lines is None else 1 + max(source.depth for source in lines.sources)
         coded = Coded(num_bytes, decode, decode_codes, lattice, depth)
         if grid is not None and depth <= _MAX_DEPTH:
             self._known.append(_Known(coded, sample, layout))
@@ -205,9 +203,9 @@ def _grid_of(layout: Layout) -> _Grid | None:
     They are dimension 1, the second or the last in memory. ``None`` for other tensors, and if a
     channel has too few values.
 
-    >>> _grid_of(Layout((20, 3, 40, 50), (0, 1, 2, 3)))
+    >>> _grid_of(Layout((20, 3, 40, 50), (0, 1, 2, 3), ()))
     (20, 3, 2000)
-    >>> _grid_of(Layout((20, 3, 40, 50), (0, 2, 3, 1)))
+    >>> _grid_of(Layout((20, 3, 40, 50), (0, 2, 3, 1), ()))
     (40000, 3, 1)
     """
     if len(layout.shape) < 3:
@@ -232,8 +230,7 @@ def _sample(flat: Tensor, grid: _Grid) -> Tensor:
     outer, _, inner = grid
     generator = torch.Generator().manual_seed(0)
     rows, places = (
-        torch.randint(count, (_PLACES,), generator=generator).to(flat.device)
-        for count in (outer, inner)
+        torch.randint(count, (_PLACES,), generator=generator) for count in (outer, inner)
     )
     found: Tensor = flat.view(grid)[rows, :, places]
     return found.contiguous()

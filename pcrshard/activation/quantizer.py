@@ -14,7 +14,6 @@ are one bit longer.
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import torch
 from torch import Tensor
@@ -28,8 +27,7 @@ MAX_CODE = 127
 # Ratio of step to bound: float32 arithmetic in both directions has an error of up to 4.5e-5 of a
 # step at code 127.
 MARGIN = 2.0**-13
-_INDEX_BYTES = 4
-_MAX_COUNT = 2**31 - 1
+_INDEX_BYTES = 8
 # Where the native core quantizes; elsewhere, PyTorch operations do.
 CORE_DEVICE = "cpu"
 _NATIVE_TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -73,9 +71,8 @@ def lattice_for(
 ) -> SignExactLattice | None:
     """Return the lattice for a bound, or ``None`` if the type cannot represent its values."""
     step = error_bound * (1 - MARGIN)
-    if 2 * _least(dtype) <= step <= torch.finfo(dtype).max / (2 * (MAX_CODE + 1)):
-        return SignExactLattice(step, dtype, seed)
-    return None
+    fits = 2 * _least(dtype) <= step <= torch.finfo(dtype).max / (2 * (MAX_CODE + 1))
+    return SignExactLattice(step, dtype, seed) if fits else None
 
 
 def _least(dtype: torch.dtype) -> float:
@@ -83,7 +80,7 @@ def _least(dtype: torch.dtype) -> float:
     return 2.0**-24 if dtype == torch.float16 else torch.finfo(dtype).tiny
 
 
-def standard_deviation(rows: Tensor, outlier_guard: float = math.inf) -> float:
+def standard_deviation(rows: Tensor, outlier_guard: float) -> float:
     """Estimate the standard deviation of the finite values of floats (rows, run).
 
     Samples 512 to 1023 runs of 64 neighbors at an odd stride, to avoid aliasing with power-of-two
@@ -127,23 +124,19 @@ def quantize(rows: Tensor, lattice: SignExactLattice) -> Quantized[Tensor] | Non
         rows: (rows, run) floats; the elements of a run are contiguous.
         lattice: The values that codes represent.
     """
-    count = rows.numel()
-    if count > _MAX_COUNT:
-        return None
     if _is_native(rows.device, lattice):
         codes, escapes = _quantize_native(rows, lattice.step)
     else:
         codes = _quantize_torch(rows.reshape(-1), lattice)
         escapes = int((codes == ESCAPE).sum())
     if escapes == 0:
-        nothing = codes[:0]
-        return Quantized(codes, nothing.int(), nothing.to(rows.dtype))
-    if count + escapes * (_INDEX_BYTES + rows.element_size()) >= rows.nbytes:
+        return Quantized(codes, codes[:0], rows[0, :0])
+    if len(codes) + escapes * (_INDEX_BYTES + rows.element_size()) >= rows.nbytes:
         return None
     index = (codes == ESCAPE).nonzero().flatten()
     # Escaped values are in the list; nonzero codes would only widen their blocks.
     codes[index] = 0
-    return Quantized(codes, index.int(), rows[index // rows.shape[1], index % rows.shape[1]])
+    return Quantized(codes, index, rows[index // rows.shape[1], index % rows.shape[1]])
 
 
 def _quantize_native(rows: Tensor, step: float) -> tuple[Tensor, int]:
@@ -209,5 +202,5 @@ def restore(quantized: Quantized[Tensor], lattice: SignExactLattice) -> Tensor:
     else:
         values = lattice.values(codes)
     if len(quantized.escape_index):
-        values[quantized.escape_index.long()] = quantized.escape_words
+        values[quantized.escape_index] = quantized.escape_words
     return values

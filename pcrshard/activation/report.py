@@ -8,7 +8,7 @@ from typing import Self
 
 import torch
 
-from .layout import size_hint
+from .layout import bytes_of, size_hint
 
 _LARGEST = 10
 
@@ -51,7 +51,7 @@ class Row:
     @classmethod
     def of(cls, name: str, function: str, kind: str, tensor: torch.Tensor) -> Self:
         """Return the row of a tensor before it is packed."""
-        num_bytes = size_hint(tensor.nbytes)
+        num_bytes = bytes_of(tensor)
         shape = tuple(map(size_hint, tensor.shape))
         return cls(name, function, kind, shape, tensor.dtype, num_bytes, num_bytes)
 

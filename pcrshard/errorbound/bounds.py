@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from .float_types import FloatType, Values, Words
-from .lattice import Lattice, LinearLattice, log_lattice
+from .lattice import LinearLattice, LogLattice, log_lattice
 
 # Median magnitude of a normal distribution, in standard deviations.
 MEDIAN_OF_NORMAL = 0.6744897501960817
@@ -40,8 +41,36 @@ def check_fraction(name: str, value: float) -> None:
         )
 
 
+class _StdBound:
+    """A bound on the absolute error, which may depend on the tensor's standard deviation.
+
+    Attributes:
+        outlier_guard: Upper limit of the standard deviation; see :class:`RelativeStd`.
+    """
+
+    outlier_guard = math.inf
+
+    def absolute(self, std: Any) -> Any:
+        """Return the largest absolute error for a tensor of this standard deviation."""
+        raise NotImplementedError
+
+    def lattice(self, words: Words, float_type: FloatType) -> LinearLattice | None:
+        """Return the lattice for a tensor's words (N,), or ``None`` if there is no bound above 0.
+
+        It meets the bound after rounding to the type, up to three standard deviations. The rare
+        larger values that rounding pushes beyond the bound are escaped.
+        """
+        scale = min(_deviation(words, float_type), self.outlier_guard * _typical(words, float_type))
+        error_bound = self.absolute(scale)
+        if not 0 < error_bound < math.inf:
+            return None
+        margin = 3 * scale * float_type.half_ulp
+        step = 2 * (error_bound - margin) if margin <= error_bound / 2 else 2 * error_bound
+        return LinearLattice(step, error_bound)
+
+
 @dataclass(frozen=True)
-class RelativeStd:
+class RelativeStd(_StdBound):
     """An absolute error of at most ``fraction`` of the tensor's own standard deviation.
 
     Attributes:
@@ -58,18 +87,13 @@ class RelativeStd:
         check_fraction("fraction", self.fraction)
         check_positive("outlier_guard", self.outlier_guard)
 
-    def lattice(
-        self,
-        words: Words,
-        float_type: FloatType,
-    ) -> Lattice | None:
-        """Return the lattice for a tensor's words (N,), or ``None`` if it has no std."""
-        scale = min(_deviation(words, float_type), self.outlier_guard * _typical(words, float_type))
-        return _linear(self.fraction * scale, scale, float_type)
+    def absolute(self, std: Any) -> Any:
+        """Return the fraction of a standard deviation, a number or a tensor."""
+        return std * self.fraction
 
 
 @dataclass(frozen=True)
-class Absolute:
+class Absolute(_StdBound):
     """An absolute error of at most ``error_bound``.
 
     Attributes:
@@ -81,13 +105,9 @@ class Absolute:
     def __post_init__(self) -> None:
         check_positive("error_bound", self.error_bound)
 
-    def lattice(
-        self,
-        words: Words,
-        float_type: FloatType,
-    ) -> Lattice | None:
-        """Return the lattice for a tensor's words (N,)."""
-        return _linear(self.error_bound, _deviation(words, float_type), float_type)
+    def absolute(self, std: Any) -> float:
+        """Return the bound, whatever the standard deviation."""
+        return self.error_bound
 
 
 @dataclass(frozen=True)
@@ -105,11 +125,7 @@ class PointwiseRelative:
     def __post_init__(self) -> None:
         check_positive("rel_error_bound", self.rel_error_bound)
 
-    def lattice(
-        self,
-        words: Words,
-        float_type: FloatType,
-    ) -> Lattice | None:
+    def lattice(self, words: Words, float_type: FloatType) -> LogLattice | None:
         """Return the lattice, which depends only on the tensor's type."""
         return log_lattice(self.rel_error_bound, float_type.half_ulp)
 
@@ -117,36 +133,16 @@ class PointwiseRelative:
 Bound = RelativeStd | Absolute | PointwiseRelative
 
 
-def _linear(
-    error_bound: float,
-    scale: float,
-    float_type: FloatType,
-) -> LinearLattice | None:
-    """Return a lattice that meets the bound after rounding to the type, up to three stds.
-
-    The rare larger values that rounding pushes beyond the bound are escaped.
-    """
-    if not 0 < error_bound < math.inf:
-        return None
-    margin = 3 * scale * float_type.half_ulp
-    step = 2 * (error_bound - margin) if margin <= error_bound / 2 else 2 * error_bound
-    return LinearLattice(step, error_bound)
-
-
 def _deviation(words: Words, float_type: FloatType) -> float:
     """Return the standard deviation of the finite values, in float64."""
-    count = 0
-    total = 0.0
-    squares = 0.0
+    sums = np.zeros(3)
     for start in range(0, len(words), _BLOCK):
         values = _finite(float_type.widen(words[start : start + _BLOCK]))
-        count += len(values)
-        total += float(values.sum())
         with np.errstate(over="ignore"):
             # Not a dot product: BLAS would start its own threads.
-            squares += float(np.einsum("i,i->", values, values))
-    mean = total / max(count, 1)
-    return math.sqrt(max(squares / max(count, 1) - mean * mean, 0.0))
+            sums += len(values), values.sum(), np.einsum("i,i->", values, values)
+    mean, square = (sums[1:] / max(sums[0], 1)).tolist()
+    return math.sqrt(max(square - mean * mean, 0.0))
 
 
 def _typical(words: Words, float_type: FloatType) -> float:

@@ -55,15 +55,11 @@ class FloatType:
         """
         with np.errstate(over="ignore", under="ignore"):
             if self.name == "bfloat16":
-                return _to_bfloat16(values.astype(np.float32))
+                words = values.astype(np.float32).view(np.uint32)
+                # Half of the discarded range, minus one if the last kept bit is even.
+                rounding = ((words >> 16) & 1) + np.uint32(0x7FFF)
+                return ((words + rounding) >> 16).astype(np.uint16)
             return values.astype(self.name).view(self.word)
-
-
-def _to_bfloat16(floats: NDArray[np.float32]) -> Words:
-    words = floats.view(np.uint32)
-    # Half of the discarded range, minus one if the last kept bit is even.
-    rounding = ((words >> 16) & 1) + np.uint32(0x7FFF)
-    return ((words + rounding) >> 16).astype(np.uint16)
 
 
 def _numpy_type(name: str) -> FloatType:

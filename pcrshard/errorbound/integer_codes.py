@@ -50,13 +50,11 @@ def decode_integers(
         return integers
     try:
         progress = standalone.simple_decompress_into(bytes(payload), integers)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise CorruptCheckpoint(f"integer codes are damaged: {error}") from error
     except BaseException as error:
-        # A Rust panic: not an Exception subclass, but it must not end the job.
-        if type(error).__name__ != "PanicException":
-            raise
-        raise CorruptCheckpoint(f"integer codes are damaged: {error}") from error
+        # A Rust panic is not a subclass of Exception, but must not end the job.
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise CorruptCheckpoint(f"integer codes are damaged: {error}") from error
+        raise
     if progress.n_processed != count or not progress.finished:
         raise CorruptCheckpoint(f"expected {count} integers, got {progress.n_processed}")
     return integers

@@ -55,9 +55,8 @@ class LinearLattice(_Numbers, frozen=True, tag="linear"):
 
     def codes(self, values: Values) -> Values:
         """Return the codes of the nearest points, (N,) float64 integers; NaN stays NaN."""
-        codes = np.divide(values, self.step)
-        np.rint(codes, out=codes)
-        return codes
+        codes: Values = np.divide(values, self.step)
+        return np.rint(codes, out=codes)
 
     def values(self, codes: Codes) -> Values:
         """Return the points of codes (N,)."""
@@ -113,8 +112,7 @@ class LogLattice(_Numbers, frozen=True, tag="log"):
 
     def tolerance(self, magnitudes: Values) -> Values | float:
         """Return the largest error allowed for a value of this magnitude."""
-        allowed: Values = magnitudes * self.error_bound
-        return allowed
+        return magnitudes * self.error_bound
 
 
 Lattice = LinearLattice | LogLattice

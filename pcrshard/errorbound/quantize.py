@@ -83,15 +83,11 @@ def _quantize_block(
     with np.errstate(invalid="ignore", over="ignore"):
         wide = lattice.codes(values)
         kept &= np.abs(wide) <= MAX_CODE
-        if not kept.all():
-            wide = np.where(kept, wide, 0.0)
-        codes: Codes = wide.astype(np.int32)
+        codes: Codes = np.where(kept, wide, 0).astype(np.int32)
         restored = float_type.narrow(lattice.values(codes))
         error = np.abs(float_type.widen(restored) - values)
-        near = error <= lattice.tolerance(magnitudes)
-    kept &= near
-    if not kept.all():
-        codes[~kept] = 0
+        kept &= error <= lattice.tolerance(magnitudes)
+    codes *= kept
     return codes, kept, restored
 
 

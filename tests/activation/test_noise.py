@@ -89,7 +89,7 @@ def test_the_noise_is_a_fraction_of_the_momentum(make, grad_scale):
     with saver:
         model(images)
     (row,) = [row for row in saver.report().rows if "2" in row.read_by]
-    sigma = row.error_bound * saver.bound.noise_per_bound(before, "nearest") / grad_scale
+    sigma = row.error_bound * saver.bound.noise_per_bound(before) / grad_scale
     wanted = fraction * float(momentum.abs().mean())
     clamped = row.error_bound / row.deviation
     assert sigma == pytest.approx(wanted, rel=1e-3) or clamped == pytest.approx(0.25, rel=1e-3)
