@@ -223,7 +223,8 @@ class Prefix:
         if contents.groups is None:
             return empty_table(len(units), 1)
         table = contents.groups.native[units, : 2 * self._num_scans]
-        table["size"][[unit in contents.damaged for unit in units]] = 0
+        if contents.damaged:
+            table["size"][[unit in contents.damaged for unit in units]] = 0
         return table
 
     def _image(self, unit: int, decode: Decode | None) -> Any:

@@ -145,18 +145,21 @@ class Collator:
         for name in names:
             if name in done or not self._is_read(name):
                 continue
+            if extension(name) in CONVERSIONS:
+                columns[name] = [
+                    convert(name, prefix.value(row, name), prefix.index.keys[row])
+                    for _, prefix, row in rows
+                ]
+                continue
             own = images.get(name)
-            column = [
+            columns[name] = [
                 own.value(place) if own and own.decoded[place] else self._value(name, row)
                 for place, row in enumerate(rows)
             ]
-            if extension(name) in CONVERSIONS:
-                keys = columns["__key__"]
-                column = [convert(name, *pair) for pair in zip(column, keys, strict=True)]
-            elif self.image is not None and self.image.return_geometry:
-                columns[geometry_field(name)] = [_part(value, 1) for value in column]
-                column = [_part(value, 0) for value in column]
-            columns[name] = column
+            if self.image is not None and self.image.return_geometry:
+                pictures = columns[name]
+                columns[name] = [_part(value, 0) for value in pictures]
+                columns[geometry_field(name)] = [_part(value, 1) for value in pictures]
         return columns
 
     def _samples(self, columns: Columns) -> list[Sample]:
@@ -175,7 +178,7 @@ class Collator:
         """Return a field of a sample, decoding an image."""
         number, prefix, place = row
         image = self.image
-        if image is None or extension(name) in CONVERSIONS:
+        if image is None:
             return prefix.value(place, name)
 
         def decode(pieces: list[memoryview]) -> Any:
@@ -217,7 +220,8 @@ def _missing(name: str, rows: Rows) -> Exception:
         sample = prefix.sample(number)
         if name not in sample:
             break
-    first = dict(prefix.index.schema.late).get(name, 0)
+    schema = prefix.index.schema
+    first = (dict.fromkeys(dict(schema.streams), 1) | dict(schema.late)).get(name, 0)
     if first > check_scan(prefix.scan, prefix.index.num_groups, 0):
         shown = FULL if first > prefix.index.num_groups else first
         return ScanUnavailable(

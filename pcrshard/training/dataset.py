@@ -175,12 +175,10 @@ class PCRDataset(Dataset[Any]):
         """The number of samples of this dataset or view in each shard, (shards,) int64."""
         return np.diff(np.searchsorted(self.ids, self.shards.starts))
 
-    @property
-    def fingerprint(self) -> tuple[int, int | None]:
-        """A checksum of the shards and a view's samples; if it differs, so do sample numbers."""
-        is_whole = len(self) == self.shards.num_samples
-        view = None if is_whole else crc32c(self.ids.astype("<i8").tobytes())
-        return self.shards.fingerprint, view
+    @cached_property
+    def fingerprint(self) -> int:
+        """A checksum of the shards and the samples; if it differs, so do sample numbers."""
+        return crc32c(self.ids, self.shards.fingerprint)
 
     def __repr__(self) -> str:
         num_groups = min(entry.num_groups for entry in self.shards.entries)
@@ -255,7 +253,7 @@ class PCRDataset(Dataset[Any]):
         if not 0 < len(ids) == len(picked):
             raise ValueError(f"expected different samples, got {len(ids)} with repetitions or none")
         view = copy.copy(self)
-        for name in ("keys", "labels", "_numbers"):
+        for name in ("fingerprint", "keys", "labels", "_numbers"):
             vars(view).pop(name, None)
         view.ids = ids
         return view

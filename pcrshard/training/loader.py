@@ -235,7 +235,7 @@ class PCRLoader:
         if cursor.steps is None and cursor.epoch == epoch:
             return
         is_ended = cursor.steps is None and cursor.ended == epoch
-        self._cursor = _Cursor(epoch, ended=epoch if is_ended else -1)
+        self._cursor = _Cursor(int(epoch), ended=int(epoch) if is_ended else -1)
 
     def state_dict(self) -> State:
         """Return the position after the batches yielded so far; the same on all ranks.
@@ -380,16 +380,14 @@ class PCRLoader:
     def _fixed(self) -> State:
         """The values that must match for a state to mean the same samples; not lanes or ranks."""
         rules = self.rules
-        shards, view = self.dataset.fingerprint
         return {
             "version": _VERSION,
-            "shards": shards,
+            "dataset": self.dataset.fingerprint,
             "seed": rules.seed,
             "shuffle_shards": rules.shuffle_shards,
             "last": rules.last,
             "weights": None if self.weights is None else list(map(float, self.weights)),
             "samples": self.num_samples,
-            "view": view,
             "buckets": self.buckets and list(astuple(self.buckets)),
         }
 

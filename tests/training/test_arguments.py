@@ -73,6 +73,7 @@ def test_what_users_write_is_accepted(dataset, tmp_path):
     assert made.shards.options.cache.max_bytes == 3 << 29
     loader = PCRLoader(made, np.int64(2), seed=np.uint64(7), weights=np.ones(1), num_samples=4)
     assert sum(len(labels) for labels, _ in loader) == 4
+    loader.set_epoch(np.int64(3))
     assert json.loads(json.dumps(loader.state_dict())) == loader.state_dict()
     assert len(made.subset({0, 2})) == len(made.subset(range(2))) == 2
     decoder = ImageDecoder(8, "random")

@@ -230,6 +230,8 @@ def test_late_fields_follow_the_scan(tmp_path):
     assert batch[1] == [b"array"] * 4
     with pytest.raises(ScanUnavailable, match=r"'npy' is stored from scan 5 on, .* at scan 2"):
         next(iter(loader_of(folder, 4, scan=2, fields=fields)))
+    with pytest.raises(ScanUnavailable, match=r"'jpg' is stored from scan 1 on, .* at scan 0"):
+        next(iter(loader_of(folder, 4, scan=0, fields=("jpg", "cls"))))
 
 
 def test_lists_of_images_are_lists_of_tensors(tmp_path):

@@ -126,12 +126,12 @@ def test_a_state_of_something_else_is_refused(folder, two):
     state = loader.state_dict()
     assert state["segments"] == [[8, 1, 4, 1]]
     others = [
-        ("shards", loader_of(two, 8, seed=1)),
+        ("dataset", loader_of(two, 8, seed=1)),
         ("seed", loader_of(folder, 8)),
         ("shuffle_shards", loader_of(folder, 8, seed=1, shuffle=5)),
         ("last", loader_of(folder, 8, seed=1, drop_last="pad")),
         ("weights", loader_of(folder, 8, seed=1, weights=(1.0,))),
-        ("view", PCRLoader(PCRDataset(folder).subset(range(50)), 8, seed=1)),
+        ("dataset", PCRLoader(PCRDataset(folder).subset(range(50)), 8, seed=1)),
         ("buckets", loader_of(folder, 8, seed=1, buckets=Buckets(area=64, multiple=8))),
     ]
     for name, other in others:
