@@ -1,18 +1,15 @@
 """Decode, crop and resize in one go; several pictures of an image, and where they are from."""
 
 import pathlib
-import pickle
 import random
 
 import numpy as np
 import pytest
-import torch
-import webdataset as wds
 from PIL import Image
-from support import pieces, saved
+from support import saved
 
 from pcrshard import ImageDecoder, Shard, View, decode_image
-from pcrshard.errors import CorruptJpeg, CorruptPiece
+from pcrshard.errors import CorruptJpeg
 from pcrshard.jpeg.other_formats import decode
 from pcrshard.jpeg.split import join_scans, split_scans
 from pcrshard.testing import make_jpeg, make_pixels
@@ -98,34 +95,6 @@ def test_the_reader_decodes_pieces(shard_urls):
     for sample in Shard(shard_urls[0]).samples(5, decode=decoder):
         assert np.array_equal(sample["jpg"], decoder(joined[sample["__key__"]]))
         assert sample["cls"] in (b"0", b"1")
-
-
-def test_damage_is_found_before_it_is_decoded(shard_urls, tmp_path):
-    """A damaged piece is a CorruptPiece for a decoding reader, too."""
-    data = bytearray(open(shard_urls[0], "rb").read())
-    data[int(pieces(Shard(shard_urls[0])).starts[1, 0, 0])] ^= 1
-    path = tmp_path / "data-000000.tar"
-    path.write_bytes(data)
-    with pytest.raises(CorruptPiece, match="scan=2"):
-        list(Shard(str(path)).samples(5, decode=ImageDecoder(8)))
-
-
-def test_in_a_webdataset_pipeline(shard_urls):
-    """pcr_decode gives batches of uint8 images, in workers, with seeded crops and labels."""
-    ds = (
-        wds.WebDataset(shard_urls, shardshuffle=False)
-        .pcr_scan(2)
-        .pcr_decode(16, "random", seed=5)
-        .decode(partial=True)
-        .to_tuple("jpg", "cls")
-    )
-    first, second = (np.stack([image for image, _ in ds]) for _ in range(2))
-    assert first.shape == (24, 3, 16, 16)
-    assert np.array_equal(first, second)
-    pickle.loads(pickle.dumps(ds))
-    batches = list(wds.WebLoader(ds.batched(4), batch_size=None, num_workers=2))
-    assert sum(len(labels) for _, labels in batches) == 24
-    assert all(torch.as_tensor(images).dtype == torch.uint8 for images, _ in batches)
 
 
 @pytest.mark.parametrize("path", ["photo.jpg", pathlib.Path("photo.jpg")])

@@ -65,19 +65,3 @@ def test_random_crops_have_the_asked_distribution() -> None:
     assert shapes.min() > np.log(0.74)
     assert shapes.max() < np.log(1.35)
     assert 0.46 < boxes[:, 4].mean() < 0.54
-
-
-def test_draws_are_uniform_and_independent() -> None:
-    """Draws of neighboring samples and epochs are as good as random ones: a place in each bin of 20
-    gets its share, and neither samples nor the pictures of a sample depend on each other.
-    """
-    corner = RANDOM._replace(scale=(0.01, 0.01), ratio=(1.0, 1.0))  # y and x are uniform
-    keys = [key for epoch in range(4) for key in draw_keys((0, epoch), range(5000))]
-    assert len(set(keys)) == len(keys)
-    boxes = np.array([draw_boxes(key, (10000, 10000), [corner, corner]) for key in keys])
-    streams = boxes[:, :, :2].reshape(len(keys), 4) / 9001
-    for column in streams.T:
-        counts = np.histogram(column, 20, (0, 1))[0]
-        assert abs(counts - 1000).max() < 5 * 1000**0.5
-    assert abs(np.corrcoef(streams[:-1, 0], streams[1:, 0])[0, 1]) < 5 / 20000**0.5
-    assert abs(np.corrcoef(streams.T) - np.eye(4)).max() < 5 / 20000**0.5

@@ -7,10 +7,9 @@ import subprocess
 import sys
 import sysconfig
 
-import numpy as np
 import pytest
 
-from pcrshard import ImageDecoder, PCRDataset, PCRLoader, ShardWriter
+from pcrshard import ImageDecoder, PCRDataset, ShardWriter
 from pcrshard.testing import make_jpeg
 
 THREADS = 8
@@ -60,16 +59,3 @@ def test_threads_share_a_dataset_a_cache_and_a_decoder(shards, tmp_path):
     assert len(expected) == 64
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         assert all(found == expected for found in pool.map(read, range(1, THREADS + 1)))
-
-
-def test_threads_have_loaders_of_their_own(shards):
-    """Threads that each iterate a dataset, with threads that decode, do not disturb each other."""
-
-    def read(_):
-        dataset = PCRDataset(shards, decoder=ImageDecoder(24, "random", flip=0.5))
-        loader = PCRLoader(dataset, 6, threads=2)
-        batches = [batch["jpg"].numpy().copy() for batch in loader]
-        return np.concatenate(batches).tobytes()
-
-    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        assert len(set(pool.map(read, range(THREADS)))) == 1

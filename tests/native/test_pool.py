@@ -86,11 +86,9 @@ def test_what_cannot_be_decoded_does_not_stop_the_others(threads: int) -> None:
     ("out", "how"),
     [
         (np.empty((5, 8, 8, 3), np.uint8), {}),
-        (np.empty((6, 8, 8, 4), np.uint8), {}),
         (np.empty((6, 8, 16, 3), np.uint8)[:, :, ::2], {}),
         (np.empty((6, 8, 8, 3), np.int8), {}),
         (np.empty((6, 8, 8, 3), np.uint8), {"draws": [draw()], "keys": KEYS[:5]}),
-        (np.empty((6, 8, 8, 3), np.uint8), {"draws": [draw()] * 2, "keys": KEYS}),
         (np.empty((6, 8, 8, 3), np.uint8), {"orientations": np.ones(5, np.uint8)}),
     ],
 )

@@ -107,17 +107,14 @@ def test_progressive_bomb_is_refused() -> None:
     [
         (b"", False, "FF D8"),
         (b"\xff\xd8\xff\xd9", False, "frame header"),
-        (b"\x89PNG\r\n", False, "FF D8"),
         (frame(8, 8), False, "at least one scan"),
         (frame(8, 8, 0xC9), True, "SOF9"),
-        (frame(8, 8, 0xC3), True, "SOF3"),
         (frame(0, 8), True, "DNL"),
         (frame(8, 8) + scan(0, 0, 0, 0), True, "DHT"),
         (frame(8, 8) + huffman(0, 0) + scan(0, 5, 0, 0), False, "DC alone"),
         (frame(8, 8) + huffman(0, 0) + scan(1, 5, 0, 0), False, "DC before AC"),
         (frame(8, 8) + huffman(0, 0) + scan(0, 0, 3, 2), False, "Ah"),
         (frame(8, 8) + huffman(0, 0) + scan(0, 0, 0, 0), False, "MCU rows"),
-        (frame(8, 8) + huffman(0, 0) + scan(0, 0, 0, 0) + b"\xc0", False, "Huffman codes"),
         (
             frame(8, 8)
             + segment(0xC4, bytes([0, 3, *bytes(15), 0, 1, 2]))
@@ -134,10 +131,3 @@ def test_each_refusal_says_what_was_expected(stream: bytes, unsupported: bool, m
         native.decode([stream])
     assert isinstance(caught.value, UnsupportedJpeg) is unsupported
     assert "expected" in str(caught.value)
-
-
-def test_unknown_options_are_refused(photos: Photos) -> None:
-    """Unknown layouts, colors and scales are ValueErrors."""
-    for options in ({"layout": "nchw"}, {"color": "bgr"}, {"scale": 3}):
-        with pytest.raises(ValueError, match="expected"):
-            native.decode([photos[0][1]], **options)  # type: ignore[arg-type]

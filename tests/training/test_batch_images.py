@@ -110,28 +110,6 @@ def test_threads_change_nothing(folders, kind):
         assert batches(folders[kind], threads, epochs=2) == expected
 
 
-def shrink(sample):
-    """A transform of a user's, which also writes to what it gets."""
-    sample["jpg"] //= 2
-    return sample["jpg"], int(sample["cls"])
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"transform": shrink},
-        {"fields": ("jpg", "cls")},
-        {"fields": ("cls",)},
-        {"scan": "full"},
-        {"scan": 1},
-    ],
-)
-def test_options_work_with_threads(folders, options):
-    """Transforms get pixels that threads decoded, and unrequested fields are omitted."""
-    expected = alone(folders["images"], **options)
-    assert batches(folders["images"], 2, **options) == expected
-
-
 def test_a_batch_that_is_kept_is_not_written_to(folders):
     """Memory is reused only after the last reference to its batch is gone."""
     how = {"threads": 2, "prefetch": 3} | OPTIONS

@@ -76,11 +76,6 @@ def test_shards_named_one_by_one(folder, tmp_path):
         PCRDataset([f"{folder}/data-000099.tar"])
 
 
-def test_iteration_ends(folder):
-    """``for sample in dataset`` yields each sample once and then ends."""
-    assert [sample["cls"] for sample in PCRDataset(folder, scan=1)] == list(range(SAMPLES))
-
-
 def test_a_decoder_gives_tensors(folder):
     """Images are uint8 tensors, the pixels of decode_image; random crops follow torch's seed."""
     dataset = PCRDataset(folder, scan=5, decoder=ImageDecoder(), fields=("jpg", "cls"))
@@ -153,14 +148,6 @@ def test_staged_copies(folder, tmp_path):
     staged = PCRDataset(str(tmp_path / "staged"), scan=level)
     assert (staged.max_scan, level.value, PCRDataset(folder).max_scan) == (5, 5, "full")
     assert staged[3] == PCRDataset(folder, scan=5)[3]
-
-
-@pytest.mark.parametrize("size", [24, (16, 32), [16, 32], np.int64(24)])
-def test_a_size_is_a_decoder(folder, size):
-    """``decoder=size`` returns the whole image at that size, like ``ImageDecoder(size)``."""
-    decoder = ImageDecoder(tuple(size) if isinstance(size, tuple | list) else int(size))
-    made, expected = (PCRDataset(folder, decoder=each)[0]["jpg"] for each in (size, decoder))
-    assert torch.equal(made, expected)
 
 
 @pytest.mark.parametrize("decoder", ["224", True, 2.5, (1, 2, 3), lambda jpeg: "jpeg"])
@@ -344,11 +331,3 @@ def test_neighbors_cost_one_read(folder):
     CountingFS.requests.clear()
     assert [tight[number]["cls"] for number in (0, 1, 59, 58, 2)] == [0, 1, 59, 58, 2]
     assert len(CountingFS.requests) == 3
-
-
-def test_changes_of_a_dataset_count(folder):
-    """Replacing the decoder takes effect at once."""
-    dataset = PCRDataset(folder, decoder=16)
-    loader = PCRLoader(dataset, 4)
-    dataset.decoder = 24
-    assert next(iter(loader))["jpg"].shape[2:] == (24, 24)

@@ -243,15 +243,3 @@ def test_workers_that_divide_the_lanes_share_only_split_shards(workers, most):
     assert set(readers) == set(range(40))
     repeated = readers.total() - 40
     assert repeated <= most if workers != 3 else repeated >= most
-
-
-def test_split_shards_cost_a_single_worker_nothing():
-    """One worker that has all lanes reads each shard once, and holds no split shard from one end of
-    the epoch to the other.
-    """
-    sizes = [100] * 50
-    order = epoch_order(sizes, Geometry(10, max_world_size=2), Rules(2, shuffle_shards=3))
-    plan = schedule(rank_batches(order), sizes)
-    assert sorted(plan.shards.tolist()) == list(range(50))
-    assert plan.peak() <= 8 * (3 + 1)
-    assert (plan.last - plan.first).max() < order.steps / 2

@@ -1,6 +1,5 @@
 """Features of datasets and loaders that a job uses together, from end to end."""
 
-import io
 import json
 
 import numpy as np
@@ -8,10 +7,9 @@ import pytest
 import servers
 import torch
 from numbered import write
-from PIL import Image, ImageOps
 from torch.utils.data import DataLoader, WeightedRandomSampler
 
-from pcrshard import ImageDecoder, PCRDataset, PCRLoader, ScanLevel, ScanTuner
+from pcrshard import ImageDecoder, PCRDataset, PCRLoader
 from pcrshard.jpeg.orientation import with_orientation
 from pcrshard.testing import make_jpeg
 
@@ -72,55 +70,3 @@ def test_a_weighted_part_of_a_split_resumes_on_more_ranks(turned, tmp_path):
     for left in (expected[0][1:], expected[1]):
         found = [left_keys + right_keys for (left_keys,), (right_keys,) in zip(*ranks, strict=True)]
         assert list(map(sorted, found)) == list(map(sorted, left))
-
-
-def test_loaders_at_two_scans_share_a_cache(turned, tmp_path):
-    """Each gets its own pixels, and together they fetch the higher prefixes once."""
-    decoder = ImageDecoder(24, "random")
-    with servers.nginx(turned) as server:
-        low = PCRDataset(server.url(""), scan=2, decoder=decoder, fields=FIELDS, cache_dir=tmp_path)
-        loaders = [PCRLoader(dataset, 8, seed=3) for dataset in (low, low.at(5))]
-        expected = [
-            PCRLoader(PCRDataset(turned, scan=scan, decoder=decoder, fields=FIELDS), 8, seed=3)
-            for scan in (2, 5)
-        ]
-        for batches in zip(*loaders, *expected, strict=True):
-            for (images, _, keys), (pixels, _, names) in zip(batches[:2], batches[2:], strict=True):
-                assert keys == names
-                assert torch.equal(images, pixels)
-    stops = sum(entry.prefix_stop(5) for entry in low.shards.entries)
-    assert low.cache_stats().fetched_bytes == stops
-
-
-def test_crops_of_turned_pictures_from_a_cache(turned, tmp_path):
-    """Geometry is that of the upright picture, at a fraction of the bytes, read or cached."""
-    how = {"scan": 0.6, "cache_dir": tmp_path}
-    decoder = ImageDecoder(16, "center", return_geometry=True)
-    files = PCRDataset(turned, **how)
-    for _ in range(2):
-        dataset = PCRDataset(turned, decoder=decoder, fields=("jpg.geometry", "__key__"), **how)
-        for geometry, keys in PCRLoader(dataset, 8):
-            for size, key in zip(geometry.size.tolist(), keys, strict=True):
-                picture = ImageOps.exif_transpose(Image.open(io.BytesIO(files[key]["jpg"])))
-                assert size == [picture.height, picture.width]
-
-
-def test_a_tuner_reads_over_http_what_it_reads_locally(turned):
-    """The scan that gradients choose does not depend on where shards are."""
-
-    def similarities(url):
-        level = ScanLevel(9)
-        dataset = PCRDataset(url, scan=level, decoder=ImageDecoder(16, "random"), fields=FIELDS)
-        tuner = ScanTuner(PCRLoader(dataset, 8), loss, level, images=8, trials=1, first=0, every=1)
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 16 * 16, 2))
-        return tuner.step(model, 0).similarities, level.value
-
-    with servers.nginx(turned) as server:
-        assert similarities(server.url("")) == similarities(turned)
-
-
-def loss(model, batch):
-    """The mean loss of a batch."""
-    images, labels, _ = batch
-    return torch.nn.functional.cross_entropy(model(images / 255), labels)

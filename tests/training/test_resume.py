@@ -1,6 +1,5 @@
 """A job that stops goes on at the exact next batch: other workers, ranks, scans, SIGKILL."""
 
-import contextlib
 import itertools
 import json
 import multiprocessing
@@ -10,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import tracemalloc
 import warnings
 
 import pytest
@@ -152,7 +150,7 @@ def test_a_state_of_something_else_is_refused(folder, two):
         ),
         {"segments": [[8, 1, 4, 99]]},  # more steps than the epoch has
         {"segments": [[8, 3, 4, 1]]},  # world sizes that do not divide the batch
-        {"segments": [[0, 1, 4, 0]]},
+        *({"segments": [[24, 1, lanes, 0]]} for lanes in (0, 10**8)),  # would take gigabytes
     ):
         with pytest.raises(ValueError, match="expected"):
             loader.load_state_dict(state | wrong)
@@ -166,36 +164,6 @@ def test_a_state_that_leaves_no_batch_is_the_next_epoch(folder):
     loader = loader_of(folder, 8, seed=1)
     loader.load_state_dict(loader.state_dict() | {"segments": [[8, 1, 4, 12]]})
     assert ids(loader) == whole(folder, {"seed": 1}, 8, epoch=1)
-
-
-HUGE = 10**8
-
-
-@pytest.mark.parametrize(
-    "segment",
-    [
-        [HUGE, 1, 1, 0],
-        [HUGE, HUGE, HUGE, 0],
-        [24, 1, HUGE, 0],
-        [24, 24, (1 << 31) - 1, 0],
-        [1 << 40, 1 << 40, 1 << 40, 0],
-    ],
-    ids=str,
-)
-def test_a_state_that_was_never_one_changes_nothing(dataset, segment):
-    """Numbers that no job had are refused at once or harmless; the loader goes on as it was."""
-    loader = loader_of(str(dataset), 8, epoch=1)
-    expected = [batch["__key__"] for batch in loader]
-    loader.set_epoch(1)
-    state = loader.state_dict()
-    tracemalloc.start()
-    with contextlib.suppress(ValueError):
-        loader.load_state_dict(state | {"epoch": 2, "segments": [segment]})
-        loader.set_epoch(1)  # of other numbers it was a state
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 100 << 20
-    assert [batch["__key__"] for batch in loader] in (expected, [])
 
 
 # --- killed
