@@ -38,17 +38,17 @@ def ls(store: str, *, storage_option: StorageOptions = None) -> Report:
         storage_option: fsspec option of the store; repeatable.
     """
     records = _open(store, storage_option).read(lambda manifest: manifest.versions)
+    figures = [fields_of(record) | {"id": record.id.hex()} for record in records]
     rows = [
-        fields_of(record)
-        | {"saved": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.saved))}
-        for record in records
+        row | {"saved": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["saved"]))}
+        for row in figures
     ]
     listed = record_table(rows, omit=("file", "header_bytes", "id"))
     stored = sum(record.file_bytes for record in records)
     raw = sum(record.raw_bytes for record in records)
     ratio = f"{raw / stored:.1f}x" if stored else "-"
     total = f"{counted(len(records), 'version')}, {raw} bytes in {stored}: {ratio}"
-    return Report(records, f"{listed}\n{total}")
+    return Report(figures, f"{listed}\n{total}")
 
 
 def show(store: str, version: int, *, storage_option: StorageOptions = None) -> Report:

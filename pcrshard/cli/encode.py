@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -19,19 +18,20 @@ from ..encoding.resume_journal import read_journal
 from ..encoding.shard_plan import advise_script
 from ..encoding.sources import list_source
 from ..errors import EncodeError
-from ..fidelity.costs import record_table, scan_costs
+from ..fidelity.costs import scan_costs
 from ..format.dataset_index import DatasetIndex
 from ..format.scan import Scan
 from ..format.scan_script import ScanScript, parse_script
-from ..format.shard_format import AUTO, SCRIPTS, ShardFormat
+from ..format.shard_format import AUTO, SCRIPTS
 from ..redaction import redact_url
-from .inspect import of_splits, sizes
+from .inspect import of_splits
 from .parser import (
     Count,
     Keywords,
     Report,
     StorageOptions,
     UsageError,
+    convert,
     from_file,
     key_value,
     pairs,
@@ -60,13 +60,6 @@ def _deferred(text: str) -> tuple[str, Scan | float]:
 
 def _names(text: str) -> tuple[str, ...]:
     return () if text in ("none", "") else tuple(text.split(","))
-
-
-def _part(text: str) -> tuple[int, int]:
-    number, _, count = text.partition("/")
-    if not (number.isdecimal() and count.isdecimal() and int(number) < int(count)):
-        raise ArgumentTypeError(f"expected I/N with I from 0 to N-1, got {text!r}")
-    return int(number), int(count)
 
 
 _NAMES = {"type": _names, "metavar": "A,B"}
@@ -101,7 +94,10 @@ def encode(
     engine: Annotated[str, Keywords(choices=("local", "dask", "slurm"))] = "local",
     scheduler: str | None = None,
     slurm_option: Annotated[dict[str, str] | None, pairs(key_value)] = None,
-    part: Annotated[tuple[int, int] | None, Keywords(type=_part, metavar="I/N")] = None,
+    part: Annotated[
+        tuple[int, int] | None,
+        Keywords(type=lambda text: convert(tuple[int, int], text.split("/")), metavar="I/N"),
+    ] = None,
     resume: bool = False,
     storage_option: StorageOptions = None,
 ) -> Report:
@@ -125,18 +121,15 @@ def encode(
         storage_option: fsspec option for the source and the destination; repeatable.
     """
     fmt = options.fmt
-    has_preview_options = bool(fmt.preview_fields) or fmt.base != ShardFormat.base
     wrong = {
-        "--seed: not allowed with --keep-order": keep_order and options.seed,
-        "--base, --preview-fields: need --layout preview": (
-            has_preview_options and fmt.layout != "preview"
-        ),
-        "--scheduler: needs --engine dask": scheduler and engine != "dask",
+        "--preview-fields: needs --layout preview": fmt.preview_fields and fmt.layout != "preview",
         "--slurm-option: needs --engine slurm": slurm_option and engine != "slurm",
         "--workers: a Dask cluster has its own workers": workers and engine == "dask",
         "--part: --engine slurm creates the parts itself": part and engine == "slurm",
-        "--engine dask: needs --scheduler; start `dask scheduler` here and `dask worker ADDRESS "
-        "--nthreads 1` on each node, then give ADDRESS": engine == "dask" and not scheduler,
+        "--scheduler: needed by --engine dask and by no other; start `dask scheduler` here and "
+        "`dask worker ADDRESS --nthreads 1` on each node, then give ADDRESS": (
+            (engine == "dask") != bool(scheduler)
+        ),
     }
     for text, is_wrong in wrong.items():
         if is_wrong:
@@ -166,7 +159,7 @@ def encode(
                         src_options=storage_option,
                         dst_options=storage_option,
                     )
-                reports[split] = _report(target, index, fmt.script, storage_option)
+                reports[split] = _report(target, index, storage_option)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("the same command with --resume goes on from here") from None
     return of_splits(reports)
@@ -184,38 +177,24 @@ def _splits(src: str, options: EncodeOptions, storage_options: storage.Options) 
     return splits
 
 
-def _report(
-    dst: str,
-    index: DatasetIndex | None,
-    script: ScanScript | str,
-    storage_options: storage.Options,
-) -> Report:
+def _report(dst: str, index: DatasetIndex | None, storage_options: storage.Options) -> Report:
+    url = redact_url(dst)
     if index is None:
-        text = "this part is done; other parts have shards left to write"
-        return Report({"url": redact_url(dst)}, text)
+        return Report({"url": url, "note": "this part is done; others have shards left to write"})
     journal = read_journal(dst, options=storage_options)
-    costs = scan_costs(index)
-    num_shards = len(index.shards)
-    classes = f", {index.num_classes} classes" if index.num_classes else ""
-    lines = [
-        record_table(costs),
-        f"{sizes(index)} in {dst}{classes}",
-        "" if script != AUTO else f"scan script: {index.script}, by the quality of the sources",
-        advise_script(index.script, journal.quality),
-    ]
     figures: dict[str, Any] = {
-        "url": redact_url(dst),
+        "url": url,
         "samples": index.num_samples,
-        "shards": num_shards,
+        "shards": len(index.shards),
+        "script": index.script,
         "classes": index.classes,
-        "scans": costs,
+        "num_classes": index.num_classes,
     }
-    rows = journal.unlayered
-    for outcome in dict.fromkeys(row.outcome for row in rows):
-        first, *others = (row for row in rows if row.outcome == outcome)
-        figures[outcome] = 1 + len(others)
-        lines.append(
-            f"{figures[outcome]} images were {outcome}, listed in "
-            f"{storage.join(dst, first.report)}; the first: {first.source}: {first.reason}"
-        )
-    return Report(figures, "\n".join(filter(None, lines)))
+    if advice := advise_script(index.script, journal.quality):
+        figures["note"] = advice
+    for row in journal.unlayered:
+        if row.outcome not in figures:
+            figures[f"first_{row.outcome}"] = f"{row.source}: {row.reason}"
+            figures[f"list_of_{row.outcome}"] = storage.join(url, row.report)
+        figures[row.outcome] = figures.get(row.outcome, 0) + 1
+    return Report(figures | {"scans": scan_costs(index)})

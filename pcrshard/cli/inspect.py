@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
+
+from msgspec import Meta
 
 from .. import __version__, storage
 from ..errors import PCRError
 from ..fidelity import advice, measure, plots
 from ..fidelity.contact_sheet import contact_sheet as draw_contact_sheet
-from ..fidelity.costs import counted, field_lines, record_table, scan_costs
-from ..format.dataset_index import DatasetIndex, ShardEntry, resolve_scan
+from ..fidelity.costs import scan_costs
+from ..format.dataset_index import ShardEntry, resolve_scan
 from ..format.scan import FULL
-from ..format.tar_members import TRAILER
 from ..jpeg import libjpeg_turbo
 from ..reading.dataset_folder import (
     Opened,
@@ -23,6 +24,7 @@ from ..reading.dataset_folder import (
     count_classes,
     find_datasets,
     open_dataset,
+    open_shards,
 )
 from ..reading.shard import Shard
 from ..redaction import redact_url
@@ -45,14 +47,8 @@ from .parser import (
     ScanOrFraction,
     StorageOptions,
     UsageError,
-    between,
 )
 from .progress import ProgressBar
-
-_COMPACT_HINT = (
-    "Compact shards are read by .pcr_scan() or PCRDataset; a stock tar or WebDataset reader sees "
-    "each shard as one record. `pcrshard encode --layout preview` lets it read the images."
-)
 
 
 def latency(text: str) -> tuple[float, float]:
@@ -83,31 +79,10 @@ def is_shard(url: str) -> bool:
 
 
 def open_source(url: str, storage_options: storage.Options) -> Opened:
-    """Return the index and shard URLs of a dataset, or of a single shard treated as a dataset.
-
-    Raises:
-        StorageError: There is no dataset index.
-    """
-    if not is_shard(url):
-        return open_dataset(url, storage_options=storage_options)
-    shard = Shard(url, storage_options=storage_options)
-    head = shard.head
-    entry = ShardEntry(
-        storage.file_name(url),
-        head.num_samples,
-        head.crc32c,
-        head.prefix_stop(FULL) + len(TRAILER),
-        # Checksum of the whole file, known only to a dataset index.
-        0,
-        head.prefix_stops,
-        head.index_stop,
-    )
-    return DatasetIndex(shard.index.schema.script, head.num_groups, (entry,)), [url]
-
-
-def sizes(index: DatasetIndex) -> str:
-    """Describe the size of a dataset in words."""
-    return f"{counted(index.num_samples, 'sample')} in {counted(len(index.shards), 'shard')}"
+    """Return the index and shard URLs of a dataset, or of a single shard."""
+    if is_shard(url):
+        return open_shards([url], storage_options=storage_options)
+    return open_dataset(url, storage_options=storage_options)
 
 
 def info(
@@ -132,12 +107,41 @@ def info(
         return Report({"pcrshard": __version__} | libjpeg_turbo.system())
     if not src:
         raise UsageError("expected a dataset or a shard")
-    datasets = {"": src} if is_shard(src) else find_datasets(src, storage_options=storage_option)
-    reports = {
-        split: _describe(*open_source(url, storage_option), classes, storage_option)
-        for split, url in datasets.items()
-    }
-    return of_splits(reports)
+
+    def describe(url: str, _: str) -> Report:
+        index, urls = open_source(url, storage_option)
+        # The first shard's layout, streams and fields stand for the whole dataset.
+        schema = Shard(urls[0], storage_options=storage_option).index.schema
+        figures: dict[str, Any] = {
+            "samples": index.num_samples,
+            "shards": len(index.shards),
+            "script": schema.script,
+            "layout": schema.layout,
+            "streams": [
+                f"{field}[]" if field in schema.lists else field for field, _ in schema.streams
+            ],
+            "fields": schema.fields,
+            "deferred": [
+                f"{field}={FULL if scan > index.num_groups else scan}"
+                for field, scan in schema.late
+            ],
+            "classes": index.classes,
+            "num_classes": index.num_classes,
+        }
+        if classes:
+            counts = count_classes(index, urls, storage_options=storage_option)
+            figures["samples_per_class"] = dict.fromkeys(index.classes, 0) | counts
+        return Report(figures | {"scans": scan_costs(index)})
+
+    return by_split(src, storage_option, describe)
+
+
+def by_split(
+    src: str, storage_options: storage.Options, report: Callable[[str, str], Report]
+) -> Report:
+    """Report on a shard, a dataset, or each split of a folder, by URL and split."""
+    datasets = {"": src} if is_shard(src) else find_datasets(src, storage_options=storage_options)
+    return of_splits({split: report(url, split) for split, url in datasets.items()})
 
 
 def of_splits(reports: dict[str, Report]) -> Report:
@@ -147,42 +151,6 @@ def of_splits(reports: dict[str, Report]) -> Report:
     text = "\n\n".join(f"{split}:\n{report.as_text()}" for split, report in reports.items())
     figures = {split: report.figures for split, report in reports.items()}
     return Report(figures, text, any(report.has_failed for report in reports.values()))
-
-
-def _describe(
-    index: DatasetIndex,
-    urls: Sequence[str],
-    classes: bool,
-    storage_options: storage.Options,
-) -> Report:
-    costs = scan_costs(index)
-    # The first shard's layout, streams and fields stand for the whole dataset.
-    schema = Shard(urls[0], storage_options=storage_options).index.schema
-    late = {
-        field: FULL if position > index.num_groups else position for field, position in schema.late
-    }
-    about: dict[str, Any] = {
-        "samples": index.num_samples,
-        "shards": len(index.shards),
-        "script": index.script,
-        "layout": schema.layout,
-        "streams": [
-            f"{field}[]" if field in schema.lists else field for field, _ in schema.streams
-        ],
-        "fields": list(schema.fields),
-        "deferred": [f"{field}={scan}" for field, scan in late.items()],
-        "classes": index.classes,
-    }
-    shown = [field_lines({name: value for name, value in about.items() if value})]
-    if classes:
-        counts = count_classes(index, urls, storage_options=storage_options)
-        about["samples_per_class"] = dict.fromkeys(index.classes, 0) | counts
-        shown += [f"{count:9d}  {name}" for name, count in about["samples_per_class"].items()]
-    shown.append(record_table(costs))
-    if schema.layout == "compact":
-        shown.append(_COMPACT_HINT)
-    about |= {"num_classes": index.num_classes, "scans": costs}
-    return Report(about, "\n".join(shown))
 
 
 def plan(
@@ -195,7 +163,7 @@ def plan(
     lanes_per_rank: Parallel = 4,
     shuffle_shards: ParallelOrZero = 4,
     # Planning takes 57 bytes per sample.
-    samples: Annotated[int, between(1, 1 << 26)] | None = None,
+    samples: Annotated[int, Meta(ge=1, le=1 << 26)] | None = None,
     simulate: Positive | None = None,
     threads: ParallelOrZero = 0,
     decode: Positive | None = None,
@@ -266,10 +234,7 @@ def plan(
                 cluster, job, counts, stops, rules=rules, lanes_per_rank=lanes_per_rank
             )
             rows.append({"scan": each} | simulation.run().outcome(job)._asdict())
-    steps = counted(num_samples // geometry.global_batch, "step")
-    units = "" if simulate is None else "; times in seconds"
-    heading = f"{sizes(index)}, {steps} of {ranks} x {batch} images{units}"
-    return Report(rows, f"{heading}\n{record_table(rows)}")
+    return Report({"samples": num_samples, "batch": batch, "scans": rows})
 
 
 def _repeated(shards: Sequence[ShardEntry], samples: int) -> list[tuple[ShardEntry, int]]:
@@ -342,16 +307,14 @@ def fidelity(
         plots.plot_fidelity(rows, plot, title=title)
     if contact_sheet:
         draw_contact_sheet(src, contact_sheet, seed=seed, storage_options=storage_option)
-    found = advice.recommend(rows, min_msssim)
     first = rows[0]
-    reference = "full fidelity"
-    if first.reference != FULL:
-        reference = f"scan {first.reference}, the highest in this staged copy"
-    lines = [
-        f"{first.num_images} images, against {reference}",
-        advice.fidelity_table(rows, bandwidth, cores),
-        f"recommended: scan {found.scan}: {found.reason}",
-    ]
-    scans = advice.with_throughput(rows, bandwidth, cores)
-    figures = {"recommended": found.scan, "reason": found.reason, "scans": scans}
-    return Report(figures, "\n".join(lines))
+    found = advice.recommend(rows, min_msssim)
+    figures = {
+        "num_images": first.num_images,
+        "reference": first.reference,
+        "reference_top1": first.reference_top1,
+        "recommended": found.scan,
+        "reason": found.reason,
+        "scans": advice.with_throughput(rows, bandwidth, cores),
+    }
+    return Report(figures)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-import math
 import os
 import sys
 from argparse import ArgumentParser, Namespace
@@ -13,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any, TextIO
 
+import msgspec
+
 from .. import __version__
 from ..errors import PCRError
-from ..fidelity.costs import fields_of
 from ..redaction import PIPE, redact
 from . import checkpoint
 from .encode import encode
@@ -73,7 +73,7 @@ def _run(words: Sequence[str]) -> int:
         logging.getLogger("pcrshard").handlers = [logging.StreamHandler(sys.stderr)]
         report: Report = run_command(args.function, vars(args))
         if "json" in args:
-            print(json.dumps(_plain(report.figures), indent=1))
+            print(json.dumps(msgspec.to_builtins(report.figures), indent=1))
         else:
             print(printable(report.as_text()))
         sys.stdout.flush()
@@ -83,8 +83,7 @@ def _run(words: Sequence[str]) -> int:
         # Functions of the package raise ValueError for invalid arguments.
         return _fail(name, str(error))
     except ImportError as error:
-        extra = next((each for each in ("checkpoint", "demo") if each in name), "train")
-        return _fail(name, f"{error}: pip install 'pcrshard[{extra}]'")
+        return _fail(name, f"{error}: pip install 'pcrshard[train]'")
     except OSError as error:
         # Otherwise Python would report another error when closing standard output.
         with suppress(OSError):  # a stream without a file descriptor cannot fail there
@@ -101,21 +100,6 @@ def _run(words: Sequence[str]) -> int:
 def _fail(name: str, message: str) -> int:
     print(f"{name}: {printable(message)}", file=sys.stderr)
     return 1
-
-
-def _plain(value: Any) -> Any:
-    """Convert records to dicts, bytes to hex, and infinity, which JSON lacks, to ``null``."""
-    value = fields_of(value)
-    match value:
-        case float() if not math.isfinite(value):
-            return None
-        case bytes():
-            return value.hex()
-        case dict():
-            return {key: _plain(each) for key, each in value.items()}
-        case list() | tuple():
-            return list(map(_plain, value))
-    return value
 
 
 def printable(text: str) -> str:

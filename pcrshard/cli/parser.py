@@ -1,17 +1,16 @@
 """Build an argparse parser from the signatures and docstrings of functions.
 
 A command is a function. Its positional parameters are arguments, its keyword-only parameters are
-options, and a parameter whose type is a dataclass expands to one option per field. Types validate
-the values: ``Annotated[type, keywords]`` passes keywords to ``add_argument``, and those of a
-dataclass are a dict by field. Defaults come from the signature and help texts from the docstring.
-A command returns a :class:`Report`.
+options, and a parameter whose type is a dataclass expands to one option per field. msgspec converts
+a value to its annotated type, unless this is ``Annotated[type, Keywords(...)]``, with keywords for
+``add_argument``; those of a dataclass are a dict by field. Defaults come from the signature, help
+texts from the docstring. A command returns a :class:`Report`.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-import math
 import re
 from argparse import (
     SUPPRESS,
@@ -22,14 +21,17 @@ from argparse import (
     RawDescriptionHelpFormatter,
     _ActionsContainer,
 )
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
+from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
+import msgspec
+from msgspec import Meta
+
 from ..errors import PCRError
-from ..fidelity.costs import field_lines
-from ..format.scan import FULL, Scan, is_fraction
+from ..fidelity.costs import figures_text
+from ..format.scan import Scan
 
 # "name: text", indented as in the sections Args and Attributes of a docstring.
 _ARGUMENT_TEXT = re.compile(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
@@ -41,8 +43,8 @@ class Report(NamedTuple):
     """The result of a command.
 
     Attributes:
-        figures: The result for ``--json``: dicts, lists, named tuples, numbers and strings.
-        text: The result as text for people (default: a line per figure).
+        figures: The result: dicts, lists, structs, numbers and strings.
+        text: The result as text for people (default: a line or a table per figure).
         has_failed: Whether the exit status is 1.
     """
 
@@ -51,8 +53,8 @@ class Report(NamedTuple):
     has_failed: bool = False
 
     def as_text(self) -> str:
-        """Return the text, or one line per figure."""
-        return field_lines(self.figures) if self.text is None else self.text
+        """Return the text, or a line or a table per figure."""
+        return figures_text(self.figures) if self.text is None else self.text
 
 
 class Keywords(dict[str, Any]):
@@ -135,8 +137,8 @@ def _add_parameters(
 def _keywords(hint: Any, *, is_option: bool) -> Mapping[str, Any]:
     """Return the arguments of ``add_argument`` for a type."""
     inner = get_args(hint)
-    if get_origin(hint) is Annotated:
-        keywords: Mapping[str, Any] = inner[1]
+    if get_origin(hint) is Annotated and isinstance(inner[1], Keywords):
+        keywords: Keywords = inner[1]
         return keywords
     if type(None) in inner:
         return _keywords(inner[0], is_option=is_option)
@@ -144,55 +146,30 @@ def _keywords(hint: Any, *, is_option: bool) -> Mapping[str, Any]:
         return {"action": "store_true"}
     if get_origin(hint) is Literal:
         return {"choices": inner}
-    if inner:
+    if get_origin(hint) is Sequence:
         nargs = "+" if is_option else "*"
         return {**_keywords(inner[0], is_option=is_option), "nargs": nargs}
-    return {"type": hint, "metavar": "N" if hint is int and is_option else None}
+    metavar = "N" if is_option and hint is not str else None
+    return {"type": partial(convert, hint), "metavar": metavar}
+
+
+def convert(hint: Any, text: str | list[str]) -> Any:
+    """Return a word of the command line, or its parts, as a value of a type."""
+    try:
+        return msgspec.convert(text, hint, strict=False)
+    except msgspec.ValidationError as error:
+        expected, _, _ = str(error).lower().partition(", got")
+        raise ArgumentTypeError(f"{expected}, got {text!r}") from error
 
 
 def _shown_default(default: Any) -> str:
-    if isinstance(default, bool) or not isinstance(default, str | int | float):
-        return ""
-    return "" if default in ("", math.inf) else f" (default: {default})"
+    is_shown = type(default) in (str, int, float) and default not in ("", float("inf"))
+    return f" (default: {default})" if is_shown else ""
 
 
 def _summary(doc: str | None) -> str:
     """Return the first paragraph of a docstring."""
     return (doc or "").partition("\n\n")[0].removesuffix(".")
-
-
-def parse_scan(text: str) -> Scan | float:
-    """Parse a scan number, ``full``, or a fraction of the full bytes."""
-    if text == FULL or text.isdecimal():
-        return FULL if text == FULL else int(text)
-    with suppress(ValueError):
-        if is_fraction(fraction := float(text)):
-            return fraction
-    raise ArgumentTypeError(f"expected a scan number or 'full', got {text!r}")
-
-
-def between(least: int, most: int) -> Keywords:
-    """Return the keywords of an integer in ``[least, most]``."""
-
-    def parse(text: str) -> int:
-        with suppress(ValueError):
-            if least <= (value := int(text)) <= most:
-                return value
-        raise ArgumentTypeError(f"expected a number from {least} to {most}, got {text!r}")
-
-    return Keywords(type=parse, metavar="N")
-
-
-def above_zero(factor: float) -> Callable[[str], float]:
-    """Return a parser of positive numbers in units of ``factor``."""
-
-    def parse(text: str) -> float:
-        with suppress(ValueError):
-            if 0 < (value := float(text) * factor) < math.inf:
-                return value
-        raise ArgumentTypeError(f"expected a number above 0, got {text!r}")
-
-    return parse
 
 
 def key_value(text: str) -> tuple[str, str]:
@@ -229,14 +206,17 @@ def pairs(parse: Callable[[str], Any], metavar: str = "KEY=VALUE") -> Keywords:
     return Keywords(type=parse, metavar=metavar, action=_AddPair)
 
 
-ScanOrFraction = Annotated[Scan | float, Keywords(type=parse_scan, metavar="SCAN")]
-Count = Annotated[int, between(1, 1 << 20)]
+Count = Annotated[int, Meta(ge=1, le=1 << 20)]
 # Per rank; limited so that a typo cannot exhaust memory.
-Parallel = Annotated[int, between(1, 4096)]
-ParallelOrZero = Annotated[int, between(0, 4096)]
-Positive = Annotated[float, Keywords(type=above_zero(1), metavar="NUMBER")]
+Parallel = Annotated[int, Meta(ge=1, le=4096)]
+ParallelOrZero = Annotated[int, Meta(ge=0, le=4096)]
+Positive = Annotated[float, Meta(gt=0, lt=1e18)]
+parse_scan: Callable[[str], Scan | float] = partial(
+    convert, Annotated[int, Meta(ge=0)] | Annotated[float, Meta(gt=0, lt=1)] | Literal["full"]
+)
+ScanOrFraction = Annotated[Scan | float, Keywords(type=parse_scan, metavar="SCAN")]
 # Given in MB/s, stored in bytes per second.
-MEGABYTES = Keywords(type=above_zero(1e6), metavar="MB/s")
+MEGABYTES = Keywords(type=lambda text: 1e6 * convert(Positive, text), metavar="MB/s")
 Bandwidth = Annotated[float, MEGABYTES]
 Picture = Annotated[str, Keywords(metavar="FILE")]
 StorageOptions = Annotated[dict[str, Any] | None, pairs(_storage_option)]

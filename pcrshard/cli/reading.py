@@ -9,18 +9,19 @@ from typing import Annotated, Literal
 
 from .. import storage
 from ..errors import EncodeError, PCRError
-from ..fidelity.costs import counted, human_bytes, record_table
-from ..format.dataset_index import DATASET_INDEX, resolve_scan
+from ..fidelity.costs import figures_text
+from ..format.dataset_index import resolve_scan
 from ..format.scan import FULL, Scan
 from ..reading.dataset_folder import find_datasets, open_dataset
 from ..reading.prefix_cache import PrefixCache
 from ..reading.shard import Shard
+from ..redaction import redact_url
 from ..upkeep.dataset_card import dataset_card
 from ..upkeep.export import FORMATS, export_shard
 from ..upkeep.stage import Staged
 from ..upkeep.stage import stage as stage_dataset
 from ..upkeep.verify import verify as verify_dataset
-from .inspect import is_shard, of_splits, open_source, sizes
+from .inspect import by_split, open_source
 from .parser import Count, Keywords, Parallel, Report, ScanOrFraction, StorageOptions
 from .progress import ProgressBar
 
@@ -43,9 +44,8 @@ def verify(
         workers: Worker processes (default: one per core).
         storage_option: fsspec option of the dataset; repeatable.
     """
-    datasets = {"": src} if is_shard(src) else find_datasets(src, storage_options=storage_option)
-    reports = {}
-    for split, url in datasets.items():
+
+    def check(url: str, split: str) -> Report:
         with ProgressBar(f"verify {split}".strip(), "images") as progress:
             problems = verify_dataset(
                 url,
@@ -55,14 +55,16 @@ def verify(
                 storage_options=storage_option,
             )
         index, _ = open_source(url, storage_option)
-        figures = {"samples": index.num_samples, "shards": len(index.shards), "problems": problems}
-        proven = ", pixels equal the source's" if against else ""
-        text = f"{sizes(index)}: checksums and layout are right{proven}"
-        if problems:
-            count = f"{counted(len(problems), 'problem')} in {index.num_samples} samples"
-            text = "\n".join([*problems, count])
-        reports[split] = Report(figures, text, bool(problems))
-    return of_splits(reports)
+        figures = {
+            "samples": index.num_samples,
+            "shards": len(index.shards),
+            "against": against,
+            "problems": problems,
+        }
+        text = "\n".join([*problems, figures_text(figures | {"problems": len(problems)})])
+        return Report(figures, text, bool(problems))
+
+    return by_split(src, storage_option, check)
 
 
 def export(
@@ -94,11 +96,12 @@ def export(
     """
     index, urls = open_source(src, storage_option)
     top: Scan = resolve_scan(index.shards, scan)
-    failed: list[PCRError] = []
 
     def leave_out(error: PCRError) -> bool:
-        failed.append(error)
-        return on_error == "skip"
+        is_skipped = on_error == "skip"
+        if is_skipped:
+            print(f"left out: {error}", file=sys.stderr)
+        return is_skipped
 
     taken: set[str] = set()
     total = 0
@@ -117,8 +120,6 @@ def export(
                 options=storage_option,
             )
             progress(total, index.num_samples)
-    for error in failed:
-        print(f"left out: {error}", file=sys.stderr)
     left_out = index.num_samples - total
     return Report({"samples": total, "left_out": left_out, "scan": top}, has_failed=left_out > 0)
 
@@ -143,42 +144,35 @@ def stage(
         workers: Number of shards copied concurrently.
         storage_option: fsspec option of the source; repeatable.
     """
-    reports = {
-        split: _stage_one(
-            url, storage.join(dst, split) if split else dst, scan, workers, storage_option
+
+    def copy(url: str, split: str) -> Report:
+        source, _ = open_dataset(url, storage_options=storage_option)
+        staged: list[Staged] = []
+        with ProgressBar("stage", "shards") as progress:
+
+            def note(shard: Staged) -> None:
+                staged.append(shard)
+                progress(len(staged), len(source.shards))
+
+            index = stage_dataset(
+                url,
+                storage.join(dst, split) if split else dst,
+                scan,
+                workers=workers,
+                storage_options=storage_option,
+                on_shard=note,
+            )
+        return Report(
+            {
+                "scan": resolve_scan(source.shards, scan),
+                "shards": len(index.shards),
+                "samples": index.num_samples,
+                "copied_bytes": sum(shard.copied_bytes for shard in staged),
+                "kept_bytes": sum(shard.kept_bytes for shard in staged),
+            }
         )
-        for split, url in find_datasets(src, storage_options=storage_option).items()
-    }
-    return of_splits(reports)
 
-
-def _stage_one(
-    src: str,
-    dst: str,
-    scan: ScanOrFraction,
-    workers: int,
-    storage_options: storage.Options,
-) -> Report:
-    source, _ = open_dataset(src, storage_options=storage_options)
-    staged: list[Staged] = []
-    with ProgressBar("stage", "shards") as progress:
-
-        def note(shard: Staged) -> None:
-            staged.append(shard)
-            progress(len(staged), len(source.shards))
-
-        index = stage_dataset(
-            src, dst, scan, workers=workers, storage_options=storage_options, on_shard=note
-        )
-    return Report(
-        {
-            "scan": resolve_scan(source.shards, scan),
-            "shards": len(index.shards),
-            "samples": index.num_samples,
-            "copied_bytes": sum(shard.copied_bytes for shard in staged),
-            "kept_bytes": sum(shard.kept_bytes for shard in staged),
-        }
-    )
+    return by_split(src, storage_option, copy)
 
 
 def cache(action: Literal["ls", "clear"], folder: str) -> Report:
@@ -196,12 +190,17 @@ def cache(action: Literal["ls", "clear"], folder: str) -> Report:
     if action == "clear":
         return Report({"freed_bytes": prefixes.clear()})
     entries = prefixes.entries()
-    figures = [{"scan": entry.scan, "name": entry.name, **entry._asdict()} for entry in entries]
     now = time.time()
-    rows = [row | {"last_use": f"{now - row['last_use']:.0f} s ago"} for row in figures]
-    listed = record_table(rows, omit=("path",))
-    total = human_bytes(sum(entry.num_bytes for entry in entries))
-    return Report(figures, f"{listed}\n{counted(len(entries), 'shard')}, {total}")
+    shards = [
+        {
+            "scan": entry.scan,
+            "name": entry.name,
+            "num_bytes": entry.num_bytes,
+            "idle_seconds": now - entry.last_use,
+        }
+        for entry in entries
+    ]
+    return Report({"num_bytes": sum(entry.num_bytes for entry in entries), "shards": shards})
 
 
 def card(
@@ -211,6 +210,7 @@ def card(
     url: str | None = None,
     license: str = "",
     overwrite: bool = False,
+    storage_option: StorageOptions = None,
 ) -> Report:
     """Write a Hugging Face dataset card (README.md) next to the shards.
 
@@ -218,29 +218,32 @@ def card(
         pcrshard card birds-pcr --license cc-by-4.0 --url hf://datasets/me/birds
 
     Args:
-        folder: Dataset folder, or a folder of splits.
+        folder: Dataset folder, or a folder of splits, local or a URL.
         name: Name of the dataset (default: the folder's name).
         url: URL from which jobs will read the dataset (default: hf://datasets/USER/NAME).
         license: License identifier, as used on the Hub.
         overwrite: Replace an existing README.md.
+        storage_option: fsspec option of the dataset; repeatable.
     """
-    path = storage.plain_path(folder)
-    if not storage.is_local(folder) or not os.path.isdir(path):
-        raise EncodeError(f"expected a local folder with {DATASET_INDEX}, got {folder}")
-    target = os.path.join(path, "README.md")
-    if os.path.lexists(target) and not overwrite:
-        raise EncodeError(f"{target} already exists; use --overwrite to replace it")
-    opened = {split: open_dataset(each) for split, each in find_datasets(path).items()}
+    datasets = find_datasets(folder, storage_options=storage_option)
+    target = storage.join(folder, "README.md")
+    if storage.exists(target, options=storage_option) and not overwrite:
+        raise EncodeError("it already exists; use --overwrite to replace it", url=target)
+    opened = {
+        split: open_dataset(each, storage_options=storage_option)
+        for split, each in datasets.items()
+    }
     index, urls = next(iter(opened.values()))
-    schema = Shard(urls[0], entry=index.shards[0]).index.schema
-    name = name or os.path.basename(os.path.realpath(path))
+    shard = Shard(urls[0], entry=index.shards[0], storage_options=storage_option)
+    name = name or os.path.basename(os.path.realpath(folder))
     text = dataset_card(
         {split: index for split, (index, _) in opened.items()},
-        schema,
+        shard.index.schema,
         name=name,
         url=url or f"hf://datasets/USER/{name}",
         license=license,
     )
-    with storage.atomic_write(target) as file:
+    with storage.atomic_write(target, options=storage_option) as file:
         file.write(text.encode(errors="backslashreplace"))
-    return Report({"files": [target]}, f"wrote {target}; edit it to say where the images come from")
+    note = "edit it to say where the images come from"
+    return Report({"files": [redact_url(target)], "note": note})

@@ -13,8 +13,8 @@ from .costs import name_scan, record_table
 _ENOUGH = 0.95
 # Acceptable loss of top-1 accuracy, as a fraction.
 _LOSS = 0.01
-# Fields of a measurement that its table leaves out.
-_NOT_SHOWN = ("msssim_quartile", "num_images", "reference", "reference_top1")
+# Fields of a measurement that are the same at each scan.
+_COMMON = ("num_images", "reference", "reference_top1")
 
 
 class ScanFidelity(NamedTuple):
@@ -102,13 +102,17 @@ def with_throughput(
         bandwidth: Storage bandwidth in bytes per second.
         cores: Number of cores dedicated to decoding whole images.
     """
-    records = [row._asdict() for row in rows]
-    if bandwidth is not None:
-        for record, row in zip(records, rows, strict=True):
+    records = []
+    for row in rows:
+        record = {name: value for name, value in row._asdict().items() if name not in _COMMON}
+        # JSON has no infinity.
+        record["psnr"] = row.psnr if math.isfinite(row.psnr) else None
+        if bandwidth is not None:
             record["images_per_second"], record["limit"] = min(
                 (bandwidth / row.bytes_per_image, "bandwidth"),
                 (cores / row.decode_seconds, "decoding"),
             )
+        records.append(record)
     return records
 
 
@@ -118,4 +122,4 @@ def fidelity_table(
     cores: float = math.inf,
 ) -> str:
     """Format the table of ``pcrshard fidelity``; the arguments are :func:`with_throughput`'s."""
-    return record_table(with_throughput(rows, bandwidth, cores), omit=_NOT_SHOWN)
+    return record_table(with_throughput(rows, bandwidth, cores))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from ..format.dataset_index import DatasetIndex, prefix_totals
 from ..format.scan import FULL, Scan
@@ -12,7 +14,7 @@ _MAX_LISTED = 20
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
-class ScanCost(NamedTuple):
+class ScanCost(msgspec.Struct, frozen=True):
     """Bytes of a dataset at a scan; ``saving`` is the full bytes over these bytes."""
 
     scan: Scan
@@ -81,15 +83,13 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
 
 
-def fields_of(record: Any) -> Any:
-    """Return the fields of a named tuple or a msgspec struct as a dict; other values unchanged."""
-    if names := getattr(record, "__struct_fields__", ()):
-        return {name: getattr(record, name) for name in names}
-    return record._asdict() if hasattr(record, "_asdict") else record
+def fields_of(record: Any) -> dict[str, Any]:
+    """Return the fields of a struct as a dict; a dict unchanged."""
+    return record if isinstance(record, dict) else msgspec.structs.asdict(record)
 
 
 def record_table(rows: Sequence[Any], omit: Sequence[str] = ()) -> str:
-    """Format records (dicts, named tuples or structs) as a table with human-readable units.
+    """Format records (dicts or structs) as a table with human-readable units.
 
     Field names become columns; a column without values is omitted.
 
@@ -108,16 +108,28 @@ def record_table(rows: Sequence[Any], omit: Sequence[str] = ()) -> str:
     return table([name.replace("_", " ") for name in shown], cells)
 
 
-def field_lines(record: Any) -> str:
-    """Format a record as one line per field.
+def figures_text(figures: Any) -> str:
+    """Format figures as one line each, and lists of records as tables; ``None`` is left out.
 
-    >>> print(field_lines({"version": 3, "file_bytes": 2000, "added": [2, 3]}))
-    version: 3
+    >>> print(figures_text({"file_bytes": 2000, "added": [2, 3], "scans": [{"scan": 1}]}))
     file bytes: 2 kB
     added: 2, 3
+    <BLANKLINE>
+    scans:
+    scan
+       1
     """
-    fields = fields_of(record).items()
-    return "\n".join(f"{name.replace('_', ' ')}: {_cell(name, value)}" for name, value in fields)
+    if isinstance(figures, list):
+        return record_table(figures)
+    lines = []
+    for name, value in figures.items():
+        label = name.replace("_", " ")
+        is_table = isinstance(value, list) and isinstance([*value, ""][0], dict | msgspec.Struct)
+        if is_table or isinstance(value, dict):
+            lines += [f"\n{label}:", figures_text(value)]
+        elif value is not None:
+            lines.append(f"{label}: {_cell(name, value)}")
+    return "\n".join(lines)
 
 
 def _cell(name: str, value: Any) -> str:

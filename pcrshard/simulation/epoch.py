@@ -31,17 +31,17 @@ class Outcome(NamedTuple):
     Attributes:
         images_per_second: Mean rate of all accelerators over the whole epoch.
         stall: Fraction of the time that an accelerator waits for batches or for other ranks.
-        step_p99: 99th percentile of the step time in seconds, excluding the first step.
-        first_batch: Seconds until the first step can begin.
-        epoch_seconds: Duration of the epoch in seconds.
+        step_p99_seconds: 99th percentile of the step time, excluding the first step.
+        first_batch_seconds: Time until the first step can begin.
+        epoch_seconds: Duration of the epoch.
         requests: Number of requests to the storage.
         sent_bytes: Bytes sent by the storage.
     """
 
     images_per_second: float
     stall: float
-    step_p99: float
-    first_batch: float
+    step_p99_seconds: float
+    first_batch_seconds: float
     epoch_seconds: float
     requests: int
     sent_bytes: int
@@ -75,8 +75,8 @@ class Trace:
         return Outcome(
             images_per_second=self.images / seconds,
             stall=max(0.0, 1 - busy / seconds),
-            step_p99=steps[int(0.99 * len(steps))],
-            first_batch=self.first_batch,
+            step_p99_seconds=steps[int(0.99 * len(steps))],
+            first_batch_seconds=self.first_batch,
             epoch_seconds=seconds,
             requests=self.requests,
             sent_bytes=self.sent_bytes,

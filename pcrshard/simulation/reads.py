@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from ..format.scan import Scan
@@ -54,7 +55,7 @@ def epoch_reads(
     ]
 
 
-class PlanCost(NamedTuple):
+class PlanCost(msgspec.Struct, frozen=True):
     """Predicted reads of an epoch at a scan.
 
     Attributes:

@@ -28,7 +28,7 @@ def test_files_that_are_not_encoded_are_told(source, tmp_path, cli):
     (source / "README.md").write_text("x")
     status, text, err = cli("encode", source, tmp_path / "dst", "--on-error", "skip")
     assert status == 0
-    assert re.search(r"1 images were skipped.*skipped\.jsonl.*b\.jpg", text)
+    assert re.search(r"first skipped: \S*b\.jpg: .*\n.*skipped\.jsonl\nskipped: 1\n", text)
     assert "README.md" in err
 
 
@@ -66,7 +66,7 @@ def test_every_option_reaches_the_dataset(synthetic_folder, tmp_path, cli):
     options = ["--keep-order", "--num-shards", "2", "--name", "photo", "--script", script]
     layout = ["--layout", "preview", "--base", "1", "--preview-fields", "cls", "--workers", "1"]
     status, text, _ = cli("encode", synthetic_folder, tmp_path / "out", *options, *layout)
-    assert (status, "24 samples in 2 shards" in text) == (0, True)
+    assert (status, "samples: 24\nshards: 2\n" in text) == (0, True)
     index, urls = open_dataset(tmp_path / "out")
     assert (index.script, index.num_groups) == ("two", 4)
     assert [os.path.basename(url) for url in urls] == ["photo-000000.tar", "photo-000001.tar"]
@@ -95,5 +95,5 @@ def test_an_interrupted_encode_is_resumed(source, tmp_path, cli):
 def test_parts_say_when_others_are_missing(synthetic_folder, tmp_path, cli):
     """Of two parts the first ends without a dataset, and says so; the second writes the index."""
     command = ["encode", synthetic_folder, tmp_path, "--num-shards", "2", "--part"]
-    assert "this part is done; other parts have shards left" in cli(*command, "0/2")[1]
-    assert "24 samples in 2 shards" in cli(*command, "1/2")[1]
+    assert "this part is done; others have shards left" in cli(*command, "0/2")[1]
+    assert "samples: 24\nshards: 2\n" in cli(*command, "1/2")[1]

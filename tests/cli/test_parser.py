@@ -62,7 +62,7 @@ def test_help_explains_every_option_and_has_an_example(cli, name):
 
 def test_datasets_and_stores_are_read_with_storage_options():
     """Every command that takes a URL takes the options of its file system."""
-    local = {"cache", "card", "demo"}
+    local = {"cache", "demo"}
     for words, parser in COMMANDS.items():
         has_options = "storage_option" in {action.dest for action in parser._actions}
         assert has_options != (words[0] in local), words
@@ -71,23 +71,20 @@ def test_datasets_and_stores_are_read_with_storage_options():
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("encode a b --part 2/2", "'2/2'"),
-        ("encode a b --part 1", "'1'"),
+        ("encode a b --part 1", "of length 2, got ['1']"),
         ("encode a b --workers 0", "got '0'"),
         ("encode a b --slurm-option partition", "'partition'"),
-        ("encode a b --keep-order --seed 1", "--keep-order"),
-        ("encode a b --base 3", "--layout preview"),
         ("encode a b --preview-fields cls", "--layout preview"),
         ("encode a b --engine dask", "dask worker ADDRESS"),
         ("encode a b --engine dask --scheduler tcp://x:1 --workers 3", "has its own workers"),
-        ("encode a b --scheduler tcp://x:1", "--scheduler: needs --engine dask"),
+        ("encode a b --scheduler tcp://x:1", "--scheduler: needed by --engine dask and by no"),
         ("encode a b --engine dask --slurm-option a=b", "--slurm-option: needs --engine slurm"),
         ("encode a.jpg b.jpg c.jpg shards", "c.jpg shards; quote a pattern"),
-        ("export a b --scan -1", "scan number or 'full', got '-1'"),
-        ("plan a --ranks 0", "expected a number from 1 to 1048576, got '0'"),
-        ("plan a --workers nan", "expected a number from 0 to 4096, got 'nan'"),
-        ("plan a --bandwidth -3", "expected a number above 0, got '-3'"),
-        ("plan a --bandwidth fast", "expected a number above 0, got 'fast'"),
+        ("export a b --scan -1", "expected `int` >= 0, got '-1'"),
+        ("plan a --ranks 0", "expected `int` >= 1, got '0'"),
+        ("plan a --workers nan", "expected `int`, got 'nan'"),
+        ("plan a --bandwidth -3", "expected `float` > 0.0, got '-3'"),
+        ("plan a --bandwidth fast", "expected `float`, got 'fast'"),
         ("plan a --latency ten", "invalid latency value: 'ten'"),
         ("plan a --simulate 9 --threads 1000000000", "got '1000000000'"),
         ("checkpoint delete a", "--keep --keep-every --keep-last is required"),

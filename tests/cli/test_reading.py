@@ -3,6 +3,7 @@
 import os
 import shutil
 
+import fsspec
 import pytest
 
 from pcrshard import PrefixCache, Shard, open_dataset
@@ -23,11 +24,12 @@ def test_a_cache_is_listed_and_cleared(shard_urls, tmp_path, cli, fails):
     """ls shows what a job has kept, clear frees it, and a folder that is not there is an error."""
     with Shard(shard_urls[0], cache=PrefixCache(str(tmp_path))).load(2):
         pass
-    (entry,) = cli("cache", "ls", tmp_path, "--json")[1]
+    listed = cli("cache", "ls", tmp_path, "--json")[1]
+    (entry,) = listed["shards"]
     assert (entry["scan"], entry["name"]) == (2, os.path.basename(shard_urls[0]))
-    assert "1 shard, " in cli("cache", "ls", tmp_path)[1]
+    assert listed["num_bytes"] == entry["num_bytes"]
     assert cli("cache", "clear", tmp_path, "--json")[1] == {"freed_bytes": entry["num_bytes"]}
-    assert cli("cache", "ls", tmp_path, "--json")[1] == []
+    assert cli("cache", "ls", tmp_path, "--json")[1] == {"num_bytes": 0, "shards": []}
     fails("cache", "ls", tmp_path / "none", words=["none"])
 
 
@@ -69,7 +71,7 @@ def test_a_card_is_not_overwritten_by_accident(dataset, tmp_path, cli, fails):
     """Edits of README.md stay, until --overwrite."""
     folder = shutil.copytree(dataset, tmp_path / "pets")
     status, text, _ = cli("card", folder, "--url", "hf://datasets/me/pets")
-    assert (status, "README.md; edit it to say" in text) == (0, True)
+    assert (status, "README.md\nnote: edit it to say" in text) == (0, True)
     card = (folder / "README.md").read_text()
     assert "# pets\n" in card
     assert "load_dataset('hf://datasets/me/pets', scan=5, streaming=True)" in card
@@ -80,7 +82,15 @@ def test_a_card_is_not_overwritten_by_accident(dataset, tmp_path, cli, fails):
     assert "# other\n" in (folder / "README.md").read_text()
 
 
+def test_a_card_in_a_store(dataset, cli):
+    """A card is written next to shards at any URL, with the storage options of its file system."""
+    memory = fsspec.filesystem("memory")
+    memory.put(f"{dataset}/", "/pets/", recursive=True)
+    status, figures, _ = cli("card", "memory://pets", "--storage-option", "x=1", "--json")
+    assert (status, figures["files"]) == (0, ["memory://pets/README.md"])
+    assert b"# pets\n" in memory.cat("/pets/README.md")
+
+
 def test_a_card_needs_a_dataset(tmp_path, fails):
-    """A URL, a file and an empty folder are refused in a sentence."""
-    fails("card", "s3://bucket/pets", words=["local folder"])
+    """An empty folder is refused in a sentence."""
     fails("card", tmp_path, words=["no pcr.json there", "pcrshard encode"])

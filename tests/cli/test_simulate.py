@@ -11,7 +11,7 @@ SIMULATE = ["--simulate", "100000", "--batch", "6", "--lanes-per-rank", "1", "--
 @pytest.fixture
 def plan(dataset, cli):
     """Return a function that simulates this dataset with more options and returns the rows."""
-    return lambda *more: cli("plan", dataset, *SIMULATE, *more, "--json")[1]
+    return lambda *more: cli("plan", dataset, *SIMULATE, *more, "--json")[1]["scans"]
 
 
 def test_a_slow_storage_is_as_fast_as_its_bytes(dataset, plan):
@@ -28,7 +28,7 @@ def test_a_slow_storage_is_as_fast_as_its_bytes(dataset, plan):
 def test_latency_is_an_option(plan):
     """Latency makes the first batch wait."""
     command = ("--scan", "2", "--latency", "20,80", "--per-node", "2", "--cores", "4")
-    assert plan(*command)[0]["first_batch"] > 0.01
+    assert plan(*command)[0]["first_batch_seconds"] > 0.01
 
 
 def test_a_simulation_reads_what_the_plan_counts(dataset, cli):
@@ -36,7 +36,7 @@ def test_a_simulation_reads_what_the_plan_counts(dataset, cli):
     job = ("plan", dataset, "--batch", 2, "--ranks", 2, "--workers", 2, "--json")
     _, planned, _ = cli(*job)
     _, simulated, _ = cli(*job, "--simulate", 1000, "--decode", 1000)
-    for cost, outcome in zip(planned, simulated, strict=True):
+    for cost, outcome in zip(planned["scans"], simulated["scans"], strict=True):
         assert (outcome["requests"], outcome["sent_bytes"]) == (
             cost["requests"],
             cost["epoch_bytes"],

@@ -1,6 +1,8 @@
 """A whole dataset to shards: the same bytes however it runs, in parts or at once."""
 
+import contextlib
 import os
+import re
 import shutil
 import subprocess
 
@@ -150,13 +152,13 @@ def test_parts_at_the_same_time(larger_folder, larger_dataset, tmp_path):
     ]
     said = [process.communicate()[0] for process in running]
     assert [process.returncode for process in running] == [0] * 3
-    assert any("48 samples in 12 shards" in text for text in said)
+    assert any("samples: 48\nshards: 12\n" in text for text in said)
     assert read_all(tmp_path) == read_all(larger_dataset)
 
 
 @pytest.mark.parametrize("text", ["3", "2/2", "-1/2", "a/b", "1/0"])
 def test_wrong_encode_parts(synthetic_folder, tmp_path, text, capsys):
     """A part number outside the range of parts is refused."""
-    with pytest.raises(SystemExit):
-        main(["encode", str(synthetic_folder), str(tmp_path), f"--part={text}"])
-    assert "expected I/N" in capsys.readouterr().err
+    with contextlib.suppress(SystemExit):
+        assert main(["encode", str(synthetic_folder), str(tmp_path), f"--part={text}"]) == 1
+    assert re.search("argument --part: expected|expected a part I/N", capsys.readouterr().err)
