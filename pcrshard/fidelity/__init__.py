@@ -5,7 +5,7 @@
 
 from ..reading.scan_level import ScanLevel
 from .bandwidth import BandwidthTuner, bytes_per_sample
-from .schedule import ScanPolicy, ScanSchedule, scan_at
+from .schedule import ScanPolicy, ScanSchedule
 
 __all__ = [
     "BandwidthTuner",
@@ -13,5 +13,4 @@ __all__ = [
     "ScanPolicy",
     "ScanSchedule",
     "bytes_per_sample",
-    "scan_at",
 ]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..format.scan import FULL, Scan
-from .costs import name_scan, record_table
+from .costs import name_scan
 
 _ENOUGH = 0.95
 # Acceptable loss of top-1 accuracy, as a fraction.
@@ -114,12 +114,3 @@ def with_throughput(
             )
         records.append(record)
     return records
-
-
-def fidelity_table(
-    rows: Sequence[ScanFidelity],
-    bandwidth: float | None = None,
-    cores: float = math.inf,
-) -> str:
-    """Format the table of ``pcrshard fidelity``; the arguments are :func:`with_throughput`'s."""
-    return record_table(with_throughput(rows, bandwidth, cores))

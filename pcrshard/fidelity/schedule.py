@@ -45,23 +45,13 @@ class ScanPolicy:
         self.level.value = highest if is_above else scan
 
 
-def scan_at(milestones: Mapping[int, Scan], epoch: int) -> Scan:
-    """Return the scan of the latest milestone up to an epoch; ``"full"`` before the first.
-
-    >>> [scan_at({0: 2, 30: 5, 60: "full"}, epoch) for epoch in (0, 29, 30, 99)]
-    [2, 2, 5, 'full']
-    """
-    passed = [start for start in milestones if start <= epoch]
-    return milestones[max(passed)] if passed else FULL
-
-
 class ScanSchedule(ScanPolicy):
     """A policy that sets a level at the start of each epoch.
 
     Args:
         level: The level that the readers follow.
         milestones: Scan from each of these epochs on: ``{0: 2, 30: 5, 60: "full"}``; ``{0: 5}`` is
-            constant.
+            constant. Before the first one, training reads everything.
 
     Raises:
         ValueError: A scan is invalid.
@@ -80,5 +70,6 @@ class ScanSchedule(ScanPolicy):
         Returns:
             The current scan of the level.
         """
-        self.level.value = scan_at(self.milestones, epoch)
+        passed = [start for start in self.milestones if start <= epoch]
+        self.level.value = self.milestones[max(passed)] if passed else FULL
         return self.level.value

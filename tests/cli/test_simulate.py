@@ -29,15 +29,3 @@ def test_latency_is_an_option(plan):
     """Latency makes the first batch wait."""
     command = ("--scan", "2", "--latency", "20,80", "--per-node", "2", "--cores", "4")
     assert plan(*command)[0]["first_batch_seconds"] > 0.01
-
-
-def test_a_simulation_reads_what_the_plan_counts(dataset, cli):
-    """Requests and bytes of all ranks and workers are those of a plan without a cluster."""
-    job = ("plan", dataset, "--batch", 2, "--ranks", 2, "--workers", 2, "--json")
-    _, planned, _ = cli(*job)
-    _, simulated, _ = cli(*job, "--simulate", 1000, "--decode", 1000)
-    for cost, outcome in zip(planned["scans"], simulated["scans"], strict=True):
-        assert (outcome["requests"], outcome["sent_bytes"]) == (
-            cost["requests"],
-            cost["epoch_bytes"],
-        )

@@ -1,6 +1,5 @@
 """MS-SSIM against its definition, and against a library that many use."""
 
-import sys
 
 import numpy as np
 import pytest
@@ -8,8 +7,7 @@ from scipy.ndimage import gaussian_filter
 
 from pcrshard import decode_image
 from pcrshard.encoding.encode_jpeg import encode_jpeg
-from pcrshard.errors import MissingDependency
-from pcrshard.fidelity.msssim import WEIGHTS, Reference, count_scales, require_opencv
+from pcrshard.fidelity.msssim import WEIGHTS, Reference, count_scales
 from pcrshard.testing import make_pixels
 
 # scikit-learn, for the demonstration, brings SciPy.
@@ -98,10 +96,3 @@ def test_photographs_agree_with_torchmetrics(photos):
             planes = [torch.from_numpy(x.transpose(2, 0, 1)[None].copy()) for x in (low, whole)]
             theirs = metric(*(x.float() for x in planes), data_range=255.0, betas=WEIGHTS)
             assert msssim(low, whole) == pytest.approx(float(theirs), abs=5e-4)
-
-
-def test_without_opencv_the_extra_is_named(monkeypatch):
-    """Before anything is read."""
-    monkeypatch.setitem(sys.modules, "cv2", None)
-    with pytest.raises(MissingDependency, match=r"pcrshard\[fidelity\]"):
-        require_opencv.__wrapped__()

@@ -1,13 +1,11 @@
 """Pictures are written, have the right size, and show the points and images asked for."""
 
-import sys
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import pcrshard
-from pcrshard.errors import MissingDependency, StorageError
 from pcrshard.fidelity import plots
 from pcrshard.fidelity.contact_sheet import contact_sheet
 from pcrshard.fidelity.measure import measure
@@ -52,19 +50,3 @@ def test_the_sheet_of_a_staged_copy_ends_at_its_highest_scan(large_dataset, tmp_
     pcrshard.stage(large_dataset, copy, 5)
     contact_sheet(copy, str(path), num_images=1, side=96)
     assert pixels_of(path).shape[1] == 3 * 230
-
-
-@pytest.mark.parametrize("name", ["none/x.png", "x.nonsense"])
-def test_a_picture_that_cannot_be_saved_is_an_error_of_ours(tmp_path, name):
-    """It names the file."""
-    path = str(tmp_path / name)
-    with pytest.raises(StorageError, match=r"cannot save the picture.*x\."):
-        with plots.saved_figure(path, 1, 1):
-            pass
-
-
-def test_without_matplotlib_the_extra_is_named(monkeypatch):
-    """The message says what to install."""
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(MissingDependency, match=r"pcrshard\[fidelity\]"):
-        plots.figure_class()
