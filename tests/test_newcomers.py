@@ -55,7 +55,7 @@ def test_an_image_folder_with_splits(run, tmp_path):
         for key, sample in samples.items():
             assert index.classes[int(sample["cls"])] == key.partition("/")[0]
         said = run("verify", f"pcr/{split}", "--against", f"root/{split}")
-        assert "pixels equal the source's" in said
+        assert "problems: 0" in said
 
 
 def test_a_crawl(run, tmp_path):
@@ -75,7 +75,7 @@ def test_a_crawl(run, tmp_path):
     said = run("encode", "crawl", "pcr", status=1)
     assert "--resume --on-error keep" in said
     said = run("encode", "crawl", "pcr", "--resume", "--on-error", "skip")
-    assert "4 images were skipped" in said
+    assert "skipped: 4\n" in said
     assert "index.html" in said
     samples = samples_of(tmp_path / "pcr")
     kept = {"a/1", "a/IMG 2 (1)", "a/gray", "a/cmyk", "b/ü", "b/x_y_z"}
@@ -83,4 +83,4 @@ def test_a_crawl(run, tmp_path):
     assert open_dataset(tmp_path / "pcr")[0].classes == ("a", "b")
     source = pixels.decode((crawl / "b" / "x.y.z.jpg").read_bytes())
     assert (pixels.decode(samples["b/x_y_z"]["jpg"]) == source).all()
-    assert "pixels equal" in run("verify", "pcr", "--against", "crawl")
+    assert "against: crawl\nproblems: 0" in run("verify", "pcr", "--against", "crawl")

@@ -74,7 +74,7 @@ def test_fidelity_of_a_staged_copy(copy, tmp_path, monkeypatch, capsys):
     arguments = ["fidelity", copy, "--num-images", "8"]
     assert main(arguments) == 0
     text = capsys.readouterr().out
-    assert "against scan 5, the highest in this staged copy" in text
+    assert "reference: 5\n" in text
     assert "top-1" not in text
     (tmp_path / "mine.py").write_text(
         "import torch\n"
