@@ -84,7 +84,7 @@ def test_fidelity_of_a_staged_copy(copy, tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(tmp_path)
     assert main([*arguments, "--model", "mine:net"]) == 0
     text = capsys.readouterr().out
-    assert "top-1 of your network" in text
+    assert "of your network at scan 5" in text
 
 
 RANKS = """
