@@ -2,12 +2,13 @@
 
 import doctest
 import importlib
-import itertools
+import multiprocessing
 import os
 import re
 import shutil
 import subprocess
 import sys
+import warnings
 
 import pytest
 from support import ROOT
@@ -22,37 +23,49 @@ EVERY = [
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "evidence").rglob("README.md")),
 ]
-# The blocks of a page run in one interpreter, those of Python each with names of its own.
-RUN = """
-import subprocess, sys
-for kind, text in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
-    print(text, file=sys.stderr)
-    if kind == "bash":
-        subprocess.run(["bash", "-euo", "pipefail", "-c", text], check=True)
-    else:
-        exec(compile(text, "block", "exec"), {"__name__": "__main__"})
-"""
 # Pages with blocks that run.
 PAGES = [page for page in EVERY if BLOCK.search(page.read_text())]
 
 
+@pytest.fixture(scope="module")
+def fork(tmp_path_factory):
+    """Processes in which the large imports are done: each would take seconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["datasets", "torch", "webdataset"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
+        patch.setenv("PYTHONWARNINGS", "ignore")
+        patch.setenv("OMP_NUM_THREADS", "1")  # tests run side by side
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("HF_DATASETS_OFFLINE", "1")
+        patch.setenv("HF_HOME", str(tmp_path_factory.mktemp("hf")))
+        yield context.Process
+
+
+def run_blocks(page, folder):
+    """Run the blocks of a page, those of Python each with names of its own."""
+    os.chdir(folder)
+    log = os.open("log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    warnings.simplefilter("ignore")
+    multiprocessing.set_start_method(None, force=True)  # the default again, as in a shell
+    for kind, text in BLOCK.findall(page.read_text()):
+        print(text, file=sys.stderr, flush=True)
+        if kind == "bash":
+            subprocess.run(["bash", "-euo", "pipefail", "-c", text], check=True)
+        else:
+            exec(compile(text, "block", "exec"), {"__name__": "__main__"})
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_block_runs(page, synthetic_folder, tmp_path):
+def test_every_block_runs(page, fork, synthetic_folder, tmp_path):
     """A reader can copy any block, in the order of the page, and it works."""
     shutil.copytree(synthetic_folder, tmp_path / "photos")
-    environment = os.environ | {
-        "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
-        "PYTHONWARNINGS": "ignore",
-        "OMP_NUM_THREADS": "1",  # tests run side by side
-        "HF_HUB_OFFLINE": "1",
-        "HF_DATASETS_OFFLINE": "1",
-        "HF_HOME": str(tmp_path / "hf"),
-    }
-    command = [sys.executable, "-c", RUN, *itertools.chain(*BLOCK.findall(page.read_text()))]
-    result = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
+    process = fork(target=run_blocks, args=(page, tmp_path))
+    process.start()
+    process.join()
+    assert process.exitcode == 0, (tmp_path / "log").read_text()
 
 
 def test_every_command_is_in_the_documentation(capsys):
