@@ -1,11 +1,10 @@
-"""Crafted inputs below 1 MB, each of which claims far more; run as a program for one of them.
+"""Crafted inputs below 1 MB, each of which claims far more; run as a program.
 
-``python hostile.py CASE`` prints what the case took, as JSON: MB above what the process had when
-its imports were done, seconds of CPU, and the name of the error class.
+``python hostile.py CASE ...`` prints what each case took, as JSON: MB above what the process had
+when its imports were done, seconds of CPU, and the error.
 """
 
 import contextlib
-import http.server
 import json
 import os
 import pathlib
@@ -14,9 +13,11 @@ import struct
 import sys
 import tarfile
 import tempfile
-import threading
 import time
 import zlib
+from functools import partial
+
+import servers
 
 from pcrshard import (
     DatasetIndex,
@@ -117,56 +118,66 @@ def dense_baseline(side: int) -> bytes:
     return frame(0xC0, side, side) + tables + scan(0, 63) + data + EOI
 
 
-def png(width: int, height: int, mode: int = 6) -> bytes:
+def png(width: int, height: int) -> bytes:
     def chunk(name: bytes, body: bytes) -> bytes:
         return (
             struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
         )
 
-    size = {0: 1, 2: 3, 6: 4}[mode]
     packer = zlib.compressobj(9)
-    row = bytes(1 + width * size)
+    row = bytes(1 + width * 4)
     data = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
-    head = struct.pack(">IIBBBBB", width, height, 8, mode, 0, 0, 0)
+    head = struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
-
-
-def _decode(jpeg: bytes) -> None:
-    check_bytes(jpeg)
-    for cropped in (None, "random"):
-        ImageDecoder(32, cropped)(jpeg, 0)
-    decode_image(jpeg)
 
 
 def check_bytes(data: bytes) -> None:
     assert len(data) <= MAX_BYTES, len(data)
 
 
-def _jpeg_case(name: str, make, use=_decode) -> None:
-    CASES[name] = lambda _folder: use(make())
+def _decode(jpeg: bytes) -> None:
+    for cropped in (None, "random"):
+        ImageDecoder(32, cropped)(jpeg, 0)
+    decode_image(jpeg)
 
 
-_jpeg_case("arithmetic_gigapixel", lambda: arithmetic(40_000, 40_000))
-_jpeg_case("arithmetic_large", lambda: arithmetic(16_384, 16_384))
-_jpeg_case("arithmetic_few_bytes", lambda: arithmetic(6000, 6000))
-_jpeg_case("arithmetic_allowed", lambda: arithmetic(340, 340))
-_jpeg_case("arithmetic_scans", lambda: arithmetic_scans(8000, 60_000))
-_jpeg_case("arithmetic_few_scans", lambda: arithmetic_scans(6000, 110))
-_jpeg_case("arithmetic_allowed_scans", lambda: arithmetic_scans(700, 110))
-_jpeg_case("height_0", lambda: arithmetic(0, 100))
-_jpeg_case("huffman_height_0", lambda: flat(0, 100))
-_jpeg_case("flat_huge", lambda: flat(16_384, 16_384))
-_jpeg_case("flat_allowed", lambda: flat(11_000, 11_000))
-_jpeg_case("flat_color", lambda: flat(9000, 9000, components=3))
-_jpeg_case("flat_baseline", lambda: flat(13_000, 13_000, 0xC0))
-_jpeg_case("dense", lambda: dense(12_800))
-_jpeg_case("baseline_of_arithmetic", lambda: arithmetic_scans(16_000, 100), make_baseline)
-_jpeg_case("encode_arithmetic", lambda: arithmetic(16_000, 16_000), encode_jpeg)
-_jpeg_case("encode_flat", lambda: flat(15_600, 15_600, 0xC0), encode_jpeg)
-_jpeg_case("encode_dense", lambda: dense_baseline(9984), encode_jpeg)
-_jpeg_case("decode_dense", lambda: dense_baseline(9984))
-_jpeg_case("png_huge", lambda: png(13_000, 13_000), lambda data: to_jpeg(data, 90, None))
-_jpeg_case("png_allowed", lambda: png(5700, 5700), lambda data: to_jpeg(data, 90, None))
+def _layered(picture: bytes) -> None:
+    to_jpeg(picture, 90, None)
+
+
+# How an image is used, how it is made, and its sides.
+IMAGES = {
+    "arithmetic_gigapixel": (_decode, arithmetic, 40_000, 40_000),
+    "arithmetic_few_bytes": (_decode, arithmetic, 6000, 6000),
+    "arithmetic_allowed": (_decode, arithmetic, 340, 340),
+    "arithmetic_scans": (_decode, arithmetic_scans, 8000, 60_000),
+    "arithmetic_few_scans": (_decode, arithmetic_scans, 6000, 110),
+    "arithmetic_allowed_scans": (_decode, arithmetic_scans, 700, 110),
+    "height_0": (_decode, arithmetic, 0, 100),
+    "huffman_height_0": (_decode, flat, 0, 100),
+    "flat_huge": (_decode, flat, 16_384, 16_384),
+    "flat_allowed": (_decode, flat, 11_000, 11_000),
+    "flat_color": (_decode, flat, 9000, 9000, HUFFMAN, 3),
+    "flat_baseline": (_decode, flat, 13_000, 13_000, 0xC0),
+    "dense": (_decode, dense, 12_800),
+    "baseline_of_arithmetic": (make_baseline, arithmetic_scans, 16_000, 100),
+    "encode_arithmetic": (encode_jpeg, arithmetic, 16_000, 16_000),
+    "encode_flat": (encode_jpeg, flat, 15_600, 15_600, 0xC0),
+    "encode_dense": (encode_jpeg, dense_baseline, 9984),
+    "decode_dense": (_decode, dense_baseline, 9984),
+    "png_huge": (_layered, png, 13_000, 13_000),
+    "png_allowed": (_layered, png, 5700, 5700),
+}
+
+
+def use_image(name: str) -> None:
+    use, make, *sides = IMAGES[name]
+    image = make(*sides)
+    check_bytes(image)
+    use(image)
+
+
+CASES |= {name: lambda _, name=name: use_image(name) for name in IMAGES}
 
 
 def entries(count: int, samples: int) -> bytes:
@@ -218,22 +229,10 @@ def index_compressed(folder):
     start, stop = with_unknown(b"[]").split(b"[]", 1)
     parts = [start + b"[", *[b"[]," * (1 << 18)] * 300, b"1]" + stop]
     body = b"".join(map(packer.compress, parts)) + packer.flush()
-    check_bytes(body)
-
-    class Compressing(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(200)
-            self.send_header("Content-Encoding", "gzip")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Compressing) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            open_dataset(f"http://127.0.0.1:{server.server_port}/")
-        finally:
-            server.shutdown()
+    write_index(folder, body)
+    encoding = servers.Fault(headers={"Content-Encoding": "gzip"})
+    with servers.faulty(folder, lambda _: encoding) as server:
+        open_dataset(server.url())
 
 
 @case
@@ -283,19 +282,16 @@ def _shard_case(name: str, make, use) -> None:
     CASES[name] = decode_all
 
 
-def _smooth(jpeg: bytes) -> None:
-    decode_image(jpeg, smoothing=True)
-
-
 def _crop(jpeg: bytes) -> None:
     ImageDecoder(224, "random")(jpeg, 0)
 
 
-for _name, _use in (("whole", decode_image), ("smooth", _smooth), ("crop", _crop)):
-    _shard_case(f"shard_of_arithmetic_{_name}", lambda: arithmetic(340, 340), _use)
-    _shard_case(f"shard_of_scans_{_name}", lambda: arithmetic_scans(700, 110), _use)
-    _shard_case(f"shard_of_flat_{_name}", lambda: flat(900, 900), _use)
-    _shard_case(f"shard_of_chroma_{_name}", lambda: chroma_only(1000), _use)
+USES = {"whole": decode_image, "smooth": partial(decode_image, smoothing=True), "crop": _crop}
+for _name, _use in USES.items():
+    _shard_case(f"shard_of_arithmetic_{_name}", partial(arithmetic, 340, 340), _use)
+    _shard_case(f"shard_of_scans_{_name}", partial(arithmetic_scans, 700, 110), _use)
+    _shard_case(f"shard_of_flat_{_name}", partial(flat, 900, 900), _use)
+    _shard_case(f"shard_of_chroma_{_name}", partial(chroma_only, 1000), _use)
 
 
 @case
@@ -323,26 +319,23 @@ def tar_of_large_members(folder):
 
 
 def run(name: str) -> dict[str, object]:
-    """Do one case; says what it took."""
+    """Do one case; return what it took."""
     decode_image(make_jpeg(1))
     with tempfile.TemporaryDirectory() as folder:
         before = peak_kilobytes()
         start = time.process_time()
-        error = text = ""
-        refused = False
+        error: Exception | None = None
         try:
             CASES[name](pathlib.Path(folder))
         except Exception as found:
-            error = type(found).__name__
-            text = str(found)
-            refused = isinstance(found, PCRError)
+            error = found
         seconds = time.process_time() - start
     return {
-        "refused": refused,
+        "name": name,
+        "refused": isinstance(error, PCRError),
         "megabytes": (peak_kilobytes() - before) / 1000,
         "seconds": seconds,
-        "error": error,
-        "text": text,
+        "error": error and f"{type(error).__name__}: {error}",
     }
 
 
@@ -350,10 +343,15 @@ def peak_kilobytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-if __name__ == "__main__":
-    for each in sys.argv[1:]:  # each in a child, so that peaks of memory are its own
+def print_each(run, items) -> None:
+    """Print what each took as JSON; each runs in a child, so that peaks of memory are its own."""
+    for each in items:
         if not (child := os.fork()):
-            print(json.dumps({"name": each, **run(each)}), flush=True)
+            print(json.dumps(run(each)), flush=True)
             os._exit(0)
         if os.waitpid(child, 0)[1]:
             sys.exit(f"{each}: the process died")
+
+
+if __name__ == "__main__":
+    print_each(run, sys.argv[1:])

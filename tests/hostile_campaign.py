@@ -1,7 +1,7 @@
-"""Thousands of damaged inputs of one kind, fed to all that reads them; run as a program.
+"""Thousands of damaged inputs, fed to all that reads them; run as a program.
 
-``python hostile_campaign.py KIND COUNT [SEED]`` prints as JSON how many were refused and accepted,
-what the worst took, and the findings: errors that are none of the library's.
+``python hostile_campaign.py KIND=COUNT ...`` prints for each kind as JSON how many were refused and
+accepted, what the worst took, and the findings: errors that are none of the library's.
 """
 
 import copy
@@ -9,13 +9,13 @@ import io
 import json
 import pathlib
 import random
-import resource
 import sys
 import tarfile
 import tempfile
 import time
 
 import mutants
+from hostile import peak_kilobytes, print_each
 
 from pcrshard import (
     EncodeOptions,
@@ -186,16 +186,16 @@ def tars(count, seed, folder):
 KINDS = {function.__name__: function for function in (jpegs, shards, indexes, states, tars)}
 
 
-def run(kind, count, seed=0):
+def run(how):
     """Feed the inputs and return their outcomes."""
+    kind, _, count = how.partition("=")
     refused = 0
     accepted = 0
     slowest = 0.0
     findings = []
     with tempfile.TemporaryDirectory() as folder:
-        cases = KINDS[kind](count, seed, pathlib.Path(folder))
         before = None
-        for number, feed in enumerate(cases):
+        for number, feed in enumerate(KINDS[kind](int(count), int(count), pathlib.Path(folder))):
             before = before or peak_kilobytes()
             begin = time.process_time()
             try:
@@ -207,18 +207,14 @@ def run(kind, count, seed=0):
                 findings.append(f"{kind} {number}: {type(error).__name__}: {error}")
             slowest = max(slowest, time.process_time() - begin)
     return {
-        "inputs": refused + accepted + len(findings),
+        "kind": kind,
         "refused": refused,
         "accepted": accepted,
         "megabytes": round((peak_kilobytes() - before) / 1000),
-        "slowest": round(slowest, 2),
+        "seconds": round(slowest, 2),
         "findings": findings,
     }
 
 
-def peak_kilobytes():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
 if __name__ == "__main__":
-    print(json.dumps(run(sys.argv[1], *map(int, sys.argv[2:]))))
+    print_each(run, sys.argv[1:])
