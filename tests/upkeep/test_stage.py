@@ -195,7 +195,7 @@ def test_replaced_source_is_noticed(dataset, index, tmp_path):
         Fault(cut_after=3000),
         Fault(flip=3000),
         Fault(flip=-700),
-        Fault(shift=512, headers=servers.AS_ASKED),
+        Fault(shift=512, as_asked=True),
     ],
     ids=repr,
 )
