@@ -374,32 +374,33 @@ def _listed(faults: Sequence[Fault | None]) -> Callable[[Ask], Fault | None]:
 
 
 @dataclasses.dataclass
-class _Answer:
+class Answer:
     status: int
     headers: dict[str, str | None]
     body: bytes = b""
 
 
 # (method, target as sent, headers, body) -> a correct answer
-_Origin = Callable[[str, str, Fields, bytes], _Answer]
+_Origin = Callable[[str, str, Fields, bytes], Answer]
 
 
-def _folder_origin(folder: str | os.PathLike[str]) -> _Origin:
+def folder_origin(folder: str | os.PathLike[str]) -> _Origin:
+    """Correct answers for the files of a folder."""
     root = pathlib.Path(folder).resolve(strict=True)
 
-    def answer(method: str, target: str, headers: Fields, _: bytes) -> _Answer:
+    def answer(method: str, target: str, headers: Fields, _: bytes) -> Answer:
         if method not in {"GET", "HEAD"}:
-            return _Answer(405, {"Allow": "GET, HEAD"})
+            return Answer(405, {"Allow": "GET, HEAD"})
         path = (root / urllib.parse.unquote(target.partition("?")[0]).lstrip("/")).resolve()
         if not path.is_relative_to(root) or not path.is_file():
-            return _Answer(404, {})
+            return Answer(404, {})
         with path.open("rb") as file:
             return _answer_file(file, method, headers)
 
     return answer
 
 
-def _answer_file(file: io.BufferedReader, method: str, headers: Fields) -> _Answer:
+def _answer_file(file: io.BufferedReader, method: str, headers: Fields) -> Answer:
     stat = os.fstat(file.fileno())
     common: dict[str, str | None] = {
         "ETag": f'"{stat.st_ino:x}-{stat.st_mtime_ns:x}-{stat.st_size:x}"',
@@ -409,7 +410,7 @@ def _answer_file(file: io.BufferedReader, method: str, headers: Fields) -> _Answ
     }
     asked = parse_range(headers.get("Range")) if method == "GET" else None
     if asked is None:
-        return _Answer(
+        return Answer(
             200,
             {**common, "Content-Length": str(stat.st_size)},
             b"" if method == "HEAD" else file.read(),
@@ -421,9 +422,9 @@ def _answer_file(file: io.BufferedReader, method: str, headers: Fields) -> _Answ
     )
     stop = size if stop is None else min(stop, size)
     if start >= stop:
-        return _Answer(416, {**common, "Content-Range": f"bytes */{size}"})
+        return Answer(416, {**common, "Content-Range": f"bytes */{size}"})
     file.seek(start)
-    return _Answer(
+    return Answer(
         206,
         {**common, "Content-Range": f"bytes {start}-{stop - 1}/{size}"},
         file.read(stop - start),
@@ -449,7 +450,7 @@ _OF_THE_CONNECTION = {"connection", "transfer-encoding", "keep-alive", "date", "
 def _proxy_origin(upstream: str) -> _Origin:
     host = urllib.parse.urlsplit(upstream).netloc
 
-    def answer(method: str, target: str, headers: Fields, body: bytes) -> _Answer:
+    def answer(method: str, target: str, headers: Fields, body: bytes) -> Answer:
         connection = http.client.HTTPConnection(host, timeout=SECONDS)
         with contextlib.closing(connection):
             connection.request(
@@ -464,17 +465,17 @@ def _proxy_origin(upstream: str) -> _Origin:
                 for name, value in reply.getheaders()
                 if name.lower() not in _OF_THE_CONNECTION
             }
-            return _Answer(reply.status, _titled(kept), reply.read())
+            return Answer(reply.status, _titled(kept), reply.read())
 
     return answer
 
 
 def _faulty_answer(
     origin: _Origin, fault: Fault, ask: Ask, target: str, headers: Fields, body: bytes
-) -> _Answer:
+) -> Answer:
     """The answer with all that a fault changes in its content."""
     if fault.status is not None and fault.status >= 300:
-        answer = _Answer(fault.status, {}, fault.body)
+        answer = Answer(fault.status, {}, fault.body)
     elif fault.ignore_range:
         answer = origin(ask.method, target, _with_range(headers, None), body)
     elif fault.shift or fault.more:
@@ -489,7 +490,7 @@ def _faulty_answer(
     return answer
 
 
-def _moved(origin: _Origin, fault: Fault, ask: Ask, target: str, headers: Fields) -> _Answer:
+def _moved(origin: _Origin, fault: Fault, ask: Ask, target: str, headers: Fields) -> Answer:
     assert ask.range
     start, stop = ask.range
     assert stop
@@ -544,7 +545,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
                 self.connection.close()  # before the server would send FIN
 
-    def _send_head(self, answer: _Answer, fault: Fault, method: str) -> None:
+    def _send_head(self, answer: Answer, fault: Fault, method: str) -> None:
         if method != "HEAD" and answer.status not in {204, 304}:
             answer.headers["Content-Length"] = str(len(answer.body) + fault.length_error)
         headers = {**_titled(answer.headers), **_titled(fault.headers)}
@@ -673,7 +674,7 @@ def faulty(folder: str | os.PathLike[str], faults: Faults = ()) -> Iterator[Faul
         faults: A list, one for each GET in the order of arrival, correct afterwards; or a function
             that is asked at every request.
     """
-    with contextlib.closing(FaultServer(_folder_origin(folder), faults)) as server:
+    with contextlib.closing(FaultServer(folder_origin(folder), faults)) as server:
         yield server
 
 

@@ -89,6 +89,8 @@ def test_slices_are_for_map_style_datasets(load):
     assert keys(load(split="train[:50%]", streaming=False)) == keys_of("train", 4)
     some = load(split="val[:1]+test[:1]", streaming=False)
     assert keys(some) == ["validation0", "test0"]
+    part = datasets.ReadInstruction("train", to=25, unit="%")
+    assert keys(load(split=part, streaming=False)) == keys_of("train", 2)
     with pytest.raises(ValueError, match=r"streaming=False.*\.take\(n\)"):
         load(split="train[:50%]")
 
