@@ -16,6 +16,7 @@ import pytest
 import servers
 import webdataset as wds
 from servers import Fault
+from support import wait_for
 
 import pcrshard
 from pcrshard.errors import PCRError
@@ -185,7 +186,10 @@ def trial(world, seed, kind, tmp_path):
             # error, or comes from the cache.
             expected = world.truth["A" if known else version, scan]
             note[epoch(urls, scan, expected, **reading)] += 1
-    assert not [thread for thread in threading.enumerate() if thread.name == "pcrshard request"]
+    # A request that has failed ends its thread a moment later.
+    left = lambda: [each for each in threading.enumerate() if each.name == "pcrshard request"]
+    wait_for(lambda: not left())
+    assert not left()
 
 
 def _damage_some(rng, cache_dir):
