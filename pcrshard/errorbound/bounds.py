@@ -13,7 +13,7 @@ from .lattice import LinearLattice, LogLattice, log_lattice
 
 # Median magnitude of a normal distribution, in standard deviations.
 MEDIAN_OF_NORMAL = 0.6744897501960817
-_SAMPLE = 1 << 16
+_SAMPLE = 1 << 14
 _BLOCK = 1 << 16
 
 
