@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterable
 
 from .. import storage
@@ -10,6 +11,11 @@ from ..errors import StorageError
 from ..redaction import get_logger
 
 log = get_logger(__name__)
+
+
+def memory_bytes() -> int:
+    """Return the size of the machine's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ from .. import storage
 from ..errors import BrokenChain, ConcurrentWriter, CorruptCheckpoint
 from ..storage.locks import hold_lock
 from ..storage.stores import mapped_errors
+from .folder import memory_bytes
 from .manifest import Manifest, StoreIO
 from .reader import problems
 from .store import DeltaStore
@@ -67,8 +68,7 @@ def pull(
         StorageError: A file cannot be read, or the store cannot be written to.
         ConcurrentWriter: Another process is writing to the store.
     """
-    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = memory_bytes if max_bytes is None else max_bytes
+    limit = max_bytes or memory_bytes()
     source = StoreIO(url, options, max_bytes=limit)
     offered = source.existing()
     wanted = offered.record(version)

@@ -7,8 +7,8 @@ place. If 1.3 % of the words of bfloat16 weights change, a step takes about 1.2 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
+import math
 import mmap
 import os
 import re
@@ -33,7 +33,7 @@ from ..errors import (
     UnsupportedState,
     VersionUnavailable,
 )
-from .folder import Folder
+from .folder import Folder, memory_bytes
 from .frame import (
     Digest,
     Number,
@@ -47,7 +47,7 @@ from .frame import (
 )
 from .patch import apply_patch, encode_patch
 from .safetensors_file import DTYPES, load_tensors
-from .tensors import TensorSpec, check_storable, spec_of, tensor_from, words_of
+from .tensors import ITEM_BYTES, TensorSpec, check_storable, spec_of, tensor_from, words_of
 from .version_file import parallel_map
 
 MAGIC = b"\x89PCW\r\n\x1a\n"
@@ -103,9 +103,10 @@ def _blocks(tensors: Iterable[Words]) -> list[Words]:
     return blocks
 
 
-def _order(name: str, spec: TensorSpec) -> tuple[int, str]:
+def _order(item: tuple[str, TensorSpec]) -> tuple[int, str]:
     """Return what the safetensors library sorts tensors by: larger types first, then by name."""
-    return -getattr(torch, spec.dtype).itemsize, name
+    name, spec = item
+    return -ITEM_BYTES[spec.dtype], name
 
 
 class StepHeader(Record, frozen=True):
@@ -137,11 +138,9 @@ class StepHeader(Record, frozen=True):
     def __post_init__(self) -> None:
         if not len(self.coders) == len(self.sizes) / 4 == len(self.crcs) / 4:
             raise ValueError("expected a coder, a size and a checksum for each block")
-        if any(spec.dtype not in DTYPES for _, spec in self.tensors):
-            raise ValueError("expected types known to safetensors")
         # Another order would put weights under other names.
-        order = [_order(name, spec) for name, spec in self.tensors]
-        if any(first >= second for first, second in itertools.pairwise(order)):
+        order = list(map(_order, self.tensors))
+        if order != sorted(set(order)):
             raise ValueError("expected each tensor once, in the order of a safetensors file")
 
     @property
@@ -205,10 +204,9 @@ class WeightPublisher:
         tensors = load_tensors(weights) if isinstance(weights, str) else weights
         for name, tensor in tensors.items():
             check_storable(tensor, name)
-            if spec_of(tensor).dtype not in DTYPES:
-                raise UnsupportedState(f"safetensors has no {spec_of(tensor).dtype}", key=name)
-        unordered = [(name, spec_of(tensor)) for name, tensor in tensors.items()]
-        layout = sorted(unordered, key=lambda item: _order(*item))
+            if (dtype := spec_of(tensor).dtype) not in DTYPES:
+                raise UnsupportedState(f"safetensors has no {dtype}", key=name)
+        layout = sorted(((name, spec_of(each)) for name, each in tensors.items()), key=_order)
         # If publishing fails, the copy does not match the published weights.
         last, self._last = self._last, None
         if last is None or last.tensors != layout:
@@ -270,7 +268,7 @@ class WeightPublisher:
     def _write(self, kind: str, header: StepHeader, payloads: Sequence[Any]) -> StepHeader:
         """Create a file and return its header with the digest."""
         header = header.replace(digest=header.digest_with(payloads))
-        url = self._folder.join(_name(kind, header.number))
+        url = self._folder.join(f"{kind}-{header.number:09d}.pcw")
         data = b"".join([pack_frame(MAGIC, header), *payloads])
         try:
             storage.create(url, data, options=self._folder.options)
@@ -336,18 +334,14 @@ class WeightMirror:
         options: storage.Options | None = None,
         max_bytes: int | None = None,
     ) -> None:
-        memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self.url = url
         self.step = 0
         self.path = os.path.join(folder, MODEL_NAME)
-        self._folder = Folder(
-            url, options, max_bytes=memory_bytes if max_bytes is None else max_bytes
-        )
+        self._folder = Folder(url, options, max_bytes=max_bytes or memory_bytes())
         self._state = os.path.join(folder, _STATE_NAME)
         self._workers = workers
         self._id = b""
-        # The mapped file, which gets its final name once it is complete.
-        self._mapped = self.path
+        # The mapped file's.
         self._layout: Layout = []
         self._data = np.empty(0, np.uint8)
         os.makedirs(folder, exist_ok=True)
@@ -366,13 +360,12 @@ class WeightMirror:
             PCRError: See :meth:`update`.
         """
         wanted = self.step if newer_than is None else newer_than
-        end = None if timeout is None else time.monotonic() + timeout
-        while True:
-            if self.step > wanted or self._latest() > wanted:
-                return self.update()
-            if end is not None and time.monotonic() > end:
+        end = time.monotonic() + (math.inf if timeout is None else timeout)
+        while self.step <= wanted and self._latest() <= wanted:
+            if time.monotonic() > end:
                 raise TimeoutError(f"there is no step after {wanted}")
             time.sleep(_POLL_SECONDS)
+        return self.update()
 
     def update(self) -> int:
         """Apply all available steps and return the number of the last one.
@@ -393,7 +386,8 @@ class WeightMirror:
             steps = self._read_steps(self.step, newest) or self._read_steps(0, newest)
             if not steps:
                 raise VersionUnavailable("there is no keyframe", url=self.url)
-            self._apply(steps)
+            with damage_named("the step is damaged", self.url):
+                self._apply(steps)
         return self.step
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -434,7 +428,7 @@ class WeightMirror:
         return steps
 
     def _read_step(self, kind: str, number: int) -> _Step | None:
-        name, limit = _name(kind, number), self._folder.max_bytes
+        name, limit = f"{kind}-{number:09d}.pcw", self._folder.max_bytes
         data = self._folder.read_bytes(name, 2 * limit)
         with damage_named("the step is damaged", self._folder.join(name)):
             return None if data is None else _Step(memoryview(data), limit)
@@ -445,34 +439,25 @@ class WeightMirror:
         layout = header.tensors
         require(all(step.header.tensors == layout for step in steps), "expected one layout")
         if layout != self._layout:
-            require(steps[0].header.parent is None, "expected the file's layout")
-            path = f"{self.path}.tmp"
-            with open(path, "wb") as model:
-                model.write(_file_header(layout))
-                model.flush()
-                # On a full disk, this raises an error; writing to a mapped hole kills the process.
-                os.posix_fallocate(model.fileno(), 0, model.tell() + _num_bytes(layout))
-            self._map(path, layout)
+            whole, *steps = steps
+            require(whole.header.parent is None, "expected the file's layout")
+            total = sum(map(len, whole.payloads))
+            require(total == _num_bytes(layout), "expected the bytes of all weights")
+            with storage.atomic_write(self.path, durable=False) as file:
+                file.write(_file_header(layout))
+                file.writelines(whole.payloads)
+            self._map(layout)
         blocks = self._blocks()
-        counts = {len(step.payloads) for step in steps}
-        require(counts == {len(blocks)}, "expected a payload for each block")
-        crcs = np.frombuffer(header.crcs, "<u4")
 
-        def work(n: int) -> None:
+        def work(n: int) -> int:
             for step in steps:
                 step.apply(n, blocks[n])
-            require(
-                crc32c(blocks[n]) == crcs[n],
-                f"block {n} of step {header.number} does not match its checksum",
-            )
+            return crc32c(blocks[n])
 
         self.step = 0
-        with damage_named("the step is damaged", self.url):
-            parallel_map(self._workers, work, range(len(blocks)))
-            is_same = header.sha256 in (None, hashlib.sha256(self._data.data).digest())
-            require(is_same, "the weights do not match their SHA-256")
-        os.replace(self._mapped, self.path)
-        self._mapped = self.path
+        crcs = _u32(parallel_map(self._workers, work, range(len(blocks))))
+        is_same = header.sha256 in (None, hashlib.sha256(self._data.data).digest())
+        require(crcs == header.crcs and is_same, "the weights do not match their checksums")
         with storage.atomic_write(self._state, durable=False) as file:
             file.write(pack_frame(MAGIC, header))
         self.step, self._id = header.number, header.id
@@ -480,11 +465,11 @@ class WeightMirror:
     def _blocks(self) -> list[Words]:
         return _blocks(_split(self._layout, self._data))
 
-    def _map(self, path: str, layout: Layout) -> None:
-        with open(path, "r+b") as file:
+    def _map(self, layout: Layout) -> None:
+        with open(self.path, "r+b") as file:
             whole = mmap.mmap(file.fileno(), 0)
         self._data = np.frombuffer(whole, np.uint8)[len(whole) - _num_bytes(layout) :]
-        self._layout, self._mapped = layout, path
+        self._layout, self.step = layout, 0
 
     def _open(self) -> None:
         """Continue with the file of an earlier mirror if it matches its checksums."""
@@ -494,7 +479,7 @@ class WeightMirror:
             layout = header.tensors
             if os.path.getsize(self.path) != len(_file_header(layout)) + _num_bytes(layout):
                 return
-        self._map(self.path, layout)
+        self._map(layout)
         if _u32(parallel_map(self._workers, crc32c, self._blocks())) == header.crcs:
             self.step, self._id = header.number, header.id
 
@@ -538,7 +523,3 @@ def _by_exponent(words: Words) -> NDArray[np.intp]:
     """
     shift = 8 * words.itemsize - 9  # the sign and the next eight bits
     return np.argsort((words >> shift).astype(np.uint8), kind="stable")
-
-
-def _name(kind: str, number: int) -> str:
-    return f"{kind}-{number:09d}.pcw"

@@ -210,6 +210,12 @@ def test_damaged_and_forged_steps_change_nothing(stream, tmp_path):
         path.write_bytes(whole)
         damage(path, place)
         steps.append(path.read_bytes())
+    first = path.with_name("step-000000001.pcw")
+    honest = first.read_bytes()
+    first.write_bytes(forged(honest, tensors=[["w", ["complex128", [3]]]]))
+    with pytest.raises(PCRError):
+        WeightMirror(mirror.url, str(tmp_path / "new")).update()
+    first.write_bytes(honest)
     for data in steps:
         path.write_bytes(data)
         with pytest.raises(PCRError):
@@ -274,7 +280,7 @@ def test_slow_links_threads_and_hashes(tmp_path):
     # A word that changes in the file while nobody looks is found by the next step.
     mirror.tensors()["embed.weight"][5, 5] += 1
     publisher.publish(weights(3, 2000))
-    with pytest.raises(CorruptCheckpoint, match="does not match its checksum"):
+    with pytest.raises(CorruptCheckpoint, match="do not match their checksums"):
         mirror.update()
     mirror.update()
     check(mirror, weights(3, 2000))
