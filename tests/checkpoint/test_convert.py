@@ -15,10 +15,8 @@ GOLDEN = ROOT / "tests" / "golden" / "checkpoints-1"
 @pytest.mark.parametrize("name", ["backward", "forward", "releases", "hop"])
 def test_versions_keep_what_they_restored_to(tmp_path, name):
     """Stores in any delta order and releases convert bit for bit, also the lossy one, ``hop``."""
-    told = []
     new = str(tmp_path / "new")
-    records = convert(str(GOLDEN / name), new, progress=lambda *far: told.append(far))
-    assert told[-1] == (4, 4)
+    records = convert(str(GOLDEN / name), new)
     assert [record.number for record in records] == [1, 2, 3, 4]
     if name != "releases":
         assert [record.metrics for record in records] == [{"acc": n / 10} for n in range(1, 5)]

@@ -50,41 +50,32 @@ def test_only_missing_files_move(sender, client):
     told = []
     with nginx(sender.url) as server:
         first = pull(server.url(), client, version=4, progress=lambda *far: told.append(far))
-        assert first.added == (4,)
-        assert told[-1] == (first.moved_bytes, first.moved_bytes)
+        assert (first.added, told[-1]) == ((4,), (first.moved_bytes, first.moved_bytes))
         server.reset()
         second = pull(server.url(), client)
         asked = [request for request in server.requests() if request.path.endswith(".pcd")]
         again = pull(server.url(), client)
-        assert same(DeltaStore(server.url()).load(), sender.load())
+        assert same(DeltaStore(server.url()).load(), client.load())
     assert second.added == (5,)
     assert sum(request.body_bytes for request in asked) == second.moved_bytes
     assert 5 * second.moved_bytes < sender.versions()[4].raw_bytes
-    assert ids(client) == {n: ids(sender)[n] for n in (4, 5)}
-    assert same(client.load(5), sender.load(5))
+    assert same(client.load(), sender.load())
     assert (again.version, again.added, again.moved_bytes) == (5, (), 0)
-    assert client.verify() == []
 
 
-def test_a_chain_of_deltas_is_followed(sender, client):
-    """Earlier deltas are pulled under their own numbers, and saving continues after them."""
+def test_a_chain_of_deltas_is_followed(sender, client, tmp_path):
+    """Earlier deltas come along; a pull that failed at a later file keeps the files it has."""
+    last = tmp_path / "web" / sender.versions()[2].file
+    last.rename(tmp_path / "away")
+    with pytest.raises(StorageError):
+        pull(sender.url, client, version=3)
+    (tmp_path / "away").rename(last)
     got = pull(sender.url, client, version=3)
-    assert got.added == (1, 2, 3)
+    assert (got.added, got.moved_bytes) == ((1, 2, 3), last.stat().st_size)
     assert ids(client) == {n: ids(sender)[n] for n in (1, 2, 3)}
     assert client.save(state(9), blocking=True) == 4
     with pytest.raises(BrokenChain, match="of another run"):
         pull(sender.url, client, version=4)
-    assert sum(entry.name.endswith(".pcd") for entry in os.scandir(client.url)) == 4
-    client.close()
-
-
-def test_object_stores_on_both_sides(s3):
-    """Pulling works from S3 to S3."""
-    options = s3.storage_options
-    sender = saved(s3.url("sender"), 2, options=options)
-    client = DeltaStore(s3.url("client"), options=options)
-    assert pull(sender.url, client, options=options).added == (1, 2)
-    assert same(client.load(), sender.load())
 
 
 def test_pulling_while_versions_are_saved(tmp_path, client):
@@ -143,19 +134,12 @@ def test_a_killed_pull_goes_on_in_the_middle_of_a_file(tmp_path):
     sender.close()
 
 
-def test_the_target_is_guarded(sender, client, tmp_path):
-    """A second pull of the same file is refused, and a link in its place is not followed."""
+def test_a_second_pull_of_a_file_is_refused(sender, client, tmp_path):
+    """While one process transfers a file, another that needs the same file raises an error."""
     os.makedirs(client.url)
     part = tmp_path / "client" / f".{sender.versions()[3].file}.part"
     with hold_lock(str(part)), pytest.raises(ConcurrentWriter, match="another process pulls"):
         pull(sender.url, client)
-    part.unlink()
-    (tmp_path / "precious").write_bytes(b"x")
-    part.symlink_to(tmp_path / "precious")
-    with pytest.raises(StorageError, match="cannot write"):
-        pull(sender.url, client)
-    assert (tmp_path / "precious").read_bytes() == b"x"
-    part.unlink()
     assert pull(sender.url, client).version == 5
 
 
@@ -184,17 +168,6 @@ def test_what_is_wrong_adds_nothing(sender, client, tmp_path):
     path.write_bytes(whole)
     pull(sender.url, client)
     assert list(ids(client)) == [4, 5]
-
-
-def test_a_pull_that_failed_keeps_whole_files(sender, client, tmp_path):
-    """If a later file of a chain cannot be read, the next pull transfers only what is missing."""
-    last = tmp_path / "web" / sender.versions()[2].file
-    last.rename(tmp_path / "away")
-    with pytest.raises(StorageError):
-        pull(sender.url, client, version=3)
-    (tmp_path / "away").rename(last)
-    assert pull(sender.url, client, version=3).moved_bytes == last.stat().st_size
-    assert client.verify() == []
 
 
 def test_more_than_max_bytes_is_refused(sender, client, tmp_path):

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import os
 import random
 import shutil
 import tempfile
@@ -66,14 +65,15 @@ class StoreMachine(RuleBasedStateMachine):
     def start(self):
         self.folder = tempfile.mkdtemp(prefix="pcrshard-property-")
         self.options = None
-        self.url = os.path.join(self.folder, "store")
+        place = self.folder
         if self.server is not None:
-            self.url = self.server.url(f"property-{uuid.uuid4().hex}")
+            place = self.server.url(f"property-{uuid.uuid4().hex}")
             self.options = self.server.storage_options
+        self.url = f"{place}/store"
         self.versions = {}
         self.seeds = itertools.count(1)
         self.mirrored = {}
-        self.mirror = DeltaStore(os.path.join(self.folder, "mirror"))
+        self.mirror = DeltaStore(f"{place}/mirror", options=self.options)
         self.writers = [self.opened(), self.opened()]
 
     def opened(self):
