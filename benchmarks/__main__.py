@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import json
 import os
 import pkgutil
 import sys
@@ -28,7 +29,7 @@ def main():
     module = importlib.import_module(f".{args.subject}", __package__)
     if args.worker:
         name, *values = args.worker
-        print(getattr(module, name)(*values))
+        print(json.dumps(getattr(module, name)(*values)))
         return
     bench = Bench(args.subject, args.rounds or module.ROUNDS, quick=args.quick)
     module.run(bench)

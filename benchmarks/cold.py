@@ -17,9 +17,11 @@ import tempfile
 import threading
 import time
 
+import numpy as np
+
 import pcrshard
 
-from .harness import ROOT, Quartiles, ratios
+from .harness import ROOT, Quartiles, ratios, read
 from .read import build
 
 ROUNDS = 9
@@ -28,7 +30,7 @@ LATENCY = 2e-3  # seconds of each request of the counted file system
 
 
 def serve(root, mountpoint, log):
-    """Serve a folder until it is unmounted; each request sleeps and becomes a line of ``log``."""
+    """Serve a folder until it is unmounted; each request becomes a line of ``log`` and sleeps."""
     import mfusepy
 
     lock = threading.Lock()
@@ -37,9 +39,9 @@ def serve(root, mountpoint, log):
         use_ns = True
 
         def _request(self, operation, path):
-            time.sleep(LATENCY)
             with lock:
                 print(operation, file=lines, flush=True)
+            time.sleep(LATENCY)
             return root + path
 
         def getattr(self, path, fh=None):
@@ -63,29 +65,23 @@ def serve(root, mountpoint, log):
 
     with open(log, "a") as lines:
         mfusepy.FUSE(Counted(), mountpoint, foreground=True)
-    return "{}"
 
 
 @contextlib.contextmanager
 def _mounted(root, folder):
-    """(mount point, a function that gives the requests since its last call)"""
+    """(mount point, a function that returns the number of requests so far)"""
     mountpoint, log = os.path.join(folder, "mounted"), os.path.join(folder, "requests")
     os.mkdir(mountpoint)
     open(log, "w").close()
     command = [sys.executable, "-m", "benchmarks", "cold", "--worker", "serve"]
     server = subprocess.Popen([*command, root, mountpoint, log], cwd=ROOT)
+
     try:
         while not os.path.ismount(mountpoint):
             if server.poll() is not None:
                 raise OSError("the counted file system could not be mounted")
             time.sleep(0.05)
-        with open(log) as lines:
-
-            def requests():
-                time.sleep(5 * LATENCY)  # files are released after close returns
-                return lines.read().split()
-
-            yield mountpoint, requests
+        yield mountpoint, lambda: read(log).count(b"\n")
     finally:
         subprocess.run(["fusermount3", "-u", mountpoint], check=False)
         server.wait(10)
@@ -98,43 +94,40 @@ def _drop(paths):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _plain(path, stop):
-    with open(path, "rb", buffering=0) as file:
-        assert len(file.read(stop)) == stop
+def _read(shards, scan):
+    for path, entry in shards:
+        with open(path, "rb", buffering=0) as file:
+            assert len(file.read(entry.prefix_stop(scan))) == entry.prefix_stop(scan)
 
 
-def _prefix(path, entry, scan):
-    with pcrshard.Shard(path, entry=entry).load(scan) as prefix:
-        assert prefix.num_bytes == entry.prefix_stop(scan)
+def _load(shards, scan):
+    for path, entry in shards:
+        with pcrshard.Shard(path, entry=entry).load(scan) as prefix:
+            assert prefix.num_bytes == entry.prefix_stop(scan)
 
 
 def _compare(bench, title, folder, requests):
     rows = []
     for name in ("1 shard", "8 shards"):
         index, paths = pcrshard.open_dataset(os.path.join(folder, name))
+        shards = list(zip(paths, index.shards, strict=True))
         for scan in SCANS:
-            seconds, counts = {"read": [], "prefix": []}, {"read": [], "prefix": []}
-            for number in range(2 * bench.rounds):
-                for way in ("read", "prefix") if number % 4 in (0, 3) else ("prefix", "read"):
-                    _drop(paths)
-                    requests()
-                    begun = time.perf_counter()
-                    for path, entry in zip(paths, index.shards, strict=True):
-                        if way == "read":
-                            _plain(path, entry.prefix_stop(scan))
-                        else:
-                            _prefix(path, entry, scan)
-                    seconds[way].append(time.perf_counter() - begun)
-                    counts[way].append(len(requests()))
+            ways = {"read": lambda: _read(shards, scan), "prefix": lambda: _load(shards, scan)}
+            found = bench.interleaved(
+                ways,
+                lambda: np.array([1e3 * time.perf_counter(), requests()]),
+                before=lambda: _drop(paths),
+            )
+            read, prefix = (np.transpose(found[way]).tolist() for way in ways)
             row = {"case": name, "scan": scan}
-            row |= {f"{way}, ms": Quartiles(1e3 * s for s in each) for way, each in seconds.items()}
-            row["ratio"] = ratios(seconds["prefix"], seconds["read"])
+            row |= {"read, ms": Quartiles(read[0]), "prefix, ms": Quartiles(prefix[0])}
+            row["ratio"] = ratios(prefix[0], read[0])
             what = f"{title}, {name}, scan {scan}: over one read"
-            bench.target(what, row["ratio"].median, most=1.1)
-            if any(counts["read"]):
-                row |= {f"{way}, requests": Quartiles(each) for way, each in counts.items()}
-                more = row["prefix, requests"].median / row["read, requests"].median
-                bench.target(f"{what}, requests", more, most=1)
+            bench.target(what, row["ratio"], most=1.1)
+            if any(read[1]):
+                row |= {"read, requests": Quartiles(read[1])}
+                row |= {"prefix, requests": Quartiles(prefix[1])}
+                bench.target(f"{what}, requests", ratios(prefix[1], read[1]), most=1)
             rows.append(row)
     bench.show(f"{title}: a prefix and one read of its bytes", rows)
 
@@ -142,7 +135,7 @@ def _compare(bench, title, folder, requests):
 def run(bench):
     with bench.photos() as folder, tempfile.TemporaryDirectory() as beside:
         build(bench, folder)
-        _compare(bench, "local disk", folder, lambda: ())
+        _compare(bench, "local disk", folder, lambda: 0)
         if shutil.which("fusermount3") is None or importlib.util.find_spec("mfusepy") is None:
             print("skipped: the counted file system needs fuse3 and mfusepy")
             return

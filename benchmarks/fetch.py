@@ -9,6 +9,7 @@ import os
 import threading
 import time
 
+import numpy as np
 import servers
 from fsspec.core import url_to_fs
 
@@ -23,17 +24,23 @@ ROUNDS = 15
 THREADS = {"caller": "MainThread", "event loop": "fsspecIO"}
 
 
-def _loads(shards, options):
-    for url, entry, _, stop in shards:
+def _load(shards, options):
+    for url, entry in shards:
         with pcrshard.Shard(url, entry=entry, storage_options=options).load() as prefix:
-            assert prefix.num_bytes == stop
+            assert prefix.num_bytes == entry.prefix_stop(FULL)
 
 
-def _parts(fs, shards, size):
-    for _, _, path, stop in shards:
-        for start in range(0, stop, size):
-            part = fs.cat_file(path, start=start, end=min(start + size, stop))
-            assert len(part) == min(size, stop - start)
+def _cat(files, part_bytes):
+    for fs, path, stop in files:
+        for start in range(0, stop, part_bytes):
+            end = min(start + part_bytes, stop)
+            assert len(fs.cat_file(path, start=start, end=end)) == end - start
+
+
+def _cpu_by_thread():
+    threads = {thread.name: thread.ident for thread in threading.enumerate()}
+    clocks = [time.pthread_getcpuclockid(threads[name]) for name in THREADS.values()]
+    return np.array([time.clock_gettime(clock) for clock in clocks])
 
 
 def run(bench):
@@ -42,39 +49,24 @@ def run(bench):
         build(bench, folder)
         served = os.path.join(folder, "8 shards")
         index, _ = pcrshard.open_dataset(served)
-        for store, serve, size in (
+        for store, serve, part_bytes in (
             ("nginx", servers.nginx, HTTP_PART_BYTES),
             ("S3", servers.s3, PART_BYTES),
         ):
             with serve(served) as server:
                 options = getattr(server, "storage_options", {})
-                shards = []
-                for entry in index.shards:
-                    url = server.url(entry.name)
-                    fs, path = url_to_fs(url, **options)
-                    shards.append((url, entry, path, entry.prefix_stop(FULL)))
+                shards = [(server.url(entry.name), entry) for entry in index.shards]
+                files = [(*url_to_fs(u, **options), e.prefix_stop(FULL)) for u, e in shards]
                 ways = {
-                    "Shard.load": functools.partial(_loads, shards, options),
-                    "cat_file": functools.partial(_parts, fs, shards, size),
+                    "Shard.load": functools.partial(_load, shards, options),
+                    "cat_file": functools.partial(_cat, files, part_bytes),
                 }
                 for way in ways.values():
                     way()
-                rows += _measured(bench, store, ways, sum(stop for *_, stop in shards) / 1e9)
+                for way, seconds in bench.interleaved(ways, _cpu_by_thread).items():
+                    per_gb = np.transpose(seconds) * 1e9 / index.prefix_bytes(FULL)
+                    figures = map(Quartiles, per_gb.tolist())
+                    rows.append(
+                        {"store": store, "way": way, **dict(zip(THREADS, figures, strict=True))}
+                    )
     bench.show("CPU seconds per GB", rows)
-
-
-def _measured(bench, store, ways, gigabytes):
-    """A row for each way: CPU seconds per GB of the caller's thread and of the event loop's."""
-    threads = {thread.name: thread.ident for thread in threading.enumerate()}
-    clocks = {n: time.pthread_getcpuclockid(threads[name]) for n, name in THREADS.items()}
-    spent = {way: {name: [] for name in clocks} for way in ways}
-    for _ in range(bench.rounds):
-        for way, run_way in ways.items():
-            begun = {name: time.clock_gettime(clock) for name, clock in clocks.items()}
-            run_way()
-            for name, clock in clocks.items():
-                spent[way][name].append((time.clock_gettime(clock) - begun[name]) / gigabytes)
-    return [
-        {"store": store, "way": way} | {name: Quartiles(each) for name, each in by_thread.items()}
-        for way, by_thread in spent.items()
-    ]

@@ -1,7 +1,6 @@
 """What the benchmarks share: photographs, interleaved rounds, tables, targets, a JSON file."""
 
 import contextlib
-import datetime
 import importlib.metadata
 import json
 import os
@@ -17,6 +16,7 @@ import time
 
 import webdataset as wds
 
+from evidence.lab import stamp
 from pcrshard import ShardWriter
 from pcrshard.fidelity.costs import table
 
@@ -105,16 +105,23 @@ class Bench:
         found = sorted(os.path.join(top, n) for top, _, names in os.walk(folder) for n in names)
         return found[::every][: 8 if self.quick else None]
 
-    def interleaved(self, ways, clock=time.process_time):
-        """Seconds of each way, round by round, every round in another order."""
-        seconds = {name: [] for name in ways}
+    def interleaved(self, ways, clock=time.process_time, *, before=lambda: None):
+        """What each way adds to the clock, round by round, every round in another order.
+
+        Args:
+            ways: Functions by name.
+            clock: Returns a number, or an array of several.
+            before: Called before each way, and not measured.
+        """
+        found = {name: [] for name in ways}
         shuffled = random.Random(0)
         for _ in range(self.rounds):
             for name in shuffled.sample(list(ways), len(ways)):
+                before()
                 begun = clock()
                 ways[name]()
-                seconds[name].append(clock() - begun)
-        return seconds
+                found[name].append(clock() - begun)
+        return found
 
     def compare(self, title, ways, clock=time.process_time, *, per=1):
         """The same, with a table of milliseconds per item of ``per``."""
@@ -127,7 +134,7 @@ class Bench:
         return seconds
 
     def worker(self, function, *arguments):
-        """What a function of the benchmark prints in a process of its own, as JSON."""
+        """What a function of the benchmark returns in a process of its own."""
         command = [sys.executable, "-m", "benchmarks", self.subject, "--worker", function]
         done = subprocess.run(
             [*command, *map(str, arguments)], stdout=subprocess.PIPE, check=True, cwd=ROOT
@@ -152,21 +159,12 @@ class Bench:
 
     def save(self, path):
         """Write the figures with machine, versions and date."""
-        versions = {}
-        for name in PACKAGES:
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                versions[name] = importlib.metadata.version(name)
+        versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+        machine = {"python": platform.python_version(), "load": os.getloadavg()[0]}
         report = {
             "benchmark": self.subject,
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "rounds": self.rounds,
-            "machine": {
-                "processor": platform.processor() or platform.machine(),
-                "cores": len(os.sched_getaffinity(0)),
-                "python": platform.python_version(),
-                "load": os.getloadavg()[0],
-                "versions": versions,
-            },
+            "machine": stamp() | machine | {"versions": versions},
             "targets": self.targets,
             "results": self.results,
         }

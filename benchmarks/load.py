@@ -111,16 +111,13 @@ def run(bench):
         runs["WebDataset, 2 workers"] = lambda: _stock(urls, 2)
         runs[".pcr_decode(threads=2)"] = lambda: _staged(shards, 2)
         runs["random access"] = lambda: _count(DataLoader(dataset, BATCH, True, num_workers=2))
-        rates, costs = ({name: [] for name in runs} for _ in range(2))
-        sleeping, burning = [], []
-        for _ in range(bench.rounds):
-            for name, run_ in runs.items():
-                begun, spent = time.perf_counter(), cpu()
-                images = run_()
-                rates[name].append(images / (time.perf_counter() - begun))
-                costs[name].append(1000 * (cpu() - spent) / images)
-            sleeping.append(_beside(dataset, lambda s: time.sleep(s) or 1, threads=2))
-            burning.append(_beside(dataset, _burn, threads=1))
+        images = {name: run_() for name, run_ in runs.items()}
+        spent = bench.interleaved(runs, lambda: np.array([time.perf_counter(), cpu()]))
+        rates = {n: [images[n] / wall for wall, _ in each] for n, each in spent.items()}
+        costs = {n: [1000 * used / images[n] for _, used in each] for n, each in spent.items()}
+        rounds = range(bench.rounds)
+        sleeping = [_beside(dataset, lambda s: time.sleep(s) or 1, threads=2) for _ in rounds]
+        burning = [_beside(dataset, _burn, threads=1) for _ in rounds]
     columns = {"images/s": rates, "CPU ms an image": costs}
     rows = [{"way": n} | {c: Quartiles(v[n]) for c, v in columns.items()} for n in runs]
     bench.show("Scan 5, 224 px, batches of 64", rows)

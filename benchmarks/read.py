@@ -6,7 +6,6 @@ and a tiny shard come first; then "fresh" is the first pass, and "steady" the pa
 Asserts the sizes of the JPEGs and that at most prefix_stop bytes are read.
 """
 
-import json
 import os
 import time
 
@@ -61,7 +60,7 @@ def child(folder, case, scan, way):
     taken = int(read("/proc/self/io").split()[1]) - before
     # Python's own buffers may read on; the counter counts the reads of itself.
     assert way == "bare" or taken <= len(seconds) * stops + 4096
-    return json.dumps([seconds[0], sum(seconds[3:]) / STEADY_PASSES, stops])
+    return [seconds[0], sum(seconds[3:]) / STEADY_PASSES, stops]
 
 
 def run(bench):

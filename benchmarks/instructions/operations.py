@@ -6,14 +6,11 @@ Prints a JSON list of (operation, what one of it is, how many of these were done
 which callgrind dumps. Each runs once before it is counted, so that imports and caches are warm.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import pathlib
 import shutil
 import sys
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -28,17 +25,16 @@ HEIGHT, WIDTH = 375, 500
 NUM_IMAGES = 4
 NUM_WORDS = 1 << 20
 SCANS = {"1": 1, "2": 2, "5": 5, "full": "full"}
-Operation = tuple[str, str, int, Callable[[], object]]
 
 
-def make_shards(folder: pathlib.Path) -> Callable[[], object]:
+def make_shards(folder):
     """Synthetic pictures, the same everywhere, and a call that encodes them."""
     photos = folder / "photos" / "class"
     photos.mkdir(parents=True)
     for seed in range(NUM_IMAGES):
         (photos / f"{seed}.jpg").write_bytes(make_jpeg(seed, HEIGHT, WIDTH, quality=90))
 
-    def encode() -> None:
+    def encode():
         shutil.rmtree(folder / "shards", ignore_errors=True)
         options = pcrshard.EncodeOptions(num_shards=1)
         pcrshard.encode(str(photos.parent), str(folder / "shards"), options, workers=1)
@@ -46,34 +42,34 @@ def make_shards(folder: pathlib.Path) -> Callable[[], object]:
     return encode
 
 
-def decode(jpegs: list[bytes]) -> None:
+def decode(jpegs):
     """Whole pictures."""
     for jpeg in jpegs:
         assert native.decode([jpeg]).shape == (HEIGHT, WIDTH, 3)
 
 
-def crop(jpegs: list[bytes]) -> None:
+def crop(jpegs):
     """A crop of each, resized."""
     for jpeg in jpegs:
         pixels = native.decode([jpeg], crop=(40, 60, 280, 300), size=(224, 224))
         assert pixels.shape == (224, 224, 3)
 
 
-def join(shard: pcrshard.Shard) -> list[bytes]:
+def join(shard):
     """The JPEGs of scan 5, joined."""
     jpegs = [bytes(sample["jpg"]) for sample in shard.load(5).samples()]
     assert len(jpegs) == NUM_IMAGES
     return jpegs
 
 
-def load_epoch(shards: str) -> None:
+def load_epoch(shards):
     """One batch of center crops by PCRLoader."""
     dataset = pcrshard.PCRDataset(shards, scan=5, decoder=pcrshard.ImageDecoder(224, "center"))
     (batch,) = pcrshard.PCRLoader(dataset, NUM_IMAGES, threads=1)
     assert batch["jpg"].shape == (NUM_IMAGES, 3, 224, 224)
 
 
-def webdataset_epoch(shards: str) -> None:
+def webdataset_epoch(shards):
     """The same by a WebDataset pipeline."""
     index, urls = pcrshard.open_dataset(shards)
     dataset = wds.WebDataset(pcrshard.shards(urls), shardshuffle=False)
@@ -81,13 +77,13 @@ def webdataset_epoch(shards: str) -> None:
     assert len(samples) == NUM_IMAGES
 
 
-def image_operations(folder: pathlib.Path) -> list[Operation]:
+def image_operations(folder):
     """From photographs to batches."""
     encode = make_shards(folder)
     encode()
     shards = str(folder / "shards")
     shard = pcrshard.Shard(pcrshard.open_dataset(shards)[1][0])
-    found: list[Operation] = [("encode", "image", NUM_IMAGES, encode)]
+    found = [("encode", "image", NUM_IMAGES, encode)]
     for name, scan in SCANS.items():
         jpegs = [bytes(sample["jpg"]) for sample in shard.load(scan).samples()]
         found.append((f"decode, scan {name}", "image", NUM_IMAGES, lambda j=jpegs: decode(j)))
@@ -101,7 +97,7 @@ def image_operations(folder: pathlib.Path) -> list[Operation]:
     return found
 
 
-def delta_operations() -> list[Operation]:
+def delta_operations():
     """One in 32 of a million words changes."""
     rng = np.random.default_rng(0)
     was = rng.integers(0, 1 << 16, NUM_WORDS, dtype=np.uint16)
@@ -113,11 +109,11 @@ def delta_operations() -> list[Operation]:
     assert encoded is not None
     changed, gaps, steps = encoded
 
-    def encode() -> None:
+    def encode():
         words[:] = was
         assert sparse_words.encode(now, words, scratch)
 
-    def apply() -> None:
+    def apply():
         words[:] = was
         assert sparse_words.apply(words, gaps, steps) == changed
         assert np.array_equal(words, now)
@@ -128,7 +124,7 @@ def delta_operations() -> list[Operation]:
     ]
 
 
-def main() -> None:
+def main():
     """Count each operation."""
     marks = ctypes.CDLL(sys.argv[1])
     torch.set_num_threads(1)

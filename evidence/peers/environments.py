@@ -1,5 +1,6 @@
 """One virtual environment for each peer, in a cache folder; the versions that were measured."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -28,6 +29,7 @@ ENVIRONMENTS = {
 }
 
 
+@functools.cache
 def python_of(name, cache):
     """The Python of an environment, which is made if it is not there; None if that fails."""
     packages = ENVIRONMENTS[name]

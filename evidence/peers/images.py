@@ -1,5 +1,6 @@
 """What every peer does with an image: the same random crop, in a plain form and in a tuned one."""
 
+import io
 import math
 import random
 
@@ -9,15 +10,15 @@ SIDE = 224
 BATCH = 32
 
 
-def draw_box(rng, height, width):
+def draw_box(height, width):
     """(y, x, height, width) as torchvision's RandomResizedCrop draws it."""
     for _ in range(10):
-        area = height * width * rng.uniform(0.08, 1.0)
-        ratio = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
+        area = height * width * random.uniform(0.08, 1.0)
+        ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
         w = round(math.sqrt(area * ratio))
         h = round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
-            return rng.randint(0, height - h), rng.randint(0, width - w), h, w
+            return random.randint(0, height - h), random.randint(0, width - w), h, w
     side = min(height, width)
     return (height - side) // 2, (width - side) // 2, side, side
 
@@ -27,15 +28,13 @@ def crop_picture(picture):
     from PIL import Image
 
     picture = picture if picture.mode == "RGB" else picture.convert("RGB")
-    y, x, h, w = draw_box(random, picture.height, picture.width)
+    y, x, h, w = draw_box(picture.height, picture.width)
     box = (x, y, x + w, y + h)
     return np.asarray(picture.resize((SIDE, SIDE), Image.Resampling.BILINEAR, box=box))
 
 
 def decode_plain(jpeg):
     """As most people write it: Pillow."""
-    import io
-
     from PIL import Image
 
     with Image.open(io.BytesIO(jpeg)) as picture:
@@ -49,7 +48,7 @@ def decode_tuned(jpeg):
 
     cv2.setNumThreads(0)
     height, width, *_ = simplejpeg.decode_jpeg_header(jpeg)
-    y, x, h, w = draw_box(random, height, width)
+    y, x, h, w = draw_box(height, width)
     # The smallest picture in which the crop still has as many pixels as the result.
     pixels = simplejpeg.decode_jpeg(
         jpeg,
@@ -64,19 +63,17 @@ def decode_tuned(jpeg):
     return cv2.resize(part, (SIDE, SIDE), interpolation=cv2.INTER_AREA)
 
 
-DECODERS = {"plain": decode_plain, "tuned": decode_tuned}
-
-
 def batches_of(samples):
     """Lists of (pixels, label) as arrays, in a loader's worker."""
     pixels, labels = zip(*samples, strict=True)
     return np.stack(pixels), np.array(labels)
 
 
-def torch_loader(dataset, workers, **options):
-    """The loader that PyTorch users have."""
+def torch_batches(dataset, workers, loader=None, **options):
+    """The pixels of the batches of the loader that PyTorch users have, or of another one."""
     import torch
 
     torch.set_num_threads(1)
     how = {"batch_size": BATCH, "num_workers": workers, "collate_fn": batches_of} | options
-    return torch.utils.data.DataLoader(dataset, **how)
+    for pixels, _ in (loader or torch.utils.data.DataLoader)(dataset, **how):
+        yield pixels

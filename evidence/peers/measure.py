@@ -6,7 +6,6 @@ run asks pcrshard's own adapters only, which need no environment.
 """
 
 import contextlib
-import functools
 import json
 import os
 import random
@@ -18,19 +17,19 @@ import time
 
 # Workers run these modules in environments without this package.
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from adapters import PEERS, SHARD_IMAGES
+from adapters import FORMS, PEERS, SHARD_IMAGES
 from environments import python_of
-from server import SlowServer
+from server import serve
 
 # 780 images are enough where nothing is waited for; a link needs more, because the first seconds of
 # an epoch are unlike the others.
 COPIES = {"data": 3, "data-link": 12}
 LINKS = ((20e6, "data"), (20e6, "data-link"), (80e6, "data"))  # bytes a second, which set
-LIMIT_S = {"prepare": 180, "epoch": 75}
+LIMIT_S = {"write": 180, "epoch": 75}
 # Measured once.
 KEPT = ("imread", "once", "versions")
 QUICK = ("pcrshard scan 5", "pcrshard scan 5, threads")
-SERVED = {
+S3 = {
     "AWS_ACCESS_KEY_ID": "peers",
     "AWS_SECRET_ACCESS_KEY": "peers",
     "AWS_DEFAULT_REGION": "us-east-1",
@@ -48,59 +47,56 @@ class Peers:
         os.makedirs(self.scratch, exist_ok=True)
         self.names = list(QUICK if lab.quick else PEERS)
         random.shuffle(self.names)  # whoever comes after whom, and what a time limit cuts off
-        self.python = functools.cache(
-            lambda environment: python_of(environment, os.path.join(self.top, "environments"))
-        )
 
-    def folder(self, name, data="data"):
-        """A peer's form of the images, written if it is not there."""
-        folder = os.path.join(self.top, data, PEERS[name].form)
+    def folder(self, form, data="data"):
+        """The images in a form, written if they are not there."""
+        folder = os.path.join(self.top, data, form)
         if not os.path.exists(os.path.join(folder, "shards")):
-            self.write(name, folder, data)
+            self.write(form, folder, data)
         return folder
 
-    def write(self, name, folder, data="data"):
-        """The images in a peer's form; what that took."""
+    def write(self, form, folder, data="data"):
+        """The images in a form; what that took."""
         shutil.rmtree(folder, ignore_errors=True)
         os.makedirs(folder)
-        images = self.images(data)
-        listed = os.path.join(self.top, data, "images.json")
-        with open(listed, "w") as file:
-            json.dump(images, file)
-        found = self.call(name, "prepare", images=listed, folder=folder)
-        with open(os.path.join(folder, "shards"), "w") as file:
-            # A server does not tell how many there are.
-            file.write(str(-(-len(images) // SHARD_IMAGES)))
-        return found
-
-    def images(self, data):
-        """Copies of the ImageNet photographs, as a list of (path, label)."""
         source = next(iter(self.lab.photos().values()))
         files = sorted(os.path.join(top, n) for top, _, names in os.walk(source) for n in names)
         labels = sorted({os.path.dirname(path) for path in files})
-        return [(path, labels.index(os.path.dirname(path))) for path in files] * COPIES[data]
+        images = [(path, labels.index(os.path.dirname(path))) for path in files] * COPIES[data]
+        listed = os.path.join(self.top, data, "images.json")
+        with open(listed, "w") as file:
+            json.dump(images, file)
+        found = self.call(FORMS[form][0], form, "write", images=listed, folder=folder)
+        with open(os.path.join(folder, "shards"), "w") as file:
+            file.write(str(-(-len(images) // SHARD_IMAGES)))
+        return found
 
-    def call(self, name, action, **options):
-        """What a peer's worker says in its environment, or None."""
-        python = self.python(PEERS[name].environment)
+    def epoch(self, name, folder, epochs=1, **options):
+        """What a peer's worker says of some epochs, or None."""
+        options = {"folder": folder, "workers": 2, "epochs": epochs} | options
+        return self.call(PEERS[name].environment, name, "epoch", **options)
+
+    def call(self, environment, name, action, **options):
+        """What a worker says in an environment, or None."""
+        python = python_of(environment, os.path.join(self.top, "environments"))
         if python is None:
             return None
-        environment = {
-            **os.environ,
+        variables = {
             "OMP_NUM_THREADS": "1",
             "HF_HOME": os.path.join(self.scratch, "hf"),
             "HF_HUB_OFFLINE": "1",
             "PEERS_SCRATCH": self.scratch,
             "TF_CPP_MIN_LOG_LEVEL": "3",
-            **options.pop("environment", {}),
         }
+        if "endpoint" in options:
+            variables |= dict.fromkeys(("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL"), options["endpoint"])
         worker = os.path.join(os.path.dirname(__file__), "worker.py")
         process = subprocess.Popen(
             [python, worker, name, action, json.dumps(options)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=environment,
+            env=os.environ | S3 | variables,
             start_new_session=True,
         )
         try:
@@ -125,19 +121,19 @@ class Peers:
 
     def prepare(self):
         """Each form once: the time, the CPU time and the bytes."""
-        forms = {run["form"] for run in self.lab.rows() if run["question"] == "prepare"}
-        for name in self.names:
-            form = PEERS[name].form
+        known = {run["form"] for run in self.lab.rows() if run["question"] == "prepare"}
+        for form in dict.fromkeys(PEERS[name].form for name in self.names):
             folder = os.path.join(self.top, "data", form)
-            figures = None if form in forms else self.write(name, folder)
+            figures = None if form in known else self.write(form, folder)
             if figures is not None:
-                forms.add(form)
-                self.add("prepare", name, figures, form=form, bytes=_tree_bytes(folder))
+                files = [os.path.join(top, n) for top, _, names in os.walk(folder) for n in names]
+                size = sum(map(os.path.getsize, files))
+                self.add("prepare", form, figures, form=form, bytes=size)
 
     def cpu(self):
         for workers in (1, 2):
             for name in self.names:
-                said = self.call(name, "epoch", folder=self.folder(name), workers=workers, epochs=2)
+                said = self.epoch(name, self.folder(PEERS[name].form), 2, workers=workers)
                 if said is not None:
                     first, second = said["epochs"]
                     figures = {**second, "first": first["first"], "cold_cpu": first["cpu"]}
@@ -145,37 +141,24 @@ class Peers:
 
     def memory(self):
         for name in self.names:
-            folder = self.folder(name)
-            said = self.call(name, "epoch", folder=folder, workers=2, epochs=1, memory=True)
+            said = self.epoch(name, self.folder(PEERS[name].form), memory=True)
             if said is not None:
                 self.add("memory", name, {"peak_bytes": said["peak_bytes"]})
 
     def link(self):
         for rate, data in LINKS:
-            for name in [name for name in self.names if PEERS[name].streams]:
-                options = {"folder": self.folder(name, data), "workers": 2, "epochs": 1}
-                with SlowServer(options["folder"], rate) as server:
-                    ends = {"S3_ENDPOINT_URL": server.url, "AWS_ENDPOINT_URL": server.url}
-                    options |= {"server": server.url, "environment": SERVED | ends}
-                    said = self.call(name, "epoch", **options)
+            for name in [name for name in self.names if PEERS[name].server]:
+                folder = self.folder(PEERS[name].form, data)
+                with serve(folder, rate) as (url, link):
+                    place = "s3://bucket/" if PEERS[name].server == "s3" else url
+                    said = self.epoch(name, folder, server=place, endpoint=url)
                 if said is not None:
-                    figures = said["epochs"][0] | {"bytes": server.link.bytes}
+                    figures = said["epochs"][0] | {"bytes": link.bytes}
                     self.add("link", name, figures, rate=rate, data=data)
-
-
-def _tree_bytes(top):
-    return sum(
-        os.path.getsize(os.path.join(folder, name))
-        for folder, _, names in os.walk(top)
-        for name in names
-    )
-
-
-QUESTIONS = ("prepare", "cpu", "memory", "link")
 
 
 def measure(lab, parts=()):
     """A round of some questions, or of all."""
     peers = Peers(lab)
-    for question in parts or QUESTIONS:
+    for question in parts or ("prepare", "cpu", "memory", "link"):
         getattr(peers, question)()
