@@ -8,6 +8,7 @@ import io
 import pathlib
 
 import torch
+from torch import nn
 
 NAMES = ("lite0", "lite2")
 # The package's weights are of pixels minus 127, over 128.
@@ -65,3 +66,24 @@ class Classifier:
         """(N, classes) float32."""
         pixels = scaled(torch.as_tensor(images).to(device()), fast_type())
         return self.network(pixels).float().cpu()
+
+
+class Trainable(nn.Module):
+    """A network where it is fast; what it takes and gives is on the processor.
+
+    Its batch normalization keeps the statistics that it has, unless it ``gathers`` others.
+    """
+
+    def __init__(self, network, *, gathers=False):
+        super().__init__()
+        self.gathers = gathers
+        self.network = network.to(device(), memory_format=torch.channels_last)
+
+    def train(self, mode=True):
+        """Gradients need no mode."""
+        return super().train(mode and self.gathers)
+
+    def forward(self, inputs):
+        number = fast_type()
+        with torch.autocast(device().type, number, enabled=number != torch.float32):
+            return self.network(inputs.to(device())).float().cpu()
