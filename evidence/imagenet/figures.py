@@ -5,10 +5,8 @@ import statistics
 from collections import defaultdict
 
 from ..pages import Estimate, NotMeasured
-from .photographs import points
+from .photographs import POINTS, SCANS
 
-SCRIPTS = ("standard", "q95")
-MAIN = 224
 # Of normal deviations.
 Z = 1.96
 # Points below the source that are called alike.
@@ -55,8 +53,7 @@ class Seen:
         for row in sorted(lab.rows(), key=lambda row: row["block"]):
             for point, marks in row["marks"].items():
                 self.cases[row["network"], row["crop"], row["smoothing"]][point] += marks
-        crops = sorted({crop for _, crop, _ in self.cases})
-        self.main = MAIN if MAIN in crops else next(iter(crops), None)
+        self.main = 64 if lab.quick else 224
         self.networks = [n for n in ("lite0", "lite2") if (n, self.main, False) in self.cases]
         self.bytes = lab.read("bytes")["bytes"]
 
@@ -66,7 +63,7 @@ class Seen:
 
     def cheapest(self, marks, script):
         """The first point of a script whose mean is within TOLERANCE of the source's."""
-        names = [point.name for point in points() if point.store == script and point.name in marks]
+        names = [scan.name for scan in SCANS if scan.store == script and scan.name in marks]
         full = marks["source full"]
         within = (name for name in names if gap(marks[name], full).mean >= -TOLERANCE)
         return next(within, "source full")
@@ -76,41 +73,41 @@ class Seen:
         return self.bytes["source full"] / self.bytes[name]
 
 
-def _rows(found, network, costs):
-    """What tables and pictures say of each point."""
-    marks = found.plain(network)
-    smoothed = found.cases.get((network, found.main, True), {})
-    for point in points():
-        name = point.name
-        changed = smoothed.get(name)
-        yield {
-            "store": point.store,
-            "name": name,
-            "kb": found.bytes[name] / 1e3,
-            "ms": costs.get(name),
-            "smooth_ms": costs.get(f"{name} smooth"),
-            "top1": share(marks[name]),
-            "top5": share(marks[name], "15"),
-            "minus": gap(marks[name], marks["source full"]),
-            "smoothed": changed and share(changed),
-            "smooth": changed and gap(changed, marks[name]),
-        }
-
-
 def _findings(found, network, costs):
     """Of a network: the first scans that are enough, and comparisons of points."""
     marks = found.plain(network)
-    values = {"count": len(marks["source full"]), "rows": list(_rows(found, network, costs))}
-    for script in SCRIPTS:
-        best = found.cheapest(marks, script)
-        values[script] = {"name": best, "times": found.fewer(best)}
-    values["scripts"] = gap(marks["q95 4"], marks["standard 4"])
-    values["scripts_times"] = found.bytes["standard 4"] / found.bytes["q95 4"]
-    values["resized_times"] = found.fewer("resized full")
-    fewer = [p.name for p in points() if found.bytes[p.name] <= found.bytes["resized full"]]
-    rival = max((name for name in fewer if name != "resized full"), key=lambda n: share(marks[n]))
-    values["rival"] = {"name": rival, "gap": gap(marks[rival], marks["resized full"])}
-    return values
+    smoothed = found.cases.get((network, found.main, True), {})
+    rows = []
+    for point in POINTS:
+        name = point.name
+        changed = smoothed.get(name)
+        rows.append(
+            {
+                "store": point.store,
+                "name": name,
+                "kb": found.bytes[name] / 1e3,
+                "ms": costs.get(name),
+                "smooth_ms": costs.get(f"{name} smooth"),
+                "top1": share(marks[name]),
+                "top5": share(marks[name], "15"),
+                "minus": gap(marks[name], marks["source full"]),
+                "smoothed": changed and share(changed),
+                "smooth": changed and gap(changed, marks[name]),
+            }
+        )
+    best = {script: found.cheapest(marks, script) for script in ("standard", "q95")}
+    resized = next(row for row in rows if row["name"] == "resized full")
+    no_larger = [row for row in rows if row["kb"] <= resized["kb"] and row is not resized]
+    rival = max(no_larger, key=lambda row: row["top1"])["name"]
+    return {
+        "count": len(marks["source full"]),
+        "rows": rows,
+        **{script: {"name": name, "times": found.fewer(name)} for script, name in best.items()},
+        "scripts": gap(marks["q95 4"], marks["standard 4"]),
+        "scripts_times": found.bytes["standard 4"] / found.bytes["q95 4"],
+        "resized_times": found.fewer("resized full"),
+        "rival": {"name": rival, "gap": gap(marks[rival], marks["resized full"])},
+    }
 
 
 def networks(lab):
@@ -123,8 +120,8 @@ def networks(lab):
 def crops(lab):
     """Rows of each network and crop, at the points that other crops have."""
     found = Seen(lab)
-    others = [marks for (_, crop, _), marks in found.cases.items() if crop != found.main]
-    if not others:
+    header = next((list(m) for (_, crop, _), m in found.cases.items() if crop != found.main), None)
+    if header is None:
         raise NotMeasured
     rows, helped = [], []
     for (network, crop, smoothing), marks in sorted(found.cases.items()):
@@ -138,12 +135,12 @@ def crops(lab):
                 "network": network,
                 "crop": crop,
                 "count": len(marks["source full"]),
-                "cells": [share(marks[point]) for point in others[0]],
+                "cells": [share(marks[point]) for point in header],
                 "scan": name.split()[1],
                 "fewer": found.fewer(name),
             }
         )
-    return {"rows": rows, "header": list(others[0]), "helped": helped}
+    return {"rows": rows, "header": header, "helped": helped}
 
 
 def coarse(lab):
@@ -160,8 +157,7 @@ def coarse(lab):
             for point, told in guesses["guesses"].items()
         }
         minus = {point: gap(each, marks["source full"]) for point, each in marks.items()}
-        scans = [point.name for point in points() if point.store in SCRIPTS]
-        within = [point for point in scans if minus[point].mean >= -TOLERANCE]
+        within = [scan.name for scan in SCANS if minus[scan.name].mean >= -TOLERANCE]
         best = min(within, key=found.bytes.get)
         rows.append(
             {
@@ -178,7 +174,6 @@ def coarse(lab):
 
 def smaller(lab):
     """Each scan of the pictures resized once: bytes, decode time and each network's accuracy."""
-    points = lab.read("resized")["points"]
     return [
         {
             "name": name,
@@ -187,7 +182,7 @@ def smaller(lab):
             "ms": found["milliseconds"],
             "top1": {network: share(found[network]) for network in ("lite0", "lite2")},
         }
-        for name, found in points.items()
+        for name, found in lab.read("resized")["points"].items()
     ]
 
 

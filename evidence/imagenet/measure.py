@@ -4,6 +4,7 @@ Each photograph is stored at every scan of two scripts, as it was, and resized o
 without any retraining classifies all of them. Rows are appended as each block of photographs ends.
 """
 
+import functools
 import os
 import time
 
@@ -15,8 +16,7 @@ from pcrshard.fidelity.msssim import Reference
 from pcrshard.jpeg.pixels import decode_image
 
 from .. import lites
-from . import resized
-from .photographs import photographs, points, shard_bytes, stored, unfinished
+from .photographs import POINTS, QUALITY, SCANS, SIDE, encoded, photographs, resized, stored
 
 # Four blocks are the photographs of shared/data.
 BLOCK = 65
@@ -43,6 +43,12 @@ CASES = (
 MOST = 3
 QUICK_CASES = (("lite0", 64, False), ("lite0", 64, True))
 CPU_IMAGES = 48
+ROUNDS = 7
+
+
+@functools.cache
+def _network(name):
+    return lites.Classifier(lites.pretrained(name))
 
 
 def _mark(scores, label):
@@ -53,30 +59,22 @@ def _mark(scores, label):
     return "5" if label in best else "0"
 
 
-def _see(classify, photograph, crop, smoothing):
-    """The mark at each point, by the point's name."""
+def _see(chosen, key):
+    """The marks of some photographs at each point."""
+    crop, smoothing = key["crop"], key["smoothing"]
     decoder = pcrshard.ImageDecoder(crop, "center", smoothing=smoothing)
     wanted = [
-        point
-        for point in points()
-        if (not smoothing or unfinished(point)) and (crop not in OTHER_CROPS or point.scan in SOME)
+        point.name
+        for point in POINTS
+        if (point.unfinished or not smoothing) and (crop not in OTHER_CROPS or point.scan in SOME)
     ]
-    files = stored(photograph.path.read_bytes())
-    scores = classify(np.stack([decoder(files[point.name], None) for point in wanted]))
-    return {
-        point.name: _mark(row, photograph.label) for point, row in zip(wanted, scores, strict=True)
-    }
-
-
-def _measure_block(classify, chosen, key):
-    begun = time.process_time()
-    seen = [_see(classify, photograph, key["crop"], key["smoothing"]) for photograph in chosen]
-    return {
-        "number": str(lites.fast_type()),
-        "cpu_seconds": time.process_time() - begun,
-        "first": chosen[0].path.name,
-        "marks": {point: "".join(each[point] for each in seen) for point in seen[0]},
-    }
+    marks = dict.fromkeys(wanted, "")
+    for photograph in chosen:
+        files = stored(photograph.path.read_bytes())
+        scores = _network(key["network"])(np.stack([decoder(files[name]) for name in wanted]))
+        for name, row in zip(wanted, scores, strict=True):
+            marks[name] += _mark(row, photograph.label)
+    return marks
 
 
 def _classify(lab):
@@ -90,12 +88,24 @@ def _classify(lab):
         for number, (name, crop, smoothing) in enumerate(cases)
         for block in range(len(blocks) if number < MOST else early)
     ]
-    networks = {}
     for key in lab.missing(keys):
-        name = key["network"]
-        if name not in networks:
-            networks[name] = lites.Classifier(lites.pretrained(name))
-        lab.append(key | _measure_block(networks[name], blocks[key["block"]], key))
+        block, begun = blocks[key["block"]], time.process_time()
+        row = {"number": str(lites.fast_type()), "marks": _see(block, key)}
+        spent = time.process_time() - begun
+        lab.append(key | row | {"first": block[0].path.name, "cpu_seconds": spent})
+
+
+def _milliseconds(decoder, files):
+    """CPU milliseconds to decode a file: the least of some rounds, because others' work makes it
+    longer and nothing makes it shorter.
+    """
+    seconds = []
+    for _ in range(ROUNDS):
+        begun = time.process_time()
+        for file in files:
+            decoder(file)
+        seconds.append(time.process_time() - begun)
+    return 1000 * min(seconds) / len(files)
 
 
 def _decode_cost(lab):
@@ -103,12 +113,12 @@ def _decode_cost(lab):
     chosen = photographs(lab)[: 1 if lab.quick else CPU_IMAGES]
     files = [stored(photograph.path.read_bytes()) for photograph in chosen]
     found = {}
-    for smoothing in (False, True):
+    for ending, smoothing in (("", False), (" smooth", True)):
         decoder = pcrshard.ImageDecoder(224, "center", smoothing=smoothing)
-        for point in points():
-            if not smoothing or unfinished(point):
-                name = f"{point.name}{' smooth' if smoothing else ''}"
-                found[name] = resized.milliseconds(decoder, [file[point.name] for file in files])
+        for point in POINTS:
+            if point.unfinished or not smoothing:
+                jpegs = [file[point.name] for file in files]
+                found[point.name + ending] = _milliseconds(decoder, jpegs)
     return {"images": len(files), "milliseconds": found}
 
 
@@ -117,42 +127,70 @@ def _guesses(lab):
     against the whole photograph.
     """
     decoder = pcrshard.ImageDecoder(64 if lab.quick else 224, "center")
-    classify = lites.Classifier(lites.pretrained("lite0"))
     chosen = photographs(lab)
-    names = [point.name for point in points()]
-    scans = [point.name for point in points() if point.scan != "full"]
-    guesses, likeness = [], []
+    guesses = {point.name: [] for point in POINTS}
+    likeness = {point.name: [] for point in SCANS}
     for photograph in chosen:
         files = stored(photograph.path.read_bytes())
-        images = np.stack([decoder(files[name], None) for name in names])
-        guesses.append(classify(images).argmax(1).tolist())
+        scores = _network("lite0")(np.stack([decoder(files[name]) for name in guesses]))
+        for told, guess in zip(guesses.values(), scores.argmax(1).tolist(), strict=True):
+            told.append(str(guess))
         reference = Reference(decode_image(files["source full"]))
-        likeness.append([reference.compare(decode_image(files[name])) for name in scans])
-    # On one line of JSON each.
-    told = {
-        name: " ".join(map(str, column))
-        for name, column in zip(names, zip(*guesses, strict=True), strict=True)
-    }
-    means = np.mean(likeness, axis=0).tolist()
-    return {
+        for name, values in likeness.items():
+            values.append(reference.compare(decode_image(files[name])))
+    return {  # on one line of JSON each
         "labels": " ".join(str(photograph.label) for photograph in chosen),
-        "guesses": told,
-        "msssim": dict(zip(scans, means, strict=True)),
+        "guesses": {name: " ".join(told) for name, told in guesses.items()},
+        "msssim": {name: float(np.mean(values)) for name, values in likeness.items()},
     }
 
 
 def _bytes(lab):
-    return {"images": len(photographs(lab)), "bytes": shard_bytes(lab, photographs(lab))}
+    """Mean bytes of a photograph at each point; scans as parts of whole shards, index included."""
+    chosen = photographs(lab)
+    found = {}
+    for point in SCANS:
+        index, _ = encoded(lab, chosen, point.store)
+        found[point.name] = index.prefix_bytes(point.scan) / index.num_samples
+    sources = [photograph.path.read_bytes() for photograph in chosen]
+    found["source full"] = sum(map(len, sources)) / len(sources)
+    found["resized full"] = sum(len(resized(jpeg)) for jpeg in sources) / len(sources)
+    return {"images": len(chosen), "bytes": found}
+
+
+def _resized(lab):
+    """Scans of pictures resized once (``encode --resize-short 256 --reencode-quality 90``): mean
+    bytes, CPU milliseconds to decode and crop, and the photographs that each network classifies
+    correctly, in their order as ``1`` and ``0``.
+    """
+    chosen = photographs(lab)
+    labels = {photograph.path.stem: photograph.label for photograph in chosen}
+    networks = [name for name in lites.NAMES if lites.available(name)]
+    decoder = pcrshard.ImageDecoder(64 if lab.quick else 224, "center")
+    found = {}
+    for point in SCANS:
+        index, paths = encoded(lab, chosen, point.store, SIDE, QUALITY)
+        samples = [
+            sample
+            for path, entry in zip(paths, index.shards, strict=True)
+            for sample in pcrshard.Shard(path, entry=entry).samples(point.scan)
+        ]
+        files = [sample["jpg"] for sample in samples]
+        row = {"bytes": index.prefix_bytes(point.scan) / index.num_samples}
+        row["milliseconds"] = _milliseconds(decoder, files[:BLOCK])
+        wanted = torch.tensor([labels[sample["__key__"]] for sample in samples])
+        images = torch.as_tensor(np.stack([decoder(file) for file in files])).split(BLOCK)
+        for name in networks:
+            right = torch.cat([_network(name)(part).argmax(1) for part in images]) == wanted
+            row[name] = "".join(map(str, right.int().tolist()))
+        found[point.name] = row
+        print(f"{point.name}: {row['bytes']:.0f} bytes", flush=True)
+    return {"images": len(chosen), "points": found}
 
 
 # How often float32 guesses the same was measured once, on a processor with bfloat16.
 KEPT = ("agreement",)
-PARTS = {
-    "cpu": _decode_cost,
-    "guesses": _guesses,
-    "bytes": _bytes,
-    "resized": resized.measure,
-}
+PARTS = {"cpu": _decode_cost, "guesses": _guesses, "bytes": _bytes, "resized": _resized}
 
 
 def measure(lab, parts=()):
