@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from evidence.transformers.models import ViT  # also makes `training` importable
+from evidence.activations.models import ViT  # also makes `training` importable
 
 # isort: split
 from training.models import conv, resnet18, resnet50

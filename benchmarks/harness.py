@@ -6,17 +6,15 @@ import json
 import os
 import platform
 import random
-import resource
 import statistics
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 
 import webdataset as wds
 
-from evidence.lab import stamp
+from evidence.lab import stamp, unpack
 from pcrshard import ShardWriter
 from pcrshard.fidelity.costs import table
 
@@ -47,8 +45,7 @@ def ratios(first, second):
 
 def cpu():
     """CPU seconds of this process and of its ended children."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + usage.ru_utime + usage.ru_stime
+    return sum(os.times()[:4])
 
 
 def peak_memory():
@@ -90,14 +87,9 @@ class Bench:
     @contextlib.contextmanager
     def photos(self, *others):
         """A temporary folder with ``photos/SET/.../FILE.jpg``; ``others`` are tars beside it."""
-        beside = os.path.join(os.path.dirname(ROOT), "shared", "data")
-        data = os.environ.get("PCRSHARD_DATA") or beside
-        if not os.path.exists(os.path.join(data, "photos.tar")):
-            sys.exit("needs photos.tar: set PCRSHARD_DATA to the folder that holds it")
         with tempfile.TemporaryDirectory(prefix="pcrshard-bench-") as folder:
             for name in ("photos", *others):
-                with tarfile.open(os.path.join(data, f"{name}.tar")) as tar:
-                    tar.extractall(folder, filter="data")
+                unpack(name, folder)
             yield folder
 
     def files(self, folder, every=1):
@@ -144,9 +136,8 @@ class Bench:
     def show(self, title, rows, form=".3g"):
         """Print rows of one kind as a table, and keep them."""
         self.results[title] = rows
-        lines = [
-            [v if isinstance(v, str | int) else format(v, form) for v in r.values()] for r in rows
-        ]
+        cells = (r.values() for r in rows)
+        lines = [[v if isinstance(v, str | int) else format(v, form) for v in c] for c in cells]
         print(f"\n{title}\n{table(list(rows[0]), lines)}\n")
 
     def target(self, what, value, *, least=None, most=None):

@@ -6,8 +6,10 @@ import datetime
 import importlib.util
 import json
 import os
+import re
 import tarfile
 import tempfile
+from typing import NamedTuple
 
 import pcrshard
 from pcrshard.testing import make_jpeg
@@ -18,8 +20,7 @@ SCANS = (1, 2, 5, "full")
 SAMPLES_PER_SHARD = 64
 
 
-@dataclasses.dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """A classification task, and how long a network is trained on it."""
 
     name: str
@@ -28,6 +29,7 @@ class Task:
 
 TASKS = (Task("flowers", 10), Task("signs", 12), Task("ham224", 12))
 QUICK_TASKS = (Task("waves", 2), Task("ripples", 2))
+QUICK_SPLITS = (("train", 64), ("val", 32))
 
 
 @dataclasses.dataclass
@@ -96,16 +98,8 @@ class Lab:
         """A tar of shared/data, unpacked once."""
         target = os.path.join(self.cache, name)
         if not os.path.exists(target):
-            beside = os.path.join(os.path.dirname(ROOT), "shared", "data")
-            path = os.path.join(os.environ.get("PCRSHARD_DATA") or beside, f"{name}.tar")
-            if not os.path.exists(path):
-                raise SystemExit(
-                    f"needs {name}.tar: set PCRSHARD_DATA to the folder that holds it, or say "
-                    "--quick"
-                )
-            with made_whole(target) as folder, tarfile.open(path) as tar:
-                tar.extractall(folder, filter="data")
-                os.rename(os.path.join(folder, name), os.path.join(folder, "made"))
+            with made_whole(target) as folder:
+                unpack(name, folder)
         return target
 
     def _pictures(self):
@@ -113,17 +107,15 @@ class Lab:
         quality and texture.
         """
         target = os.path.join(self.cache, "pictures")
-        if os.path.exists(target):
-            return target
-        with made_whole(target) as temporary:
-            for t, task in enumerate(self.tasks):
-                for s, (split, count) in enumerate((("train", 64), ("val", 32))):
+        if not os.path.exists(target):
+            with made_whole(target) as folder:
+                parts = [(task.name, *part) for task in self.tasks for part in QUICK_SPLITS]
+                for number, (task, split, count) in enumerate(parts):
                     for i in range(count):
-                        folder = os.path.join(temporary, "made", task.name, split, "ab"[i % 2])
-                        os.makedirs(folder, exist_ok=True)
-                        seed = 1000 * (2 * t + s) + i
-                        jpeg = make_jpeg(seed, 64, 64, "RGB", quality=(25, 92)[i % 2])
-                        with open(os.path.join(folder, f"{i:03d}.jpg"), "wb") as file:
+                        name = os.path.join(folder, "pictures", task, split, "ab"[i % 2])
+                        os.makedirs(name, exist_ok=True)
+                        jpeg = make_jpeg(1000 * number + i, 64, 64, quality=(25, 92)[i % 2])
+                        with open(os.path.join(name, f"{i:03d}.jpg"), "wb") as file:
                             file.write(jpeg)
         return target
 
@@ -133,16 +125,13 @@ class Lab:
         """A file of the subject's results."""
         return os.path.join(self.out, name)
 
-    def _report(self, name):
+    def load(self, name, key="results"):
+        """What was measured of a part, or ``None``."""
         if not os.path.exists(self.path(f"{name}.json")):
             return None
         with open(self.path(f"{name}.json")) as file:
-            return json.load(file)
-
-    def load(self, name):
-        """What was measured of a part, or ``None``."""
-        report = self._report(name)
-        return report and report["results"]
+            report = json.load(file)
+        return report[key]
 
     def read(self, name):
         """What was measured of a part; raises NotMeasured without it."""
@@ -160,9 +149,8 @@ class Lab:
             name, ending = os.path.splitext(file)
             key = name.replace("-", "_")
             if ending == ".json":
-                report = self._report(name)
-                values[key] = report.get("results", report)
-                values["dates"][key] = report.get("date", "")[:10]
+                values[key] = self.load(name)
+                values["dates"][key] = self.load(name, "date")[:10]
             elif ending == ".jsonl":
                 values[key] = self.rows(name)
         figures = f"{__package__}.{self.subject}.figures"
@@ -218,18 +206,26 @@ class Lab:
 def stamp():
     """When, and on what; nothing that names the machine."""
     with open("/proc/cpuinfo") as file:
-        cpu = next(
-            (line.partition(":")[2].strip() for line in file if line.startswith("model name")),
-            "unknown",
-        )
+        models = re.findall(r"model name\s*: (.+)", file.read())
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return {"date": now, "cpu": cpu, "cores": len(os.sched_getaffinity(0))}
+    return {"date": now, "cpu": [*models, ""][0], "cores": len(os.sched_getaffinity(0))}
+
+
+def unpack(name, folder):
+    """Unpack a tar of shared/data."""
+    beside = os.path.join(os.path.dirname(ROOT), "shared", "data")
+    path = os.path.join(os.environ.get("PCRSHARD_DATA") or beside, f"{name}.tar")
+    if not os.path.exists(path):
+        raise SystemExit(f"needs {name}.tar: set PCRSHARD_DATA to the folder that holds it")
+    with tarfile.open(path) as tar:
+        tar.extractall(folder, filter="data")
 
 
 @contextlib.contextmanager
 def made_whole(target):
-    """A folder in which ``made`` is put together, and then becomes ``target``."""
-    os.makedirs(os.path.dirname(target), exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=os.path.dirname(target)) as folder:
+    """A folder in which a folder of the target's name is put together, which then moves there."""
+    top, name = os.path.split(target)
+    os.makedirs(top, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=top) as folder:
         yield folder
-        os.rename(os.path.join(folder, "made"), target)
+        os.rename(os.path.join(folder, name), target)

@@ -1,5 +1,6 @@
 """The networks of the activation benchmarks, by hand: torchvision is not needed."""
 
+import torch
 from torch import nn
 
 
@@ -42,3 +43,22 @@ def alexnet(classes=10):
         nn.ReLU(inplace=True),
         nn.Linear(4096, classes),
     )
+
+
+class ViT(nn.Module):
+    """A vision transformer of ViT-Tiny's width, heads and depth."""
+
+    def __init__(self, classes, size=224, patch=16, width=192):
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, patch, patch)
+        self.first = nn.Parameter(torch.zeros(1, 1, width))
+        self.positions = nn.Parameter(torch.randn(1, (size // patch) ** 2 + 1, width) * 0.02)
+        how = {"activation": "gelu", "batch_first": True, "norm_first": True}
+        blocks = [nn.TransformerEncoderLayer(width, 3, 4 * width, 0.0, **how) for _ in range(12)]
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, classes))
+
+    def forward(self, images):
+        tokens = self.patches(images).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.first.expand(len(images), -1, -1), tokens], dim=1)
+        return self.head(self.blocks(tokens + self.positions)[:, 0])

@@ -153,28 +153,21 @@ def _networks(lab):
     """{network and task: (script, scan, MS-SSIM, accuracy) of each point}: the small network from
     scratch, the fine-tuned tails of Lite0, and ImageNet's networks, never trained again.
     """
-    likeness = {task: row["msssim"] for task, row in lab.read("msssim").items()}
-    q95, scripts_ = lab.load("msssim-q95") or {}, _scripts_of(lab)
-
-    def at(task, scan):
-        return 1.0 if scan == "full" else likeness[task][int(scan) - 1]
-
+    likeness = {task: [*row["msssim"], 1.0] for task, row in lab.read("msssim").items()}
+    q95, of_scripts = lab.load("msssim-q95") or {}, _scripts_of(lab)
     found = {}
     for task, groups in static(lab).items():
-        found[f"small_cnn, {task}"] = points = [
-            ("standard", scan, at(task, scan), group.accuracy) for scan, group in groups.items()
-        ]
-        if task in q95 and task in scripts_:
-            points += [
+        points = [(scan, group.accuracy) for scan, group in groups.items()]
+        found[f"small_cnn, {task}"] = _placed(points, likeness[task])
+        if task in q95 and task in of_scripts:
+            found[f"small_cnn, {task}"] += [
                 ("q95", scan, q95[task][scan - 1], group.accuracy)
-                for scan, group in scripts_[task][1]["q95"].items()
+                for scan, group in of_scripts[task][1]["q95"].items()
             ]
     for task, trained in finetuning.tasks_of(lab.beside("finetuning").rows()).items():
-        found[f"Lite0 tuned, {task}"] = [
-            ("standard", scan, at(task, scan), estimate(trained.final(scan).values()))
-            for scan in trained.kinds
-            if scan == "full" or scan.isdigit()
-        ]
+        kinds = [scan for scan in trained.kinds if scan == "full" or scan.isdigit()]
+        points = [(scan, estimate(trained.final(scan).values())) for scan in kinds]
+        found[f"Lite0 tuned, {task}"] = _placed(points, likeness[task])
     beside = lab.beside("imagenet")
     guesses = beside.load("guesses")
     seen = guesses and imagenet.Seen(beside)
@@ -183,33 +176,42 @@ def _networks(lab):
             (*name.split(), value, imagenet.share(seen.plain(network)[name]))
             for name, value in guesses["msssim"].items()
         ]
-    return {name: points for name, points in found.items() if len(points) > 2}
+    return found
+
+
+def _placed(points, likeness):
+    """(scan, accuracy) of ``standard`` with the MS-SSIM."""
+    return [
+        ("standard", scan, likeness[-1 if scan == "full" else int(scan) - 1], accuracy)
+        for scan, accuracy in points
+    ]
 
 
 class Fit:
     """The line of MS-SSIM and accuracy; empty for two points, or for equal ones."""
 
+    r = rank = slope = None
+
     def __init__(self, points):
         x, y = ([point[2] for point in points], [point[3].mean for point in points])
-        self.r = self.rank = self.slope = None
-        if len(points) > 2 and statistics.pstdev(y) > 0:
-            self.r = statistics.correlation(x, y)
-            self.rank = float(stats.spearmanr(x, y).statistic)  # equal values share their rank
-            self.line = statistics.linear_regression(x, y)
-            self.slope = self.line.slope / 100
+        if len(points) > 2 and max(y) > min(y):
+            self.line = stats.linregress(x, y)
+            self.r, self.slope = self.line.rvalue, self.line.slope / 100
+            self.rank = stats.spearmanr(x, y).statistic  # equal values share their rank
 
     def at(self, x):
         """The line's accuracy at an MS-SSIM."""
-        return self.line.intercept + self.line.slope * x
+        return float(self.line.intercept + self.line.slope * x)
 
 
 def correlation(lab):
     """(name, points, those from 0.9 on, the lines of both) of each network and task."""
-    rows = []
-    for name, points in _networks(lab).items():
-        above = [point for point in points if point[2] >= 0.9]
-        rows.append((name, points, above, Fit(points), Fit(above)))
-    return rows
+    found = {
+        name: (points, [point for point in points if point[2] >= 0.9])
+        for name, points in _networks(lab).items()
+        if len(points) > 2
+    }
+    return [(name, *both, *map(Fit, both)) for name, both in found.items()]
 
 
 def picks(lab, task):
@@ -232,7 +234,6 @@ class _Limited:
 
     def __init__(self, lab, task, limit):
         self.task = task
-        _, picked = picks(lab, task)
         replays = [row for row in lab.rows("replays") if row["bandwidth"] == limit]
         self.runs, self.seconds, self.real = {}, {}, {}
         for name in ("full", 5, 2, 1, "tuner"):
@@ -244,11 +245,11 @@ class _Limited:
                 self.runs[name] = group
                 self.seconds[name] = np.array(seconds)
                 self.real[name] = select(lab, task.name, name, task.epochs, bandwidth=limit)
-        seeds = lab.seeds if lab.quick else range(10)
-        self.picked = {s: select(lab, task.name, s, task.epochs, seeds=seeds) for s in picked}
         self.reports = _reports(lab, task)
         # What full's accuracy is taken to be: the lower end of its interval.
-        self.interval = self.picked["full"].accuracy if self.picked["full"] else None
+        seeds = lab.seeds if lab.quick else range(10)
+        full = select(lab, task.name, "full", task.epochs, seeds=seeds)
+        self.interval = full and full.accuracy
 
     def total(self, name):
         """Seconds of all epochs."""
@@ -342,36 +343,37 @@ def scripts(lab):
     return rows
 
 
-def _share(rows):
-    """Of the time of some steps, that spent waiting, in percent."""
-    total = sum(row[1] + row[2] for row in rows)
-    return 100 * sum(row[1] for row in rows) / total if total else 0.0
-
-
 def drop(lab):
     """How the tuner of bandwidth takes the drop to a quarter, and the return."""
     results = lab.read("wait")
     rows, sizes, per_shard = results["rows"], results["sizes"], results["per_shard"]
+    at, waited, worked = np.array([row[:3] for row in rows]).T
+    scans = [row[3] for row in rows]
+
+    def share(steps):
+        """Of the time of some steps, that spent waiting, in percent."""
+        total = waited[steps].sum() + worked[steps].sum()
+        return 100 * waited[steps].sum() / total if total else 0.0
+
     begin = results["phases"][0][0]
     end = begin + results["phases"][1][0]
-    low = [row for row in rows if begin <= row[0] < end]
-    first = next((i for i, row in enumerate(low) if row[1] > 0.05 * row[2]), 0)
-    decided = next((i for i in range(first, len(low)) if low[i][3] != low[first - 1][3]), None)
+    start, stop = np.searchsorted(at, (begin, end))
+    first = next((i for i in range(start, stop) if waited[i] > 0.05 * worked[i]), start)
+    decided = next((i for i in range(first, stop) if scans[i] != scans[first - 1]), None)
     # Scan 10 and full differ by metadata; where that is little, scan 10 counts.
     near = {"full", *(n for n, size in enumerate(sizes[:-1], 1) if size > 0.98 * sizes[-1])}
-    back = next((row[0] for row in rows if row[0] > end and row[3] in near), None)
-    shards = decided and (decided - first) * results["batch"] / per_shard
+    back = next((t for t, scan in zip(at, scans, strict=True) if t > end and scan in near), None)
+    step = results["batch"] / per_shard
     return {
-        "before": _share([row for row in rows if row[0] < begin]),
-        "decided": "never" if decided is None else f"{shards:.1f} shards",
-        "changes": sum(a[3] != b[3] for a, b in itertools.pairwise(low)),
+        "before": share(at < begin),
+        "decided": "never" if decided is None else f"{(decided - first) * step:.1f} shards",
+        "changes": sum(a != b for a, b in itertools.pairwise(scans[start:stop])),
         "returned": "not within the run" if back is None else f"{back - end:.1f} s",
-        "after": _share([row for row in rows if back and row[0] > back]),
+        "after": 0.0 if back is None else share(at > back),
         "shards": [
-            {"n": n, "share": _share(low[first + n * per_shard // results["batch"] :])}
-            for n in (0, 3, 4, 5, 6)
+            {"n": n, "share": share(slice(first + int(n / step), stop))} for n in (0, 3, 4, 5, 6)
         ],
-        "waiting": [_share(rows[max(0, i - 9) : i + 1]) for i in range(len(rows))],
+        "waiting": [float(share(slice(max(0, i - 9), i + 1))) for i in range(len(rows))],
     }
 
 

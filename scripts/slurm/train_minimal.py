@@ -3,8 +3,8 @@
     srun python train_minimal.py DATASET RUN_FOLDER
 
 SIGUSR1 (on any rank) makes all ranks save and exit with status 75; the same command goes on, also
-with another number of tasks that divides ``--slots``. With ``--exact`` even the bits of the loss
-are the same for any such number.
+with another number of tasks that divides ``--slots``: with the same samples, and the same bits of
+the loss, because gradients are summed in the order of the slots.
 """
 
 import argparse
@@ -34,14 +34,12 @@ def parse_args():
     add("--epochs", type=int, default=2, help="how often each image is read")
     add("--batch", type=int, default=32, help="samples per step, of all ranks together")
     add("--slots", type=int, default=4, help="the most ranks that this job will ever have")
-    add("--exact", action="store_true", help="sum gradients in the order of the slots")
-    add("--log-keys", action="store_true", help="log the keys of each step's samples, too")
     return parser.parse_args()
 
 
-def exact_gradients(model, images, labels, slots):
+def backward(model, images, labels, slots):
     """Each slot's loss and gradients alone, then their mean in the order of slots: the same bits
-    however many ranks share the slots.
+    however many ranks share the slots. Returns the loss.
     """
     rows, parameters = [], list(model.parameters())
     for x, y in zip(images.chunk(slots), labels.chunk(slots), strict=True):
@@ -56,16 +54,6 @@ def exact_gradients(model, images, labels, slots):
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient.view_as(parameter)
     return loss.item()
-
-
-def usual_gradients(model, images, labels, _slots):
-    """What DistributedDataParallel does; ``model`` is one. Returns the loss over all ranks."""
-    loss = torch.nn.functional.cross_entropy(model(images), labels)
-    model.zero_grad()
-    loss.backward()
-    mean = loss.detach().clone()
-    dist.all_reduce(mean)
-    return mean.item() / dist.get_world_size()
 
 
 def save(path, state):
@@ -130,8 +118,6 @@ def main():
         step = state["step"]
         for name, part in parts.items():
             part.load_state_dict(state[name])
-    wrapped = model if args.exact else torch.nn.parallel.DistributedDataParallel(model)
-    gradients = exact_gradients if args.exact else usual_gradients
 
     def save_all():
         save(checkpoint, {"step": step} | {name: part.state_dict() for name, part in parts.items()})
@@ -139,11 +125,11 @@ def main():
     for _ in range(loader.epoch, args.epochs):
         for batch in loader:
             images = batch["jpg"].to(device, non_blocking=True).float() / 255
-            loss = gradients(wrapped, images, batch["cls"].to(device), args.slots // world)
+            loss = backward(model, images, batch["cls"].to(device), args.slots // world)
             optimizer.step()
             step += 1
             row = {"step": step, "loss": loss, "world": world}
-            log(os.path.join(args.run, "log.jsonl"), row, batch["__key__"] if args.log_keys else [])
+            log(os.path.join(args.run, "log.jsonl"), row, batch["__key__"])
             # All ranks stop after the same step, whichever got the signal first.
             stop = torch.tensor(len(asked), device=device)
             dist.all_reduce(stop, dist.ReduceOp.MAX)
@@ -158,7 +144,4 @@ def main():
 if __name__ == "__main__":
     status = main()
     dist.destroy_process_group()
-    sys.stdout.flush()
-    # Gloo's threads outlive the group in DistributedDataParallel's reference cycles, and one that
-    # wants the GIL while Python ends aborts the process: end without that phase.
-    os._exit(status)
+    sys.exit(status)
