@@ -3,7 +3,6 @@ to an earlier one) and the network that comes back.
 """
 
 import lzma
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,22 +10,12 @@ import zstandard
 
 from pcrshard.checkpoint import Precision
 from pcrshard.checkpoint.choose_bound import one_delta
-from pcrshard.checkpoint.codec import store_leaf
 from pcrshard.checkpoint.tensors import words_of
-from pcrshard.checkpoint.typed_tree import flatten
-from pcrshard.errorbound import FLOAT_TYPES, encode_integers, encode_planes
-
-from . import paper
+from pcrshard.errorbound import FLOAT_TYPES, encode_planes
 
 F32 = FLOAT_TYPES["float32"]
 # As in pcrshard.checkpoint: smaller tensors and those of one dimension are kept bit for bit.
 SMALLEST_LOSSY = 256
-
-
-class Epsilon(NamedTuple):
-    """A candidate of the paper's own: its relative error bound."""
-
-    fraction: float
 
 
 def raw_bytes(weights):
@@ -34,13 +23,9 @@ def raw_bytes(weights):
     return sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
 
 
-def _all_bytes(weights):
-    return b"".join(words_of(tensor).tobytes() for tensor in weights.values())
-
-
 def lossless(weights):
     """Ratios of LZMA and Zstd on the floats as they lie in memory."""
-    data = _all_bytes(weights)
+    data = b"".join(words_of(tensor).tobytes() for tensor in weights.values())
     packed = {
         "LZMA": lzma.compress(data),
         "Zstd": zstandard.ZstdCompressor(level=19).compress(data),
@@ -90,64 +75,6 @@ def _floats(weights):
     return np.concatenate(
         [tensor.numpy().ravel() for tensor in weights.values() if tensor.is_floating_point()]
     )
-
-
-def literal(weights, reference, epsilon, coder="rle+lzma"):
-    """(ratio, state) of the paper's equations on all floats, by its coder."""
-    base = _floats(reference)
-    factors = paper.quantization_factors(_floats(weights), base, epsilon)
-    size = len(paper.encode_factors(factors, coder))
-    restored = torch.from_numpy(paper.recover(factors, base, epsilon))
-    state = {}
-    start = 0
-    for name, tensor in weights.items():
-        if tensor.is_floating_point():
-            state[name] = restored[start : start + tensor.numel()].reshape(tensor.shape)
-            start += tensor.numel()
-        else:
-            size += len(encode_planes(words_of(tensor)))
-            state[name] = tensor
-    return raw_bytes(weights) / size, {"model": state}
-
-
-def codes(weights, reference, bound):
-    """For each tensor on a lattice, the codes of the delta, (N,) int32, and of a keyframe."""
-    precision = Precision(weights=bound)
-    first = {
-        leaf.path: store_leaf(leaf, precision.bound_of(leaf), None)
-        for leaf in flatten(reference)[1]
-    }
-    for leaf in flatten(weights)[1]:
-        tensor = store_leaf(leaf, precision.bound_of(leaf), first[leaf.path])
-        if tensor.lattice is not None and tensor.fits(first[leaf.path]):
-            yield tensor.values - first[leaf.path].values, tensor.values
-
-
-def entropy_bits(values):
-    """Bits of integers (N,) by their order-0 entropy."""
-    shares = np.unique(values, return_counts=True)[1] / len(values)
-    return float(-(shares * np.log2(shares)).sum() * len(values))
-
-
-def coders(weights, reference, bound):
-    """Figure 5: ratios of coders on our codes of all tensors at a bound, and of a keyframe's."""
-    pairs = list(codes(weights, reference, bound))
-    together = np.concatenate([delta for delta, _ in pairs])
-    ratios = {
-        name: together.nbytes / len(paper.encode_factors(together, name)) for name in paper.CODERS
-    }
-    return {
-        "delta": ratios | _against_entropy([delta for delta, _ in pairs]),
-        "keyframe": _against_entropy([whole for _, whole in pairs]),
-    }
-
-
-def _against_entropy(tensors):
-    size = sum(tensor.nbytes for tensor in tensors)
-    return {
-        "pcodec": size / sum(len(encode_integers(tensor)) for tensor in tensors),
-        "entropy": 8 * size / sum(entropy_bits(tensor) for tensor in tensors),
-    }
 
 
 def similarity(weights, reference, points=400):

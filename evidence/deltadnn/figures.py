@@ -10,13 +10,13 @@ from ..pages import NotMeasured
 class Run:
     """A training and what was measured of its checkpoints; the row's fields are attributes."""
 
-    def __init__(self, row):
+    def __init__(self, row, once):
         self.__dict__.update(row)
         self.title = f"{row['name']}, seed {row['seed']}"
         self.epochs = sorted(row["pairs"].values(), key=lambda pair: pair["epoch"])
         self.exact = {each["epoch"]: each["accuracy"] for each in row["rows"] if "accuracy" in each}
-        if "rivals" not in row:
-            self.rivals = None
+        self.rivals = row.get("rivals")
+        self.once = once.get(row["name"], {})
 
     @property
     def last(self):
@@ -68,9 +68,9 @@ def mean_of(runs, field):
 
 def trained(lab):
     """Runs by the name of their network, in the order of the recipes."""
-    found = {}
+    found, once = {}, lab.load("once") or {}
     for row in lab.rows():
-        found.setdefault(row["name"], []).append(Run(row))
+        found.setdefault(row["name"], []).append(Run(row, once))
     if not found:
         raise NotMeasured
     return found
