@@ -123,7 +123,7 @@ class ImageDecoder:
         *,
         orientations: int | NDArray[np.uint8] = native.AUTO,
         keep: Any = None,
-    ) -> Decoding:
+    ) -> Batch:
         """Start decoding images to one size in the threads of a pool.
 
         Args:
@@ -137,7 +137,7 @@ class ImageDecoder:
         pictures = list(arrays)
         if self.views:
             pictures = [array[:, place] for array in arrays for place in range(array.shape[1])]
-        batch = pool.decode(
+        return pool.decode(
             table,
             pictures,
             layout=self.layout,
@@ -148,7 +148,6 @@ class ImageDecoder:
             smoothing=self.smoothing,
             keep=keep,
         )
-        return Decoding(self, arrays, batch)
 
     def begin_jpegs(
         self,
@@ -173,14 +172,20 @@ class ImageDecoder:
             return lambda place: self._alone(images[place], keys[place])
         if arrays is None:
             arrays = [np.empty(shape, np.uint8) for shape in self.batch_shapes(len(jpegs))]
-        decoding = self.begin(pool, piece_table(images), arrays, keys, keep=images)
+        batch = self.begin(pool, piece_table(images), arrays, keys, keep=images)
 
         def result(place: int) -> Any:
-            if decoding.decoded[place]:
-                return decoding[place]
+            if batch.wait()[place]:
+                return self.decoded(arrays, batch, place)
             return self._alone(images[place], keys[place])
 
         return result
+
+    def decoded(self, arrays: Sequence[Pixels], batch: Batch, place: int) -> Any:
+        """Return what a call returns, for an image that the pool decoded into these arrays."""
+        own = slice(place, place + 1)
+        rows = [array[place] for array in arrays]
+        return self._result(rows, batch.boxes[own], batch.sizes[own])
 
     def _result(
         self,
@@ -253,30 +258,3 @@ class ImageDecoder:
         if self.views:
             pictures = [np.stack(pictures[part]) for part in self._parts]
         return self._result(pictures, boxes, sizes)
-
-
-@dataclass(frozen=True, eq=False)
-class Decoding:
-    """Images that the threads of a pool are decoding to one size.
-
-    Attributes:
-        decoder: The decoder.
-        arrays: The pixels of all images, with the shapes of ``decoder.batch_shapes``.
-        batch: The images in the pool.
-    """
-
-    decoder: ImageDecoder
-    arrays: Sequence[Pixels]
-    batch: Batch
-
-    @cached_property
-    def decoded(self) -> list[bool]:
-        """Which images the pool has decoded; waits for it once, not for every image."""
-        return self.batch.wait()
-
-    def __getitem__(self, place: int) -> Any:
-        """Return the decoder's result for an image that was decoded."""
-        batch = self.batch
-        own = slice(place, place + 1)
-        rows = [array[place] for array in self.arrays]
-        return self.decoder._result(rows, batch.boxes[own], batch.sizes[own])

@@ -256,6 +256,7 @@ class Batch:
     _codes: NDArray[np.int32]
     sizes: NDArray[np.int32]
     boxes: Boxes
+    _decoded: list[bool] | None = None
 
     def wait(self) -> list[bool]:
         """Wait, and tell which images were decoded; :func:`pcrshard.native.decode` explains.
@@ -266,13 +267,12 @@ class Batch:
             RuntimeError: The pool was closed, or belongs to another process.
         """
         pool = self._pool
-        is_done = False
-        while not is_done:
+        while self._decoded is None:
             pool._check_process()
-            is_done = lib.pcr_pool_wait(pool._handle, self._batch, _WAIT_MILLISECONDS)
-        pool._under_way.pop(self._batch, None)
-        decoded: list[bool] = (self._codes == 0).tolist()
-        return decoded
+            if lib.pcr_pool_wait(pool._handle, self._batch, _WAIT_MILLISECONDS):
+                pool._under_way.pop(self._batch, None)
+                self._decoded = (self._codes == 0).tolist()
+        return self._decoded
 
 
 def _stop(handle: Any, under_way: dict[Any, Any]) -> None:

@@ -16,11 +16,11 @@ from torch.utils.data import default_collate
 
 from ..errors import PCRError, ScanUnavailable
 from ..format.scan import FULL, check_scan
-from ..jpeg.image_decoder import Decoding, ImageDecoder
+from ..jpeg.image_decoder import ImageDecoder
 from ..jpeg.views import Geometry, Picture, geometry_field
 from ..memory import borrow_array
 from ..native.pieces import empty_table
-from ..native.pool import Pool, draw_key, draw_keys
+from ..native.pool import Batch, Pool, draw_key, draw_keys
 from ..reading.field_values import CONVERSIONS, INTEGERS, convert, extension
 from ..reading.prefix import Prefix, Sample
 from .shard_set import Row
@@ -242,36 +242,38 @@ class FieldImages:
             decoder's layout; per view (images, V, 3, H, W).
         first: (samples + 1) positions in the arrays at which each sample's images begin.
         is_list: Whether the field is a list of images.
-        decoding: The pending decoding into these arrays.
+        image: The decoder.
+        batch: The images in the pool.
     """
 
     arrays: list[torch.Tensor]
     first: list[int]
     is_list: bool
-    decoding: Decoding
+    image: ImageDecoder
+    batch: Batch
 
     def columns(self, name: str) -> dict[str, Any]:
         """Return the field and its geometry, if each sample has one image and all were decoded."""
         if self.is_list or not all(self.decoded):
             return {}
-        decoder = self.decoding.decoder
-        found: dict[str, Any] = {name: self.arrays if decoder.views else self.arrays[0]}
-        if decoder.return_geometry:
-            batch = self.decoding.batch
-            geometry = decoder.geometry(batch.boxes, batch.sizes)
+        image = self.image
+        found: dict[str, Any] = {name: self.arrays if image.views else self.arrays[0]}
+        if image.return_geometry:
+            geometry = image.geometry(self.batch.boxes, self.batch.sizes)
             found[geometry_field(name)] = _as_tensors(geometry)
         return found
 
     @cached_property
     def decoded(self) -> list[bool]:
         """For each sample, whether all of its images were decoded; waits for the decoding."""
-        each = self.decoding.decoded
+        each = self.batch.wait()
         return [all(each[start:stop]) for start, stop in itertools.pairwise(self.first)]
 
     def value(self, position: int) -> Any:
         """Return the decoded image, or list of images, of a sample."""
-        start, stop = self.first[position : position + 2]
-        images = [self.decoding[place] for place in range(start, stop)]
+        places = range(*self.first[position : position + 2])
+        arrays = [array.numpy() for array in self.arrays]
+        images = [self.image.decoded(arrays, self.batch, place) for place in places]
         return images if self.is_list else images[0]
 
 
@@ -324,7 +326,7 @@ def _begin_field(
         else torch.from_numpy(borrow_array(math.prod(shape)).reshape(shape))
         for shape in image.batch_shapes(len(ids))
     ]
-    decoding = image.begin(
+    batch = image.begin(
         pool,
         table,
         [array.numpy() for array in arrays],
@@ -332,7 +334,7 @@ def _begin_field(
         orientations=orientations,
         keep=[prefix.contents for prefix in prefixes],
     )
-    return FieldImages(arrays, first, bool(lists), decoding)
+    return FieldImages(arrays, first, bool(lists), image, batch)
 
 
 def _as_tensors(value: Any) -> Any:
