@@ -163,11 +163,10 @@ def _accepts(hint: Any, value: Any, *, kind_only: bool = False) -> bool:
     elif origin is tuple:
         is_tuple = isinstance(value, tuple | list) and len(value) == len(parts)
         found = is_tuple and all(map(accepts, parts, value))
-    elif origin in (collections.abc.Sequence, collections.abc.Iterable):
+    elif origin is collections.abc.Sequence:
         # Arrays and tensors are sequences of no registered kind.
-        name = "__getitem__" if origin is collections.abc.Sequence else "__iter__"
-        is_sequence = hasattr(value, name) and not isinstance(value, str | bytes | Mapping)
-        found = is_sequence and (name == "__iter__" or all(accepts(parts[0], x) for x in value))
+        is_sequence = hasattr(value, "__getitem__") and not isinstance(value, str | bytes | Mapping)
+        found = is_sequence and all(accepts(parts[0], each) for each in value)
     else:
         kind = origin or hint
         found = kind is Any or not isinstance(kind, type) or isinstance(value, kind)
@@ -183,5 +182,4 @@ def _describe(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return " or ".join(map(repr, parts))
     kind = get_origin(hint) or hint
-    article = "an" if kind.__name__[0] in "AEIOU" else "a"
-    return _NAMES.get(kind) or f"{article} {kind.__name__}"
+    return _NAMES.get(kind) or f"of type {kind.__name__}"

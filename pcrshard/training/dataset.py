@@ -31,7 +31,6 @@ from .shard_set import RecentPrefixes, ShardSet
 # Annotated, so that a wrong argument is refused in these words.
 Fields = Annotated[Sequence[str] | None, "a sequence of field names, such as ('jpg', 'cls')"]
 Fractions = Annotated[Sequence[float], "a sequence of fractions, such as [0.9, 0.1]"]
-Numbers = Annotated[Iterable[int], "sample numbers, or a mask of True and False"]
 
 
 class PCRDataset(Dataset[Any]):
@@ -237,11 +236,11 @@ class PCRDataset(Dataset[Any]):
         return view
 
     @checked()
-    def subset(self, numbers: Numbers) -> Self:
+    def subset(self, numbers: Iterable[int]) -> Self:
         """Return a view of some samples, in the order of this dataset; it shares the shards.
 
         Args:
-            numbers: (n,) sample numbers, or a (len,) bool mask.
+            numbers: (n,) sample numbers, or a (len,) mask of True and False.
 
         Raises:
             IndexError: A number is out of range, or not an integer.
