@@ -109,15 +109,6 @@ class Segment(NamedTuple):
     stop: int
     payload: bytes = b""
 
-    @property
-    def tells_color(self) -> str:
-        """``JFIF`` or ``Adobe`` for a segment that tells the color space, else empty."""
-        if self.code == APP0 and self.payload.startswith(b"JFIF\0") and len(self.payload) >= 14:
-            return "JFIF"
-        if self.code == APP14 and self.payload.startswith(b"Adobe") and len(self.payload) >= 12:
-            return "Adobe"
-        return ""
-
     def refuse(self, message: str) -> NoReturn:
         """Raise :class:`CorruptJpeg` at the segment."""
         raise CorruptJpeg(message, offset=self.start)
@@ -129,7 +120,8 @@ class JpegMap:
 
     Attributes:
         frame: The frame header.
-        color: ``gray``, ``ycc``, ``rgb``, ``cmyk`` or ``ycck``, by the rules of libjpeg.
+        has_jfif: Whether there is a JFIF segment, which tells the color space.
+        adobe: The transform of the last Adobe segment, ``None`` without one.
         header: Segments needed for decoding.
         metadata: Segments not needed for decoding.
         scans: The parameters of each scan.
@@ -139,12 +131,25 @@ class JpegMap:
     """
 
     frame: Frame
-    color: str = ""
+    has_jfif: bool = False
+    adobe: int | None = None
     header: list[Segment] = field(default_factory=list)
     metadata: list[Segment] = field(default_factory=list)
     scans: list[ScanHeader] = field(default_factory=list)
     scan_ranges: list[tuple[Range, ...]] = field(default_factory=list)
     eoi: int = 0
+
+    @property
+    def color(self) -> str:
+        """``gray``, ``ycc``, ``rgb``, ``cmyk`` or ``ycck``, by libjpeg's rules (jdapimin.c)."""
+        ids = bytes(component.id for component in self.frame.components)
+        if len(ids) == 1:
+            return "gray"
+        if len(ids) == 4:
+            return "ycck" if self.adobe else "cmyk"
+        if self.has_jfif:
+            return "ycc"
+        return "rgb" if self.adobe == 0 or (self.adobe is None and ids == b"RGB") else "ycc"
 
     @property
     def orientation(self) -> int:
@@ -198,7 +203,6 @@ def map_jpeg(jpeg: bytes) -> JpegMap:
     if not frame.arithmetic and data_bytes * 8 < frame.num_blocks:
         size = f"{frame.width}x{frame.height}"
         raise CorruptJpeg(f"{data_bytes} bytes of scans cannot hold the {size} image claimed")
-    found.color = _color_space(found)
     return found
 
 
@@ -216,31 +220,22 @@ def _add_segment(found: JpegMap, segment: Segment) -> None:
         if found.frame.height == 0 and len(segment.payload) == 2:
             found.frame = found.frame._replace(height=int.from_bytes(segment.payload))
     elif code in APPLICATION or code == COM:
-        name = segment.tells_color
-        if name and found.scans:
+        payload = segment.payload
+        is_jfif = code == APP0 and payload.startswith(b"JFIF\0") and len(payload) >= 14
+        is_adobe = code == APP14 and payload.startswith(b"Adobe") and len(payload) >= 12
+        if (is_jfif or is_adobe) and found.scans:
             # Here they do not affect the color space, but before the first scan they would.
-            raise UnsupportedJpeg(f"{name} segment after the first scan", offset=segment.start)
+            raise UnsupportedJpeg(
+                "JFIF or Adobe segment after the first scan", offset=segment.start
+            )
+        found.has_jfif |= is_jfif
+        if is_adobe:
+            found.adobe = payload[11]
         # A thumbnail is metadata, and the JFIF segment with it.
-        needed = name == "Adobe" or (name == "JFIF" and segment.payload[12:14] == b"\0\0")
+        needed = is_adobe or (is_jfif and payload[12:14] == b"\0\0")
         (found.header if needed else found.metadata).append(segment)
     elif code not in _ALONE:
         segment.refuse(f"unknown marker FF{code:02X}")
-
-
-def _color_space(found: JpegMap) -> str:
-    """Return the color space by libjpeg's rules (jdapimin.c, default_decompress_parms)."""
-    components = found.frame.components
-    segments = found.header + found.metadata
-    transforms = [segment.payload[11] for segment in segments if segment.tells_color == "Adobe"]
-    if len(components) == 1:
-        return "gray"
-    if len(components) == 4:
-        return "ycck" if any(transforms[-1:]) else "cmyk"
-    if any(segment.tells_color == "JFIF" for segment in segments):
-        return "ycc"
-    if transforms:
-        return "ycc" if transforms[-1] else "rgb"
-    return "rgb" if bytes(c.id for c in components) == b"RGB" else "ycc"
 
 
 def check_area(height: int, width: int) -> None:
