@@ -1,7 +1,5 @@
 """Pieces in a prefix: found where they are, compared, joined, and never outside of the buffer."""
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -45,21 +43,6 @@ def test_pieces_are_what_was_laid_out(rows, gap, flip):
     assert find_damaged(table, crcs) == []
     crcs[flip] ^= 1
     assert find_damaged(table, crcs) == ([flip] if units[flip] else [])
-
-
-@given(rows=ROWS, offsets=st.permutations(range(3)))
-def test_base_pieces_lie_unit_by_unit(rows, offsets):
-    """The pieces of a preview's base groups follow each other at their unit's offset."""
-    units = [b"".join(own for _, own in unit) for unit in zip(*rows, strict=True)]
-    order = [units[unit] for unit in offsets]
-    stops = list(itertools.accumulate(map(len, order), initial=5))
-    places = np.zeros(3, np.uint64)
-    places[list(offsets)] = stops[:-1]
-    buffer = np.frombuffer(bytes(5) + b"".join(order), np.uint8)
-    sizes = np.array([[len(own) for _, own in row] for row in rows], np.uint32)
-    none = np.zeros(sizes.shape, np.uint16)
-    table = place_pieces(sizes, none, [0] * len(rows), len(rows), places, b"", buffer)
-    assert [join(row).tobytes() for row in table] == units
 
 
 @pytest.mark.parametrize(

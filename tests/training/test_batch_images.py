@@ -227,10 +227,6 @@ def test_geometry_is_a_field_like_others(folders):
     where, classes = next(iter(loader))
     assert where.crop.shape == (8, 4)
     assert classes.shape == (8,)
-    plain_decoder = ImageDecoder(16, "random")
-    loader = loader_of(folders["images"], 8, decoder=plain_decoder, fields=fields, **OPTIONS)
-    with pytest.raises(KeyError, match=r"no field 'jpg\.geometry'"):
-        next(iter(loader))
 
 
 @pytest.mark.parametrize("options", [{"threads": 2}, {"num_workers": 1}])
