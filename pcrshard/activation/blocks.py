@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,21 +16,23 @@ T = TypeVar("T")
 
 # As long as a block of Zstandard.
 _LEAST = 1 << 17
-_BLOCKS_PER_THREAD = 2
 # The C library maps larger memory again for each tensor, and the system clears it page by page.
 # Huge pages take a fifth of the time.
 _LARGE = 1 << 25
 _TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 # What compilers make of ``#pragma omp parallel``; found if PyTorch loaded OpenMP.
-_parallel = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
+_parallel: Any = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
+_ADDRESS = ctypes.cast(_parallel, ctypes.c_void_p).value or 0
+
+
+def team() -> tuple[int, int]:
+    """Return PyTorch's threads as the native core takes them."""
+    return _ADDRESS, torch.get_num_threads()
 
 
 def blocks_of(count: int) -> list[slice]:
-    """Return a few blocks of (count,) elements for each thread, all equally long."""
-    threads = torch.get_num_threads()
-    number = min(max(count // _LEAST, 1), _BLOCKS_PER_THREAD * threads)
-    if number > threads:
-        number -= number % threads
+    """Return a block of (count,) elements for each thread, all equally long."""
+    number = min(max(count // _LEAST, 1), torch.get_num_threads())
     size = -(-count // number)
     return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 

@@ -25,6 +25,7 @@ ZSTD_CODECS = ("zstd", "predicted")
 
 # In order of increasing range.
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
+_LOWEST = -128
 _SAMPLE = 1024
 # Store floats without their zeros if at most this fraction is nonzero.
 _MOST_NONZERO = 0.75
@@ -139,16 +140,17 @@ def _pack_integers(flat: Tensor, codec: CodecName) -> Content | None:
     shift = torch.iinfo(narrow).min - low
     raw = (flat.to(torch.int64) + shift).to(narrow)
     if codec in ZSTD_CODECS:
-        # Neighboring pools have close indices: nearly all high bytes of differences are 0 or -1.
+        # Neighboring pools have close indices: nearly all differences are in the range of one byte.
+        # Shifted to begin at 0, they leave all other bytes 0.
         raw[1:] -= raw[:-1].clone()
-        raw = raw.view(torch.int8).view(-1, width).t().contiguous()
+        raw = raw.sub_(_LOWEST).view(torch.int8).view(-1, width).t().contiguous()
     packed = encode_codes(raw.view(torch.int8).flatten(), codec)
 
     def decode() -> Tensor:
         found = packed.decode()
         if codec in ZSTD_CODECS:
             steps = found.view(width, -1).t().contiguous().view(narrow)
-            found = steps.flatten().cumsum(0, dtype=narrow)
+            found = steps.flatten().add_(_LOWEST).cumsum(0, dtype=narrow)
         return found.view(narrow).to(dtype).sub_(shift)
 
     return Content(packed.num_bytes, decode)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..errorbound import MEDIAN_OF_NORMAL, Quantized
 from ..native import fused_quantizer as native
-from .blocks import blocks_of, empty_floats, share
+from .blocks import empty_floats, team
 
 ESCAPE = -128
 MAX_CODE = 127
@@ -114,7 +114,7 @@ def estimated_deviation(flat: Tensor, outlier_guard: float) -> Tensor:
     return torch.fmin(std, typical * (outlier_guard / MEDIAN_OF_NORMAL))
 
 
-def quantize(rows: Tensor, lattice: SignExactLattice) -> Quantized[Tensor] | None:
+def quantize(rows: Tensor, lattice: SignExactLattice) -> Quantized | None:
     """Quantize a tensor; return ``None`` if the codes would take more memory than the tensor.
 
     On a CPU, the native core computes nearest codes in one pass. Otherwise PyTorch operations do,
@@ -143,16 +143,13 @@ def _quantize_native(rows: Tensor, step: float) -> tuple[Tensor, int]:
     """Return the codes and the number of escapes."""
     source = rows.float() if rows.dtype == torch.float16 else rows
     name = _NATIVE_TYPES[source.dtype]
-    codes = torch.empty(rows.numel(), dtype=torch.int8)
+    count = rows.numel()
+    codes = torch.empty(count, dtype=torch.int8)
     layout = (rows.shape[1], source.stride(0))
-
-    def work(part: slice) -> int:
-        start, stop = part.start, part.stop
-        return native.quantize(
-            source.data_ptr(), stop, name, step, codes.data_ptr(), start=start, rows=layout
-        )
-
-    return codes, sum(share(work, blocks_of(rows.numel())))
+    address = codes.data_ptr()
+    return codes, native.quantize(
+        source.data_ptr(), count, name, step, address, rows=layout, team=team()
+    )
 
 
 def _is_native(device: torch.device, lattice: SignExactLattice) -> bool:
@@ -185,19 +182,13 @@ def _exact_type(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def restore(quantized: Quantized[Tensor], lattice: SignExactLattice) -> Tensor:
+def restore(quantized: Quantized, lattice: SignExactLattice) -> Tensor:
     """Return the (n,) values on the device of the codes."""
     codes = quantized.codes
     if _is_native(codes.device, lattice):
         exact = empty_floats(len(codes))
-
-        def work(part: slice) -> None:
-            start, count = part.start, part.stop - part.start
-            native.dequantize(
-                codes.data_ptr() + start, count, lattice.step, exact.data_ptr() + 4 * start
-            )
-
-        share(work, blocks_of(len(codes)))
+        address = exact.data_ptr()
+        native.dequantize(codes.data_ptr(), len(codes), lattice.step, address, team=team())
         values = exact.to(lattice.dtype)
     else:
         values = lattice.values(codes)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +16,7 @@ from .lattice import MAX_CODE, Codes, Lattice, LinearLattice
 _BLOCK = 1 << 15
 
 
-ArrayT = TypeVar("ArrayT")
-
-
-@dataclass(frozen=True)
-class Quantized(Generic[ArrayT]):
+class Quantized(NamedTuple):
     """A flat quantized tensor, in numpy arrays (checkpoints) or torch tensors (activations).
 
     Attributes:
@@ -30,9 +25,9 @@ class Quantized(Generic[ArrayT]):
         escape_words: (E,) bits of these values, or the values themselves.
     """
 
-    codes: ArrayT
-    escape_index: ArrayT
-    escape_words: ArrayT
+    codes: Any
+    escape_index: Any
+    escape_words: Any
 
 
 def quantize(
@@ -40,7 +35,7 @@ def quantize(
     float_type: FloatType,
     lattice: Lattice,
     restored: Words | None = None,
-) -> Quantized[NDArray[Any]]:
+) -> Quantized:
     """Quantize a tensor's words (N,) in blocks that stay in cache.
 
     Each value is restored, cast to its type, and compared. NaN, infinities, -0.0, subnormals, and
@@ -92,7 +87,7 @@ def _quantize_block(
 
 
 def restore(
-    quantized: Quantized[NDArray[Any]],
+    quantized: Quantized,
     float_type: FloatType,
     lattice: Lattice,
 ) -> Words:

@@ -11,47 +11,48 @@ from collections.abc import Sequence
 from . import Backend
 from ._core import ffi, lib
 
+# The address of a function like GOMP_parallel, and the number of threads that it may use.
+Team = tuple[int, int]
+_ALONE = (0, 1)
+
 
 def quantize(
     values: int,
-    stop: int,
+    count: int,
     dtype: str,
     step: float,
     codes: int,
     backend: Backend = "auto",
     *,
-    start: int = 0,
     rows: tuple[int, int] | None = None,
+    team: Team = _ALONE,
 ) -> int:
     """Write int8 codes: 0 for 0, else sign(x) * ceil(|x| / (2 step)).
 
     Args:
         values: Address of the floats.
-        stop: Position after the last value to quantize.
+        count: Number of floats.
         dtype: ``float32`` or ``bfloat16``.
         step: Half the width of a bin, a positive normal float32.
-        codes: Address of ``stop`` bytes, writable from ``start``.
+        codes: Address of ``count`` writable bytes.
         backend: ``portable`` forces the plain C code.
-        start: Position of the first value to quantize.
         rows: Number of contiguous floats in a row, and floats from one row to the next; ``None`` if
             all are contiguous.
+        team: Threads that share the work.
 
     Returns: The number of codes equal to -128: values not finite, or too large for a code.
     """
-    source = ffi.cast("const void *", values)
-    target = ffi.cast("int8_t *", codes)
-    run, stride = rows or (stop, 0)
     return int(
         lib.pcr_quantize(
-            source,
-            run,
-            stride,
-            start,
-            stop,
+            ffi.cast("const void *", values),
+            count,
+            *(rows or (max(count, 1), 0)),
             dtype == "bfloat16",
             step,
-            target,
+            ffi.cast("int8_t *", codes),
             backend == "portable",
+            ffi.cast("pcr_parallel", team[0]),
+            team[1],
         )
     )
 
@@ -72,7 +73,15 @@ def deviation(values: int, count: int, dtype: str, rows: tuple[int, int], guard:
     return float(lib.pcr_deviation(source, count, *rows, dtype == "bfloat16", guard))
 
 
-def dequantize(codes: int, count: int, step: float, values: int, backend: Backend = "auto") -> None:
+def dequantize(
+    codes: int,
+    count: int,
+    step: float,
+    values: int,
+    backend: Backend = "auto",
+    *,
+    team: Team = _ALONE,
+) -> None:
     """Write ``count`` float32 values: sign(q) * (2 |q| - 1) * step.
 
     Args:
@@ -81,6 +90,7 @@ def dequantize(codes: int, count: int, step: float, values: int, backend: Backen
         step: The step passed to :func:`quantize`.
         values: Address of ``4 * count`` writable bytes.
         backend: ``portable`` forces the plain C code.
+        team: Threads that share the work.
     """
     lib.pcr_dequantize(
         ffi.cast("const int8_t *", codes),
@@ -88,6 +98,8 @@ def dequantize(codes: int, count: int, step: float, values: int, backend: Backen
         step,
         ffi.cast("float *", values),
         backend == "portable",
+        ffi.cast("pcr_parallel", team[0]),
+        team[1],
     )
 
 

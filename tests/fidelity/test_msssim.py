@@ -1,6 +1,5 @@
 """MS-SSIM against its definition, and against a library that many use."""
 
-
 import numpy as np
 import pytest
 from scipy.ndimage import gaussian_filter

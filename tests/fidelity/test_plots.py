@@ -1,6 +1,5 @@
 """Pictures are written, have the right size, and show the points and images asked for."""
 
-
 import numpy as np
 import pytest
 from PIL import Image

@@ -148,19 +148,24 @@ int pcr_rescan(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
                const pcr_scan_spec *script, size_t num_scans, const uint8_t **out,
                size_t *out_size);
 
+/* Calls a function with data on several threads and waits for them, as GOMP_parallel does. */
+typedef void (*pcr_parallel)(void (*call)(void *), void *data, unsigned threads, unsigned flags);
+
 /* The error-bounded quantizer. Codes are 0 for 0, else sign(x) * ceil(|x| / (2 step)), or -128
- * where that does not fit or x is not finite; returns how many are -128. Quantizes the values from
- * start to stop, of which value i is at i / run * stride + i % run and its code at i. type:
- * PCR_FLOAT32 or PCR_BFLOAT16. step: normal and positive. backend: PCR_BACKEND_*. */
-size_t pcr_quantize(const void *values, size_t run, size_t stride, size_t start, size_t stop,
-                    int type, float step, int8_t *codes, int backend);
+ * where that does not fit or x is not finite; returns how many are -128. Value i is at
+ * i / run * stride + i % run. type: PCR_FLOAT32 or PCR_BFLOAT16. step: normal and positive.
+ * backend: PCR_BACKEND_*. parallel may be NULL; then this thread does all. */
+size_t pcr_quantize(const void *values, size_t count, size_t run, size_t stride, int type,
+                    float step, int8_t *codes, int backend, pcr_parallel parallel,
+                    unsigned threads);
 /* The standard deviation of the finite values, laid out as in pcr_quantize, limited to guard times
  * the median magnitude of the nonzero ones. Above 65,536 values, samples 512 to 1,023 runs of 64.
  * NaN if no value is finite, or if memory is short. */
 double pcr_deviation(const void *values, size_t count, size_t run, size_t stride, int type,
                      double guard);
 /* sign(q) * (2 |q| - 1) * step, as float32; -128 is taken as any other code. */
-void pcr_dequantize(const int8_t *codes, size_t count, float step, float *values, int backend);
+void pcr_dequantize(const int8_t *codes, size_t count, float step, float *values, int backend,
+                    pcr_parallel parallel, unsigned threads);
 /* Adds to (outer, channels, inner) codes, modulo 256, or takes from them if sign is below 0, what
  * codes of other tensors predict: the sum of tables[channel][source][code] in 32nds of a code,
  * rounded up, from 0 to most. second may be NULL; tables then have one source. */

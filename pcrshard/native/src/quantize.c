@@ -1,6 +1,7 @@
 /* The error-bounded quantizer: the choice of the kernels. */
 #include "quantize.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 
@@ -32,17 +33,64 @@ static size_t quantize_run(const void *values, size_t first, size_t count, int t
                    : pcr_quantize_f32_portable(floats, count, scale, codes);
 }
 
-size_t pcr_quantize(const void *values, size_t run, size_t stride, size_t start, size_t stop,
-                    int type, float step, int8_t *codes, int backend) {
-    size_t escapes = 0;
+/* Codes and floats, of which each thread takes a block at a time. */
+enum { BLOCK = 1 << 17 };
+
+typedef struct task {
+    void (*work)(struct task *task, size_t start, size_t stop);
+    size_t count, run, stride;
+    void *values;
+    int8_t *codes;
+    float step;
+    int type, backend;
+    atomic_size_t next, escapes;
+} task;
+
+static void take_blocks(void *data) {
+    task *task = data;
+    size_t start;
+    while ((start = atomic_fetch_add(&task->next, BLOCK)) < task->count) {
+        size_t left = task->count - start;
+        task->work(task, start, start + (left < BLOCK ? left : BLOCK));
+    }
+}
+
+static void in_blocks(task *task, pcr_parallel parallel, unsigned threads) {
+    size_t blocks = task->count / BLOCK;
+    if (threads > blocks) threads = (unsigned)blocks;
+    if (parallel && threads > 1)
+        parallel(take_blocks, task, threads, 0);
+    else
+        take_blocks(task);
+}
+
+static void quantize_block(task *task, size_t start, size_t stop) {
+    size_t escapes = 0, run = task->run;
+    float scale = 1 / (2 * task->step);
     while (start < stop) {
         size_t at = start % run;
         size_t count = run - at < stop - start ? run - at : stop - start;
-        size_t first = start / run * stride + at;
-        escapes += quantize_run(values, first, count, type, 1 / (2 * step), codes + start, backend);
+        escapes += quantize_run(task->values, start / run * task->stride + at, count, task->type,
+                                scale, task->codes + start, task->backend);
         start += count;
     }
-    return escapes;
+    atomic_fetch_add(&task->escapes, escapes);
+}
+
+size_t pcr_quantize(const void *values, size_t count, size_t run, size_t stride, int type,
+                    float step, int8_t *codes, int backend, pcr_parallel parallel,
+                    unsigned threads) {
+    task task = {.work = quantize_block,
+                 .count = count,
+                 .run = run,
+                 .stride = stride,
+                 .values = (void *)values,
+                 .codes = codes,
+                 .step = step,
+                 .type = type,
+                 .backend = backend};
+    in_blocks(&task, parallel, threads);
+    return task.escapes;
 }
 
 enum { RUN = 64, RUNS = 512, EVERY = 8 };
@@ -132,14 +180,27 @@ double pcr_deviation(const void *values, size_t count, size_t run, size_t stride
     return deviation;
 }
 
-void pcr_dequantize(const int8_t *codes, size_t count, float step, float *values, int backend) {
+static void dequantize_block(task *task, size_t start, size_t stop) {
+    const int8_t *codes = task->codes + start;
+    float *values = (float *)task->values + start;
 #if PCR_HAVE_VECTORS
-    if (use_vectors(backend)) {
-        pcr_dequantize_f32_avx2(codes, count, step, values);
+    if (use_vectors(task->backend)) {
+        pcr_dequantize_f32_avx2(codes, stop - start, task->step, values);
         return;
     }
 #endif
-    pcr_dequantize_f32_portable(codes, count, step, values);
+    pcr_dequantize_f32_portable(codes, stop - start, task->step, values);
+}
+
+void pcr_dequantize(const int8_t *codes, size_t count, float step, float *values, int backend,
+                    pcr_parallel parallel, unsigned threads) {
+    task task = {.work = dequantize_block,
+                 .count = count,
+                 .values = values,
+                 .codes = (int8_t *)codes,
+                 .step = step,
+                 .backend = backend};
+    in_blocks(&task, parallel, threads);
 }
 
 static uint8_t predicted(int parts, int most) {
