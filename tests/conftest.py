@@ -23,6 +23,26 @@ def _data_folder() -> pathlib.Path | None:
     return folder if (folder / "photos.tar").exists() else None
 
 
+# Files that take long, or wait long.
+FIRST = [
+    "test_docs.py",
+    "test_evidence.py",
+    "test_slurm.py",
+    "test_hostile.py",
+    "test_clusters.py",
+    "test_lightning_resume.py",
+    "test_remote.py",
+    "test_prefetch.py",
+    "test_compiled.py",
+    "test_resume.py",
+]
+
+
+def pytest_collection_modifyitems(items):
+    # Long files are begun first, so that none is left to one process at the end.
+    items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else 99)
+
+
 def pytest_configure(config):
     # A run in the background of a shell ignores SIGINT, and so would every process that it starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -13,7 +13,6 @@ import warnings
 import pytest
 from support import ROOT
 
-from pcrshard import __version__
 from pcrshard.cli import main as cli
 from pcrshard.errors import MissingDependency
 
@@ -116,22 +115,3 @@ def test_links_lead_somewhere():
         where = page.parent / target if target else page
         assert where.exists(), f"{page.name}: {target}"
         assert not anchor or anchor in anchors(where), f"{page.name}: {target}#{anchor}"
-
-
-def sections(text):
-    """(title, entries) of a changelog's versions, the newest first."""
-    parts = re.split(r"^## (.+)$", text, flags=re.MULTILINE)[1:]
-    return [
-        (title, re.findall(r"^- .+", body, re.MULTILINE))
-        for title, body in zip(parts[::2], parts[1::2], strict=True)
-    ]
-
-
-def test_the_changelog_describes_this_version():
-    """The newest section is this version's, or says what has changed since; none is empty."""
-    found = sections((ROOT / "CHANGELOG.md").read_text())
-    assert found[0][0].startswith("Unreleased") or found[0][0].split()[0] == __version__
-    assert all(entries for _, entries in found)
-    released = [title for title, _ in found if not title.startswith("Unreleased")]
-    dated = re.compile(r"\S+ - \d{4}-\d\d-\d\d")
-    assert [title for title in released if not dated.fullmatch(title)] == []

@@ -4,8 +4,6 @@ import pathlib
 import subprocess
 import sys
 
-from support import ROOT
-
 import pcrshard
 
 
@@ -36,12 +34,3 @@ def test_types_are_shipped():
     assert (folder / "py.typed").exists()
     assert (folder / "__init__.pyi").exists()
     assert (folder / "native" / "_core.pyi").exists()
-
-
-def test_the_version_is_in_one_place():
-    """A release changes one line."""
-    version = f'"{pcrshard.__version__}"'
-    files = [*ROOT.glob("*.cfg"), *ROOT.glob("*.toml"), *ROOT.glob("*.py")]
-    files += [*(ROOT / "pcrshard").rglob("*.py"), *(ROOT / "scripts").glob("*")]
-    holders = [path.name for path in files if path.is_file() and version in path.read_text()]
-    assert holders == ["_version.py"]
