@@ -73,7 +73,6 @@ IMPORTERS = {
     },
     "sklearn": {"cli.demo"},
     "pcodec": {"errorbound.integer_codes"},
-    "pyarrow": {"integrations.huggingface"},
     "ray": {"integrations.ray"},
     "safetensors": {"checkpoint.safetensors_file"},
     "simpy": {"simulation.epoch"},

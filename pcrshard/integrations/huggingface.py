@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .. import storage
@@ -28,7 +28,6 @@ from .huggingface_splits import Parts, asked_names, open_splits, usual_names
 
 try:
     import datasets
-    import pyarrow as pa
 except ImportError as missing:
     raise MissingDependency(
         "HuggingFace datasets is not installed: pip install 'pcrshard[hf]'"
@@ -36,13 +35,12 @@ except ImportError as missing:
 
 log = get_logger(__name__)
 KEY = "__key__"
-_JSON = ("json", "jsn")
 EACH = ""  # no split given: all splits, by name
-# The type of a field's last extension in WebDataset's decoders and the stock `webdataset` loader of
-# `datasets`; other fields are bytes, and nothing is unpickled.
+# The type of a field's last extension in WebDataset's decoders; JSON is text, because its values
+# need not have one type. Other fields are bytes, and nothing is unpickled.
 _KINDS = {
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id", "count"), "int64"),
-    **dict.fromkeys(("txt", "text", "transcript", *_JSON), "string"),
+    **dict.fromkeys(("txt", "text", "transcript", "json", "jsn"), "string"),
 }
 Decode = Callable[[Any], Any]
 
@@ -58,7 +56,7 @@ class PcrConfig(datasets.BuilderConfig):  # type: ignore[misc]  # datasets is un
     """
 
     # Increase it when rows of the same shards change: it identifies the Arrow cache.
-    version: Any = "1.1.0"
+    version: Any = "1.2.0"
     data_dir: str | None = dataclasses.field(default=None, repr=False)
     scan: Scan | ScanLevel = FULL
     columns: Sequence[str] | None = None
@@ -103,7 +101,6 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # datas
         names = list(found) if EACH in wanted else asked_names(wanted, list(found))
         self.parts = {name: found[name] for name in names}
         self.typed = bool(kwargs.get("features"))
-        self.json_types: dict[str, pa.DataType] = {}
         entries = [entry for part in self.parts.values() for entry in part.index.shards]
         kwargs["scan"] = resolve_choice(entries, kwargs.get("scan", FULL), os.fspath(data_dir))
         kwargs["hash"] = _hash(self.parts)
@@ -135,44 +132,28 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # datas
         ]
 
     def _infer_features(self, index: ShardIndex, classes: Sequence[str]) -> dict[str, Any]:
-        """Infer the type of each column from WebDataset's extensions and the values in a shard."""
+        """Infer the type of each column from WebDataset's extensions."""
         inferred = {KEY: datasets.Value("string")}
         images, late = _images_and_late(index, current_scan(self.config.scan))
-        inferred |= {field: _image_feature(field in index.schema.lists) for field in images}
-        # The values of deferred fields are not in the index, so their types depend only on their
-        # names.
-        nothing: tuple[bytes, ...] = ()
-        fields = dict.fromkeys(late, nothing) | index.fields
-        for field, values in fields.items():
-            extension = field.rpartition(".")[2]
-            found = _json_type(values) if extension in _JSON else None
-            if found not in (None, pa.null()):
-                self.json_types[field] = found
-                schema = pa.schema({field: found})
-                inferred |= datasets.Features.from_arrow_schema(schema)
-            else:
-                inferred[field] = _plain_feature(field, classes)
+        for field in images:
+            is_list = field in index.schema.lists
+            inferred[field] = datasets.Sequence(datasets.Image()) if is_list else datasets.Image()
+        for field in (*late, *index.fields):
+            inferred[field] = datasets.Value(_KINDS.get(field.rpartition(".")[2], "binary"))
+        if classes and "cls" in inferred:
+            inferred["cls"] = datasets.ClassLabel(names=list(classes))
         return inferred
 
     def _shard(self, url: str, entry: ShardEntry) -> Shard:
         return Shard(url, entry=entry, storage_options=self.options, cache=self.config.prefix_cache)
 
-    def open(
-        self,
-        split: str,
-        *,
-        streaming: bool,
-    ) -> Any:
+    def open(self, split: str, *, streaming: bool) -> Any:
         """Open a split, the concatenation of several, or a dict of all splits of the URL."""
-        name = self._only_split() if split == EACH else split
-        if streaming:
-            return self.as_streaming_dataset(split=name)
-        return self.as_dataset(split=name)
-
-    def _only_split(self) -> str | None:
-        """Return the split at the URL itself; ``None`` if it has folders of splits."""
-        alone = all(part.folder == "" for part in self.parts.values())
-        return next(iter(self.parts)) if alone else None
+        name: str | None = split
+        if split == EACH:
+            alone = all(part.folder == "" for part in self.parts.values())
+            name = next(iter(self.parts)) if alone else None
+        return (self.as_streaming_dataset if streaming else self.as_dataset)(split=name)
 
     def _prepare_split(self, *args: Any, **kwargs: Any) -> Any:
         if isinstance(self.config.scan, ScanLevel):
@@ -192,65 +173,21 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # datas
                     yield f"{entry.name}/{sample[KEY]}", _example(sample, columns, url)
 
     def _check_fields(self, index: ShardIndex, url: str) -> None:
-        """Refuse fields and values that ``datasets`` would silently drop."""
-        if self.typed:
-            return
-        features = set(self.info.features)
+        """Refuse fields that ``datasets`` would silently drop."""
         images, late = _images_and_late(index, current_scan(self.config.scan))
-        fields = {*index.fields, *images, *late}
-        if not self.config.columns and not fields <= features:
+        unknown = {*index.fields, *images, *late} - set(self.info.features)
+        if unknown and not (self.typed or self.config.columns):
             raise FormatError(
-                f"fields {sorted(fields - features)} are not in the first shard; "
+                f"fields {sorted(unknown)} are not in the first shard; "
                 "say which columns are wanted: columns=[...]",
                 url=url,
             )
-        for field in features.intersection(self.json_types):
-            found = _json_type(index.fields.get(field, ()))
-            if not _fits(found, self.json_types[field]):
-                raise FormatError(
-                    f"the values of {field!r} have other types than in the first shard; "
-                    "give all columns' types in features=..., "
-                    f"with {field!r}: Value('string') for its text",
-                    url=url,
-                )
 
 
 def _hash(parts: Parts) -> str:
     """Return a hash of the splits' content, which identifies their Arrow cache."""
     contents = [name.encode() + part.index.encode() for name, part in parts.items()]
     return hashlib.sha256(b"".join(contents)).hexdigest()[:16]
-
-
-def _json_type(values: Iterable[bytes | None]) -> pa.DataType | None:
-    """Return the Arrow type of JSON values; ``None`` without a common type."""
-    try:
-        return pa.array([None if value is None else json.loads(value) for value in values]).type
-    except (pa.ArrowException, OverflowError, RecursionError, ValueError) as error:
-        log.info("read as text, for want of one Arrow type: %s", error)
-        return None
-
-
-def _fits(found: pa.DataType | None, expected: pa.DataType) -> bool:
-    """Tell whether values of one type convert to the other without loss."""
-    if found is None:
-        return False
-    schemas = [pa.schema({"": expected}), pa.schema({"": found})]
-    try:
-        return bool(pa.unify_schemas(schemas, promote_options="permissive") == schemas[0])
-    except pa.ArrowException:
-        return False
-
-
-def _plain_feature(field: str, classes: Sequence[str]) -> Any:
-    """Return the type of a field from its name alone."""
-    if field == "cls" and classes:
-        return datasets.ClassLabel(names=list(classes))
-    return datasets.Value(_KINDS.get(field.rpartition(".")[2], "binary"))
-
-
-def _image_feature(is_list: bool) -> Any:
-    image = datasets.Image()
-    return datasets.Sequence(image) if is_list else image
 
 
 def _images_and_late(index: ShardIndex, scan: Scan) -> tuple[list[str], list[str]]:
@@ -319,8 +256,7 @@ def load_dataset(
 
     Columns have the names of the fields: ``__key__``; images ``jpg`` (:class:`datasets.Image`,
     encoded until accessed, rotated upright); ``cls`` an integer, or a ``ClassLabel`` if the dataset
-    index has classes; ``txt`` strings; ``json`` the parsed value, or text if its values have no
-    common type; all others bytes.
+    index has classes; ``txt`` and ``json`` text; all others bytes.
 
     Args:
         url: A path or any fsspec URL, such as ``hf://datasets/USER/NAME``, of a folder with
@@ -335,7 +271,8 @@ def load_dataset(
             ``"train[:10%]"``. By default all: one dataset if the URL is one, otherwise a
             ``DatasetDict`` or ``IterableDatasetDict``.
         columns: Names of the columns; others are not parsed. By default all.
-        features: The columns and their types; by default inferred.
+        features: The columns and their types; by default inferred. A ``json`` field whose type is
+            not text is parsed.
         storage_options: fsspec storage options.
         prefix_cache: Cache of prefixes on local disk.
         cache_dir: Folder of Arrow caches; by default that of ``datasets``.
@@ -350,7 +287,12 @@ def load_dataset(
         raise TypeError(
             f"expected a sequence of column names, got {columns!r}; write [{columns!r}]"
         )
-    specs = _specs(split, streaming=streaming)
+    asked = split if isinstance(split, list | tuple) else [split]
+    specs = [_spec(one) for one in asked]
+    if streaming and any("[" in spec for spec in specs):
+        raise ValueError(
+            f"a slice needs streaming=False, got {split!r}; of a stream, use .take(n) or .skip(n)"
+        )
     chosen = {
         "columns": list(columns) if columns else None,
         "features": features,
@@ -369,17 +311,6 @@ def load_dataset(
         builder.download_and_prepare(num_proc=num_proc)
     opened = [builder.open(spec, streaming=streaming) for spec in specs]
     return opened if isinstance(split, list | tuple) else opened[0]
-
-
-def _specs(split: Any, *, streaming: bool) -> list[str]:
-    """Return the requested splits, with the names that `datasets` uses."""
-    asked = split if isinstance(split, list | tuple) else [split]
-    specs = [_spec(one) for one in asked]
-    if streaming and any("[" in spec for spec in specs):
-        raise ValueError(
-            f"a slice needs streaming=False, got {split!r}; of a stream, use .take(n) or .skip(n)"
-        )
-    return specs
 
 
 def _spec(split: Any) -> str:

@@ -105,7 +105,7 @@ def _pcr_samples(source: Urls, scan: ScanChoice = FULL, **options: Any) -> Sampl
 
     def load(url: str, cancel: Event) -> Prefix:
         # What WebDataset would open: rewritten by GOPEN_REWRITE, local paths without a scheme.
-        path = storage.plain_path(rewrite_url(url))
+        path = storage.plain_path(rewrite_url(url)).removeprefix("file:")
         entry = entries.get(storage.file_name(path))
         return stage.open(path, entry).load(current_scan(scan), cancel=cancel)
 

@@ -86,11 +86,14 @@ def test_a_level_changes_at_the_next_shard(shard_urls):
 
 
 def test_in_a_plain_pipeline(shard_urls):
-    """The stage stands in for tarfile_to_samples in a DataPipeline."""
+    """The stage stands in for tarfile_to_samples in a DataPipeline; files may have a scheme."""
     pipeline = wds.DataPipeline(
         wds.SimpleShardList(shard_urls), wds.split_by_worker, pcr_scan(5), wds.shuffle(5)
     )
     assert keys(pipeline) == keys(dataset_of(shard_urls).pcr_scan(5))
+    for scheme in ("file:", "file://"):
+        urls = [f"{scheme}{url}" for url in shard_urls]
+        assert keys(dataset_of(urls).pcr_scan(5)) == keys(pipeline)
 
 
 def test_resampled_and_mixed(shard_urls, dataset):
