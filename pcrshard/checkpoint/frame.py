@@ -142,7 +142,7 @@ def damage_named(message: str, url: str | None = None, key: str | None = None) -
     try:
         yield
     except PCRError as error:
-        if " (file=" in str(error) or (url is None and key is None):
+        if error.url is not None:
             raise
         raise type(error)(str(error), url=url, key=key) from error.__cause__
     except (

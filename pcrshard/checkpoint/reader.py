@@ -70,8 +70,12 @@ def load_version(
     *,
     names: Collection[str] | None = None,
     map_location: Any = None,
-) -> Any:
-    """Load a version, or the parts selected by ``names``; see :meth:`DeltaStore.load`."""
+) -> tuple[Any, list[tuple[str, Any]]]:
+    """Load a version, or the parts selected by ``names``; see :meth:`DeltaStore.load`.
+
+    Returns:
+        The state or the parts, and the path of each tensor or array with its value.
+    """
     file = io.open(manifest.record(number))
     tree = file.tree
     wanted = set(names or ())
@@ -83,27 +87,24 @@ def load_version(
         return names is None or not wanted.isdisjoint(["", *above])
 
     with damage_named("the tree is damaged", file.url):
-        paths = {tree.names[number] for path, number in tree.uses if is_wanted(path)}
-    tensors = read_tensors(io, manifest, file, paths)
+        paths = {number: tree.names[number] for path, number in tree.uses if is_wanted(path)}
+    tensors = read_tensors(io, manifest, file, set(paths.values()))
     words = file.restore(tensors)
-
-    # Words of an exact tensor may be in read-only memory.
-    own = {path: each if each.flags.writeable else each.copy() for path, each in words.items()}
-    made = {path: tensor_from(each, tensors[path].spec) for path, each in own.items()}
-    moved = {path: each.to(map_location) for path, each in made.items()}
+    made = {n: tensor_from(words[path], tensors[path].spec) for n, path in paths.items()}
+    moved = {n: tensor.to(map_location) for n, tensor in made.items()}
+    found: list[tuple[str, Any]] = []
 
     def tensor(path: str, number: int, tag: str, *view: Any) -> Any:
         if not is_wanted(path):
             return None
-        if tag == "a":
-            return made[tree.names[number]].numpy()
-        found = moved[tree.names[number]]
         # torch rejects a view outside its tensor's memory.
-        return found.as_strided(*view) if view else found
+        value = moved[number].as_strided(*view) if view else moved[number]
+        found.append((path, made[number].numpy() if tag == "a" else value))
+        return found[-1][1]
 
     with damage_named("the tree is damaged", file.url):
         state, parts = tree.build(tensor)
-    return state if names is None else {name: parts[name] for name in names}
+    return state if names is None else {name: parts[name] for name in names}, found
 
 
 def check(

@@ -62,7 +62,14 @@ def recover(
     numbers = {name: number for name in names if (number := number_in(name)) is not None}
     if not numbers:
         raise VersionUnavailable("there are no files of versions to recover", url=url)
-    files, lost = _open(io, numbers)
+    files, lost = [], {}
+    for name, number in sorted(numbers.items()):
+        try:
+            file = VersionFile(io, name)
+            require(file.header.number == number, "expected the number in the name")
+            files.append(file)
+        except FormatError as error:
+            lost[name] = str(error)
     parents = {file.header.parent_id for file in files}
     # Parents before deltas; of two files of one version, the one that others refer to.
     files.sort(key=lambda file: (file.header.number, file.header.id not in parents))
@@ -85,16 +92,3 @@ def recover(
     before = manifest.replace(number=last)
     io.commit(before, manifest.replace(next_version=max(numbers.values()) + 1))
     return Recovered(manifest.versions, lost)
-
-
-def _open(io: StoreIO, numbers: dict[str, int]) -> tuple[list[VersionFile], dict[str, str]]:
-    """Return the files of versions that can be opened, and why the others cannot."""
-    files, lost = [], {}
-    for name, number in sorted(numbers.items()):
-        try:
-            file = VersionFile(io, name)
-            require(file.header.number == number, "expected the number in the name")
-            files.append(file)
-        except FormatError as error:
-            lost[name] = str(error)
-    return files, lost

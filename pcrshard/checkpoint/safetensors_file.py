@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-import numpy as np
 import torch
 
 from .. import storage
 from ..errors import MissingDependency
+from .reader import load_version
 from .store import DeltaStore
 
 # The element types that safetensors supports.
@@ -75,29 +75,19 @@ def export_safetensors(
         raise ValueError(f"expected a name like model.safetensors, got {url.rpartition('/')[2]!r}")
     safetensors = _safetensors_module()
     record = store.read(lambda manifest: manifest.record(version))
-    loaded = store.load(record.number, names=names)
-    state = {"": loaded} if names is None else loaded
+    _, found = store.read(
+        lambda manifest: load_version(store.io, manifest, record.number, names=names)
+    )
     tensors: dict[str, torch.Tensor] = {}
-    for name, part in state.items():
-        for path, tensor in _tensors(part, ()):
-            if (path or name) in tensors:
-                raise ValueError(f"several tensors would be named {path}: export their parts alone")
-            # The format has no shared memory, so tied tensors are written once per name.
-            tensors[path or name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+    for path, value in found:
+        above = [f"{name}." for name in names or () if path.startswith(f"{name}.")]
+        name = path.removeprefix(max(above, default="", key=len))
+        if name in tensors:
+            raise ValueError(f"several tensors would be named {name}: export their parts alone")
+        # The format has no shared memory, so tied tensors are written once per name.
+        tensors[name] = torch.as_tensor(value).clone(memory_format=torch.contiguous_format)
     metadata = {"pcrshard_version": str(record.number), "pcrshard_id": record.id.hex()}
     data = safetensors.torch.save(tensors, metadata)
     with storage.atomic_write(url, options=options) as file:
         file.write(data)
     return len(data)
-
-
-def _tensors(value: Any, path: tuple[str, ...]) -> Any:
-    """Yield every tensor and array of a state with its path."""
-    if isinstance(value, torch.Tensor):
-        yield ".".join(path), value
-    elif isinstance(value, np.ndarray):
-        yield ".".join(path), torch.from_numpy(value)
-    elif isinstance(value, dict | list | tuple):
-        pairs = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, item in pairs:
-            yield from _tensors(item, (*path, str(key)))

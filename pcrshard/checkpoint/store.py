@@ -164,11 +164,12 @@ class DeltaStore:
             CorruptCheckpoint: The data does not match its checksums; nothing is returned.
             StorageError: A file cannot be read.
         """
-        return self.read(
+        loaded, _ = self.read(
             lambda manifest: load_version(
                 self.io, manifest, version, names=names, map_location=map_location
             )
         )
+        return loaded
 
     def versions(self) -> list[VersionRecord]:
         """Return the records of all versions, oldest first."""

@@ -84,13 +84,11 @@ def snapshot(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     fresh memory takes several times as long as the copy itself.
     """
     specs = [spec_of(tensor) for tensor in tensors]
-    starts = [0]
-    for spec in specs:
-        starts.append(starts[-1] + -(-spec.num_bytes // _ALIGNMENT) * _ALIGNMENT)
-    buffer = _snapshots.borrow_array(starts[-1])
+    sizes = [-(-spec.num_bytes // _ALIGNMENT) * _ALIGNMENT for spec in specs]
+    parts = np.split(_snapshots.borrow_array(sum(sizes)), np.cumsum(sizes, dtype=np.int64))
     return [
-        tensor_from(buffer[start : start + spec.num_bytes], spec).copy_(tensor.detach())
-        for tensor, spec, start in zip(tensors, specs, starts[:-1], strict=True)
+        tensor_from(part[: spec.num_bytes], spec).copy_(tensor.detach())
+        for tensor, spec, part in zip(tensors, specs, parts, strict=False)
     ]
 
 

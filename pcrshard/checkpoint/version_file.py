@@ -216,7 +216,7 @@ class VersionFile:
         return dict(parallel_map(self._folder.workers, work, self._payloads(paths)))
 
     def restore(self, tensors: Mapping[str, Tensor]) -> dict[str, Words]:
-        """Restore the words (N,) of tensors by path, and verify each against its digest.
+        """Restore the words (N,) of tensors by path, writable, verified against their digests.
 
         Raises:
             CorruptCheckpoint: A restored tensor does not match its digest.
@@ -225,10 +225,9 @@ class VersionFile:
         def work(path: str) -> tuple[str, Words]:
             with damage_named("the tensor cannot be restored", self.url, path):
                 words = tensors[path].restore()
-                require(
-                    digest_of(words) == tensors[path].digest,
-                    "the restored tensor does not match its digest",
-                )
-            return path, words
+                is_same = digest_of(words) == tensors[path].digest
+                require(is_same, "the restored tensor does not match its digest")
+            # Words of an exact tensor may be in read-only memory.
+            return path, words if words.flags.writeable else words.copy()
 
         return dict(parallel_map(self._folder.workers, work, tensors))
