@@ -60,13 +60,15 @@ class Manifest(Record, frozen=True):
     versions: tuple[VersionRecord, ...] = ()
 
     def __post_init__(self) -> None:
-        numbers = [record.number for record in self.versions]
-        if numbers != sorted(set(numbers)) or max(numbers, default=0) >= self.next_version:
-            raise ValueError("expected increasing numbers of versions")
-        known = {None, *numbers}
+        last = 0
+        known: set[int | None] = {None}
         for record in self.versions:
-            if record.parent not in known or (record.parent or 0) >= record.number:
-                raise ValueError("expected an earlier version as parent")
+            if record.number <= last or record.parent not in known:
+                raise ValueError("expected increasing numbers, and an earlier version as parent")
+            last = record.number
+            known.add(last)
+        if last >= self.next_version:
+            raise ValueError("expected a higher number for the next version")
 
     def record(self, number: int) -> VersionRecord:
         """Return the record of a version; negative numbers count back from the newest, -1.
@@ -122,17 +124,13 @@ class StoreIO(Folder):
             CorruptCheckpoint: The manifest is damaged.
             StorageError: The manifest cannot be read.
         """
-        if self.url.startswith(("http:", "https:")):
-            return self._read(COPY_NAME) or Manifest()
+        is_web = self.url.startswith(("http:", "https:"))
         for _ in range(_ATTEMPTS):
-            names = self.list()
-            numbers = manifest_numbers(names)
-            if not numbers and COPY_NAME not in names:
-                return Manifest()
+            numbers = () if is_web else manifest_numbers(self.list())
             # Only the copy exists in format 1, or if all other manifests were lost.
             found = self._read(manifest_name(max(numbers)) if numbers else COPY_NAME)
-            if found is not None:
-                return found
+            if found is not None or not numbers:
+                return found or Manifest()
         raise StorageError("the manifests change too fast to be read", url=self.url)
 
     def existing(self) -> Manifest:

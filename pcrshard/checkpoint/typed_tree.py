@@ -52,15 +52,15 @@ class Leaf:
 
     Attributes:
         tag: Its token.
-        path: Keys joined by dots, unique among the tensors of :func:`flatten`.
         tensor: The tensor.
         role: The field of :class:`Precision` that bounds its error; ``None`` if it is exact.
+        path: Its unique path, once the state's tree is complete.
     """
 
     tag: str
-    path: str
     tensor: torch.Tensor
     role: str | None
+    path: str = ""
 
     @property
     def layout(self) -> tuple[Any, ...]:
@@ -123,12 +123,11 @@ def flatten(state: Any) -> tuple[Tree, list[Leaf]]:
             start = offset - base.tensor.storage_offset()
             tokens += ("v", numbers[base], start, len(shape), *shape, *strides)
     tree = Tree(tokens, packer.blobs)
-    paths = TreeReader(tree).names
+    names = TreeReader(tree).names
     copies = snapshot([leaf.tensor for leaf in leaves])
-    return tree, [
-        Leaf(leaf.tag, paths[n], copy, leaf.role)
-        for n, (leaf, copy) in enumerate(zip(leaves, copies, strict=True))
-    ]
+    for number, (leaf, copy) in enumerate(zip(leaves, copies, strict=True)):
+        leaf.path, leaf.tensor = names[number], copy
+    return tree, leaves
 
 
 class Packer:
@@ -171,9 +170,9 @@ class Packer:
             check_storable(value, where)
             # A lazily conjugated or negated view does not have its source's values.
             plain = value.resolve_conj().resolve_neg()
-            self.tokens.append(Leaf("x", where, plain, _role(path, roles)))
+            self.tokens.append(Leaf("x", plain, _role(path, roles)))
         elif kind is np.ndarray:
-            self.tokens.append(Leaf("a", where, array_tensor(value, where), None))
+            self.tokens.append(Leaf("a", array_tensor(value, where), None))
         elif isinstance(value, np.generic) and value.dtype.name in NUMPY_TYPES:
             self.add_bytes(value.tobytes(), "g", value.dtype.name)
         else:
