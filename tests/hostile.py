@@ -265,7 +265,7 @@ def _shard_case(name: str, make, use) -> None:
         # As much as may be shared is, so that the shard has room for many.
         shared = min(len(piece) - 1, MAX_HEADER_BYTES)
         image = EncodedImage((piece, *[b""] * 10), (shared, *[0] * 10), 8, 8, 0)
-        samples = [EncodedSample(f"{i:04}", {"jpg": image}, {}, {}) for i in range(1 << 16)]
+        samples = [EncodedSample(f"{i:04}", {"jpg": image}, {}) for i in range(1 << 16)]
         count = len(samples)
         url = folder / "a.tar"
         while not url.exists() or url.stat().st_size > MAX_BYTES:

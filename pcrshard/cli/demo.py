@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..encoding.encode_dataset import EncodeOptions, encode
-from ..encoding.sources import list_source
+from ..encoding.sources import find_splits, list_source
 from ..errors import EncodeError, MissingDependency
 from ..fidelity.contact_sheet import contact_sheet
 from ..fidelity.costs import scan_costs
@@ -105,21 +105,22 @@ def _encode_sets(photos: str, out: Path) -> list[PCRDataset]:
 
     In a folder without splits, one image in five per class is used for validation.
     """
-    source = list_source(photos)
+    splits = ("train", "val") if find_splits(photos) else (None,)
+    source = list_source(photos, split=splits[0])
     if len(source.classes) < 2:
         raise EncodeError(
             f"expected at least two classes, one subfolder per class, got {len(source.classes)}",
             url=photos,
         )
     datasets = []
-    for split in ("train", "val") if source.splits else (None,):
+    for split in splits:
         target = str(out / (split or "train"))
         with ProgressBar("encode", "images") as progress:
             options = EncodeOptions(split=split, on_error="skip")
             encode(photos, target, options, progress=progress)
         decoder = ImageDecoder(_INPUT)
         datasets.append(PCRDataset(target, decoder=decoder, fields=("jpg", "cls")))
-    return datasets if source.splits else datasets[0].split([0.8, 0.2], stratify=True)
+    return datasets if len(splits) > 1 else datasets[0].split([0.8, 0.2], stratify=True)
 
 
 def _train(train: PCRDataset, val: PCRDataset, epochs: int) -> float:

@@ -16,7 +16,7 @@ from ..encoding.encode_dataset import EncodeOptions
 from ..encoding.labels import read_classes
 from ..encoding.resume_journal import read_journal
 from ..encoding.shard_plan import advise_script
-from ..encoding.sources import list_source
+from ..encoding.sources import find_splits
 from ..errors import EncodeError
 from ..fidelity.costs import scan_costs
 from ..format.dataset_index import DatasetIndex
@@ -169,7 +169,7 @@ def _splits(src: str, options: EncodeOptions, storage_options: storage.Options) 
     """Return the splits to encode into folders of their names; one without a name otherwise."""
     if options.split != ALL_SPLITS:
         return ("",)
-    splits = list_source(src, prefix_keys=options.prefix_keys, options=storage_options).splits
+    splits = find_splits(src, options=storage_options)
     if not splits:
         raise EncodeError(
             f"expected folders train, val or test in {redact_url(src)}, found none: omit --split"

@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import EncodeError, MissingDependency
 from ..format.dataset_index import DatasetIndex
 from .encode_dataset import EncodeOptions, commit, encode
-from .resume_journal import Journal, Part
+from .resume_journal import Part, new_run
 from .samples import StorageOptions
 from .shard_plan import plan
 
@@ -81,13 +81,13 @@ def encode_on_slurm(
             encode(src, dst, options, part=part, resume=True, workers=cpus, **how)
 
     planned = plan(src, options, storage_options.get("src_options"))
-    journal = Journal(dst, planned, dst_options=storage_options.get("dst_options"))
+    run = new_run(dst, planned, dst_options=storage_options.get("dst_options"))
     if not resume:
-        with journal.open(resume):
+        with run.open(range(len(planned.shards)), resume=resume):
             pass  # refuse a folder that is in use now, not after jobs have waited in the queue
     parameters: dict[str, Any] = {"job_name": "pcrshard-encode", "time": 60, "requeue": True}
     parameters |= {name.replace("-", "_"): value or True for name, value in (sbatch or {}).items()}
-    folder = os.path.abspath(f"pcrshard-slurm-{journal.run.token}")
+    folder = os.path.abspath(f"pcrshard-slurm-{run.token}")
     try:
         executor: Any = SlurmExecutor(folder, max_num_timeout=100)
         executor.update_parameters(additional_parameters=parameters)
@@ -98,14 +98,14 @@ def encode_on_slurm(
         raise EncodeError(f"cannot submit SLURM jobs: {error}") from error
     try:
         while _is_queued(queued[0].job_id.partition("_")[0]):
-            done = sum(len(planned.shards[number]) for number in journal.written())
+            done = sum(len(planned.shards[number]) for number in run.written())
             progress(done, sum(map(len, planned.shards)))
             time.sleep(poll)
     except BaseException:
         for job in queued:
             job.cancel()
         raise
-    if (index := commit(journal)) is None:
+    if (index := commit(run, planned)) is None:
         log = max((job.stderr() or "" for job in queued), key=lambda log: "Traceback" in log)
         ends = log[-1000:].strip() or f"it left no log: do all nodes see {folder}?"
         raise EncodeError(f"a SLURM job failed; the logs are in {folder}; one ends with: {ends}")

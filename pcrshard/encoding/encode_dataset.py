@@ -11,15 +11,16 @@ import contextlib
 import json
 import multiprocessing
 import os
+import pathlib
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TypedDict, Unpack, overload
 
 from .. import storage
-from ..errors import EncodeError
+from ..errors import EncodeError, StorageError
 from ..format.dataset_index import DatasetIndex
 from ..redaction import get_logger, redact_url
-from .resume_journal import KEPT, SKIPPED, Journal, Part
+from .resume_journal import JOURNAL, KEPT, PARTS, SKIPPED, Part, Run, Saved, new_run
 from .samples import StorageOptions
 from .shard_plan import EncodeOptions, Plan, plan
 from .shard_task import ShardTask, encode_shard
@@ -115,68 +116,72 @@ def encode(
         )
     src = os.fspath(src)
     dst = storage.plain_path(os.fspath(dst))
+    first, step = part or (0, 1)
+    if not 0 <= first < step:
+        raise EncodeError(f"expected a part I/N with I from 0 to N-1, got {first}/{step}")
+    _check_apart(src, dst)
     planned = plan(src, options, src_options)
-    _check_apart(src, planned, dst)
-    journal = Journal(dst, planned, src_options, dst_options, part)
-    with journal.open(resume):
-        todo = [number for number in journal.numbers if number not in journal.results]
-        tasks = {n: ShardTask(journal.run, n, planned.shards[n]) for n in todo}
-        total = sum(len(planned.shards[number]) for number in journal.numbers)
-        done = total - sum(len(task.samples) for task in tasks.values())
+    shards = planned.shards
+    run = new_run(dst, planned, src_options, dst_options, part)
+    numbers = range(first, len(shards), step)
+    with run.open(numbers, resume=resume) as todo:
+        tasks = {number: ShardTask(run, number, shards[number]) for number in todo}
+        total = sum(len(shards[number]) for number in numbers)
+        done = total - sum(len(shards[number]) for number in todo)
         running = run_tasks(
-            encode_shard, tasks, workers=workers, executor=executor, on_stop=journal.revoke
+            encode_shard, tasks, workers=workers, executor=executor, on_stop=run.revoke
         )
         with contextlib.closing(running) as results:
-            for number, result in results:
-                journal.results[number] = result
-                done += len(tasks[number].samples)
+            for number, _ in results:
+                done += len(shards[number])
                 if progress is not None:
                     progress(done, total)
-        return commit(journal)
+    return commit(run, planned)
 
 
-def _check_apart(src: str, planned: Plan, dst: str) -> None:
+def _check_apart(src: str, dst: str) -> None:
     """Refuse to write shards among their sources, where a later run would list them as sources."""
-    if not storage.is_local(dst):
-        return
-    target = os.path.realpath(dst)
-    urls = {ref.url for shard in planned.shards for sample in shard for ref in sample.refs}
-    folders = {os.path.realpath(os.path.dirname(url)) for url in urls if url.endswith(".tar")}
-    root = os.path.join(os.path.realpath(src), "")
-    if target in folders or (os.path.isdir(src) and f"{target}/".startswith(root)):
+    target = pathlib.Path(os.path.realpath(dst))
+    if storage.is_local(dst) and target.is_relative_to(os.path.realpath(src)):
         raise EncodeError(f"expected a folder outside the source {redact_url(src)}, got {dst}")
 
 
-def commit(journal: Journal) -> DatasetIndex | None:
+def commit(run: Run, planned: Plan) -> DatasetIndex | None:
     """Write the reports and the dataset index if this and all other parts are complete.
 
     Returns:
         The index, or ``None`` if shards are missing.
     """
-    run = journal.run
-    with journal.finishing() as found:
-        num_shards = len(journal.plan.shards)
-        if missing := num_shards - len(found):
-            _log.info("%d of %d shards remain for other parts", missing, num_shards)
-            return None
+    dst, options = run.dst, run.dst_options
+    found = run.written()
+    num_shards = len(planned.shards)
+    if missing := num_shards - len(found):
+        _log.info("%d of %d shards remain for other parts", missing, num_shards)
+        return None
+    # The last two parts may end at the same time.
+    with run.lock(wait=True):
         rows = [row for result in found.values() for row in result.unlayered]
         for name in (SKIPPED, KEPT):
             lines = [json.dumps(row._asdict()) + "\n" for row in rows if row.report == name]
-            url = storage.join(run.dst, name)
+            url = storage.join(dst, name)
             # An empty report replaces the one of an earlier run.
-            if lines or storage.exists(url, options=run.dst_options):
-                with storage.atomic_write(url, options=run.dst_options) as file:
+            if lines or storage.exists(url, options=options):
+                with storage.atomic_write(url, options=options) as file:
                     file.write("".join(lines).encode())
-        journal.unite(found)
+        journal = Saved(run.fingerprint, found, run.options, planned.quality)
+        journal.write(storage.join(dst, JOURNAL), options)
+        storage.remove_temporary_files(dst)
+        with contextlib.suppress(StorageError):
+            storage.remove(storage.join(dst, PARTS), options=options)
         entries = [result.entry for result in found.values() if result.entry is not None]
         if not entries:
-            report = storage.join(run.dst, SKIPPED)
+            report = storage.join(dst, SKIPPED)
             raise EncodeError(f"every image was skipped; the reasons are in {report}")
         return write_dataset_index(
-            run.dst,
+            dst,
             run.options.fmt.scan_script,
             entries,
             run.options.classes,
             max(result.num_classes for result in found.values()),
-            options=run.dst_options,
+            options=options,
         )

@@ -71,14 +71,11 @@ def check_label(key: str, fields: Mapping[str, bytes], classes: Sequence[str]) -
 
 def check_classes(classes: Sequence[str]) -> None:
     """Check that class names are distinct and not empty."""
-    seen: dict[str, int] = {}
-    for number, name in enumerate(classes):
-        if not name.strip():
-            raise EncodeError(f"expected a name for class {number}, got an empty one")
-        if (first := seen.setdefault(name, number)) != number:
-            raise EncodeError(
-                f"expected distinct class names, got {name!r} for classes {first} and {number}"
-            )
+    seen = {""}
+    for number, name in enumerate(map(str.strip, classes)):
+        if name in seen:
+            raise EncodeError(f"expected a name of its own for class {number}, got {name!r}")
+        seen.add(name)
 
 
 def read_classes(url: str, *, options: StorageOptions = None) -> tuple[str, ...]:

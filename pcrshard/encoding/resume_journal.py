@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -117,7 +117,11 @@ def _read(url: str, options: StorageOptions) -> Saved | None:
 
 
 class Run(NamedTuple):
-    """What all tasks of a run share; picklable.
+    """A run of ``encode``, or a part of one; picklable, because all tasks share it.
+
+    Its journal says which shards are complete, so that a run can resume. A journal with a different
+    fingerprint is rejected, and a shard whose bad files were handled by a different ``on_error`` is
+    encoded again.
 
     Attributes:
         dst: Folder of the shards.
@@ -126,8 +130,8 @@ class Run(NamedTuple):
         fingerprint: The fingerprint of the plan.
         src_options: fsspec storage options of the source.
         dst_options: fsspec storage options of the folder.
-        permit: A file that holds the token for as long as the run is active.
-        token: The token.
+        part: (I, N), or ``None`` for a run over all shards.
+        token: The content of the permit, a file that exists for as long as the run is active.
     """
 
     dst: str
@@ -136,13 +140,19 @@ class Run(NamedTuple):
     fingerprint: str
     src_options: StorageOptions
     dst_options: StorageOptions
-    permit: str
+    part: Part | None
     token: str
+
+    @property
+    def _permit(self) -> str:
+        # A temporary file, which is cleaned up if this process is killed.
+        number, count = self.part or (0, 1)
+        return storage.join(self.dst, f".pcrshard-run-{number}-of-{count}.tmp")
 
     def check(self) -> None:
         """Raise :class:`EncodeError` if the run has ended, or another one has taken over."""
-        there = storage.exists(self.permit, options=self.dst_options)
-        token = storage.read_bytes(self.permit, options=self.dst_options) if there else b""
+        there = storage.exists(self._permit, options=self.dst_options)
+        token = storage.read_bytes(self._permit, options=self.dst_options) if there else b""
         if token != self.token.encode():
             raise EncodeError(
                 "the run that requested this shard has ended, or another encode is writing to "
@@ -150,195 +160,137 @@ class Run(NamedTuple):
                 url=self.dst,
             )
 
-    def save(self, number: int, result: ShardResult) -> None:
-        """Save the result of a task, from which an interrupted run can resume."""
-        url = storage.join(self.dst, f"{PARTS}/{number:06d}.json")
-        Saved(self.fingerprint, {number: result}).write(url, self.dst_options)
-
-
-class Journal:
-    """A record of the shards written so far, stored in the destination so that a run can resume.
-
-    Args:
-        dst: Folder of the shards.
-        plan: The source and the options. A journal with a different fingerprint is rejected, and a
-            shard whose bad files were handled by a different ``on_error`` is encoded again.
-        src_options: fsspec storage options of the source.
-        dst_options: fsspec storage options of the folder.
-        part: (I, N), or ``None`` for a run over all shards.
-
-    Attributes:
-        plan: The shards of all parts.
-        numbers: The numbers of the shards that this part writes.
-        results: The complete shards by number.
-        run: What the tasks need.
-    """
-
-    def __init__(
-        self,
-        dst: str,
-        plan: Plan,
-        src_options: StorageOptions = None,
-        dst_options: StorageOptions = None,
-        part: Part | None = None,
-    ) -> None:
-        first, step = part or (0, 1)
-        if not 0 <= first < step:
-            raise EncodeError(f"expected a part I/N with I from 0 to N-1, got {first}/{step}")
-        self.plan = plan
-        self.numbers = range(first, len(plan.shards), step)
-        self.results: Results = {}
-        self._is_part = part is not None
-        # In the names of temporary files, which are cleaned up if this process is killed.
-        self._name = f"{first}-of-{step}"
-        self.run = Run(
-            dst,
-            plan.options,
-            plan.names,
-            plan.fingerprint,
-            src_options,
-            dst_options,
-            storage.join(dst, f".pcrshard-run-{self._name}.tmp"),
-            secrets.token_hex(8),
-        )
+    def write(self, name: str, results: Results) -> None:
+        """Save results, from which an interrupted run can resume, as a file of this name."""
+        url = storage.join(self.dst, f"{PARTS}/{name}.json")
+        Saved(self.fingerprint, results).write(url, self.dst_options)
 
     @contextlib.contextmanager
-    def open(self, resume: bool) -> Iterator[None]:
-        """Adopt the complete shards of an earlier run, and permit tasks to write the others.
+    def open(self, numbers: Iterable[int], *, resume: bool) -> Iterator[list[int]]:
+        """Permit tasks to write shards of these numbers; yield those that are still missing.
 
-        Until the end of the block no other run may write to the folder, except other parts. Object
-        stores have no locks; there, the tasks of the earlier run fail when they start.
+        Until the end of the block no other run may write to the folder, except parts. If a part
+        runs twice at once, or two runs share an object store, which has no locks, the tasks of the
+        earlier run fail when they look at their permit.
 
         Raises:
             EncodeError: Another run is writing to the folder, or has written there and ``resume``
                 is false or the runs do not match.
         """
-        run = self.run
-        storage.make_folder(run.dst, options=run.dst_options)
-        own = f".pcrshard-lock-{self._name}.tmp"
-        with self._lock(LOCK, shared=self._is_part), self._lock(own):
-            self._take_over(resume)
-            with storage.atomic_write(run.permit, options=run.dst_options, durable=False) as file:
-                file.write(run.token.encode())
+        storage.make_folder(self.dst, options=self.dst_options)
+        with self.lock(shared=self.part is not None):
+            todo = self._take_over(numbers, resume)
+            permit = storage.atomic_write(self._permit, options=self.dst_options, durable=False)
+            with permit as file:
+                file.write(self.token.encode())
             try:
-                yield
+                yield todo
             finally:
                 self.revoke()
 
     def revoke(self) -> None:
-        """Revoke the permit, so that tasks that have not started fail without writing."""
+        """Revoke the permit, so that tasks fail without writing."""
         with contextlib.suppress(StorageError):
-            storage.remove(self.run.permit, options=self.run.dst_options)
+            storage.remove(self._permit, options=self.dst_options)
 
     @contextlib.contextmanager
-    def _lock(self, name: str, *, shared: bool = False, wait: bool = False) -> Iterator[None]:
-        """Hold a lock of the folder; the file of an exclusive one is removed afterwards."""
-        if not storage.is_local(self.run.dst):
+    def lock(self, *, shared: bool = False, wait: bool = False) -> Iterator[None]:
+        """Hold the lock of a local folder, whose file an exclusive holder removes afterwards."""
+        if not storage.is_local(self.dst):
             yield
             return
-        path = os.path.join(self.run.dst, name)
+        path = os.path.join(self.dst, LOCK)
         with contextlib.ExitStack() as stack:
             with mapped_errors(path, "write", (OSError,)):
                 held = stack.enter_context(hold_lock(path, shared=shared, wait=wait))
             if held is None:
                 raise EncodeError(
-                    "another encode, of the same part or of the whole dataset, is writing to "
-                    f"{self.run.dst}: wait for it, or use another folder"
+                    f"another encode is writing to {self.dst}: wait for it, or use another folder"
                 )
             if not shared:
                 stack.callback(Path(path).unlink, missing_ok=True)
             yield
 
-    def _take_over(self, resume: bool) -> None:
-        dst, options = self.run.dst, self.run.dst_options
-        found = self._read()
-        mine = {n: each for saved in found for n, each in saved.shards.items() if n in self.numbers}
-        has_index = storage.exists(storage.join(dst, DATASET_INDEX), options=options)
-        if not resume and (has_index or mine):
-            raise EncodeError("already holds a dataset: use --resume, or another folder", url=dst)
-        if has_index and not found:
+    def _take_over(self, numbers: Iterable[int], resume: bool) -> list[int]:
+        files, fingerprints, results = self._read()
+        mine = {number: results[number] for number in numbers if number in results}
+        if not resume and (DATASET_INDEX in files or mine):
             raise EncodeError(
-                f"holds a dataset that --resume cannot continue: it has no {JOURNAL}", url=dst
+                "already holds a dataset: use --resume, or another folder", url=self.dst
             )
-        fingerprint = self.run.fingerprint
-        if any(saved.shards and saved.fingerprint != fingerprint for saved in found):
+        if results and fingerprints != {self.fingerprint}:
             raise EncodeError(
                 "the source or the options differ from those of the run in this folder, "
                 "which --resume would continue",
-                url=dst,
+                url=self.dst,
             )
-        if not self._is_part:
-            storage.remove_temporary_files(dst)
-        self.results = {n: result for n, result in mine.items() if self._is_kept(result)}
-        name = self.run.options.name
-        names = {shard_name(name, n) for n in self.numbers if n not in self.results}
-        if not (resume and found) and (others := sorted(names & self._sizes(dst).keys())):
+        if self.part is None:
+            storage.remove_temporary_files(self.dst)
+        complete = {number for number, result in mine.items() if self._is_complete(result)}
+        todo = [number for number in numbers if number not in complete]
+        names = {DATASET_INDEX, *(shard_name(self.options.name, number) for number in todo)}
+        if not (resume and fingerprints) and (others := sorted(names & files.keys())):
             raise EncodeError(
                 f"already holds {others[0]}, which another run has written: use another folder",
-                url=dst,
+                url=self.dst,
             )
         # A run that is killed while it writes its first shards can resume, too.
-        start = storage.join(dst, f"{PARTS}/start.json")
-        Saved(fingerprint, {}).write(start, options)
+        self.write("start", {})
+        return todo
 
-    def _sizes(self, folder: str) -> dict[str, int | None]:
-        """Return a folder's files with their sizes; object stores have no empty folders."""
+    def _read(self) -> tuple[dict[str, int | None], set[str], Results]:
+        """Return the folder's files with their sizes, and what those of the journal say."""
+        files: dict[str, int | None] = {}
         try:
-            return dict(storage.list_files(folder, options=self.run.dst_options))
+            files.update(storage.list_files(self.dst, options=self.dst_options))
         except StorageError:
-            if storage.is_folder(folder, options=self.run.dst_options):
+            # An empty folder of an object store does not exist.
+            if storage.is_folder(self.dst, options=self.dst_options):
                 raise
-            return {}
-
-    def _read(self) -> list[Saved]:
-        """Return every file of the journal, later ones last."""
-        parts = storage.join(self.run.dst, PARTS)
-        urls = [storage.join(parts, n) for n in self._sizes(parts) if n.endswith(".json")]
         # Another part may merge and remove the files meanwhile. It writes the merged file first, so
         # reading that one last misses nothing.
-        urls.append(storage.join(self.run.dst, JOURNAL))
-        found = [_read(url, self.run.dst_options) for url in urls]
-        return [saved for saved in reversed(found) if saved is not None]
+        names = [*(name for name in files if name.startswith(f"{PARTS}/")), JOURNAL]
+        found = [_read(storage.join(self.dst, name), self.dst_options) for name in names]
+        # The files of the tasks are newer.
+        saved = [each for each in reversed(found) if each is not None]
+        results = {n: result for each in saved for n, result in each.shards.items()}
+        return files, {each.fingerprint for each in saved}, results
 
-    def _is_kept(self, result: ShardResult) -> bool:
-        """Return whether a shard is complete and handled bad files as the options now ask."""
-        if result.unlayered and result.on_error != self.run.options.on_error:
+    def _is_complete(self, result: ShardResult) -> bool:
+        """Return whether a shard is intact and handled bad files as the options now ask."""
+        if result.unlayered and result.on_error != self.options.on_error:
             return False
         entry = result.entry
         if entry is None:
             return True
-        url = storage.join(self.run.dst, entry.name)
+        url = storage.join(self.dst, entry.name)
         try:
-            data = storage.read_bytes(
-                url, options=self.run.dst_options, max_bytes=entry.shard_bytes
-            )
+            data = storage.read_bytes(url, options=self.dst_options, max_bytes=entry.shard_bytes)
         except PCRError:
             return False
         return crc32c(data) == entry.shard_crc32c
 
-    @contextlib.contextmanager
-    def finishing(self) -> Iterator[Results]:
-        """Yield the shards that all parts have written, in order; one process at a time."""
-        with self._lock(f"{LOCK}-finish", wait=True):
-            yield dict(sorted((self.written() | self.results).items()))
-
     def written(self) -> Results:
-        """Return the journaled shards whose size is right; their writers checked the content."""
-        sizes = self._sizes(self.run.dst)
-        found = {n: result for saved in self._read() for n, result in saved.shards.items()}
-        return {n: result for n, result in found.items() if _is_there(result.entry, sizes)}
-
-    def unite(self, results: Results) -> None:
-        """Save the results of all parts in one file and remove the files of the tasks."""
-        dst, options = self.run.dst, self.run.dst_options
-        whole = Saved(self.run.fingerprint, results, self.run.options, self.plan.quality)
-        whole.write(storage.join(dst, JOURNAL), options)
-        storage.remove_temporary_files(dst)
-        for name in (PARTS, LOCK) if self._is_part else (PARTS,):
-            with contextlib.suppress(StorageError):
-                storage.remove(storage.join(dst, name), options=options)
+        """Return the results of all parts whose shards have the right size, in order."""
+        files, _, results = self._read()
+        return {
+            number: result
+            for number, result in sorted(results.items())
+            if result.entry is None
+            # Some stores do not report sizes.
+            or files.get(result.entry.name, -1) in (result.entry.shard_bytes, None)
+        }
 
 
-def _is_there(entry: ShardEntry | None, sizes: dict[str, int | None]) -> bool:
-    """Return whether a shard has its size, if the store reports sizes."""
-    return entry is None or sizes.get(entry.name, -1) in (entry.shard_bytes, None)
+def new_run(
+    dst: str,
+    plan: Plan,
+    src_options: StorageOptions = None,
+    dst_options: StorageOptions = None,
+    part: Part | None = None,
+) -> Run:
+    """Return a run that has not started."""
+    token = secrets.token_hex(8)
+    return Run(
+        dst, plan.options, plan.names, plan.fingerprint, src_options, dst_options, part, token
+    )

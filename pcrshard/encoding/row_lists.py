@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import csv
-import itertools
 import json
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from .. import storage
 from ..errors import EncodeError
-from .samples import LABEL_FIELD, FieldRef, SampleRef, StorageOptions, unique_keys
+from .samples import FieldRef, ListedImage, StorageOptions
 
 LISTS = (".csv", ".tsv", ".jsonl", ".ndjson")
 Row = dict[str, Any]
@@ -26,8 +25,8 @@ _LABEL_COLUMNS = ("label", "class")
 _DEFAULT_COLUMNS = ["path", "label", "extra"]
 
 
-def list_rows(path: str, options: StorageOptions) -> list[SampleRef]:
-    """Return the samples that a file lists, in its order; numeric labels are in the field ``cls``.
+def list_rows(path: str, options: StorageOptions) -> list[ListedImage]:
+    """Return the images that a file lists, in its order.
 
     Raises:
         EncodeError: A row is malformed; the message names its line.
@@ -64,17 +63,14 @@ def list_rows(path: str, options: StorageOptions) -> list[SampleRef]:
             url=path,
         )
     folder = path.rpartition("/")[0]
-    samples = []
-    for key, row, label in zip(unique_keys(row["path"] for row in rows), rows, labels, strict=True):
-        url = row.pop("path")
+    images = []
+    for row, label in zip(rows, labels, strict=True):
+        name = url = row.pop("path")
         if folder and "://" not in url and not url.startswith("/"):
             url = storage.join(folder, url)
-        known = [(LABEL_FIELD, str(label).encode())] if isinstance(label, int) else []
-        if row:
-            known.append(("json", json.dumps(row).encode()))
-        name = label if isinstance(label, str) else None
-        samples.append(SampleRef(key, (FieldRef("jpg", url),), tuple(known), name))
-    return samples
+        known = (("json", json.dumps(row).encode()),) if row else ()
+        images.append(ListedImage(FieldRef(name, url), label, known))
+    return images
 
 
 def _json_rows(lines: Iterator[str]) -> Iterator[Row]:
@@ -88,39 +84,26 @@ def _json_rows(lines: Iterator[str]) -> Iterator[Row]:
 
 def _table_rows(lines: Iterator[str], is_tsv: bool) -> Iterator[Row]:
     """Yield rows with the columns of the header, by default path, label, extra."""
-    first = next(lines)
-    if is_tsv:
-        how: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-    else:
-        # Spreadsheets of some countries separate cells by semicolons.
-        how = {"delimiter": ";" if ";" in first and "," not in first else ",", "strict": True}
-    names: list[str] = []
-    for cells in csv.reader(itertools.chain([first], lines), **how):
-        if not any(cells):
-            continue
-        if not names:
-            names = _column_names(cells, needs_header=not is_tsv)
-            if names:
+    how: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if is_tsv else {"strict": True}
+    columns: list[str] = []
+    for cells in filter(any, csv.reader(lines, **how)):
+        if not columns:
+            columns = [cell.strip() for cell in cells]
+            path = next((name for name in _PATH_COLUMNS if name in columns), None)
+            label = next((name for name in _LABEL_COLUMNS if name in columns), None)
+            if path is not None:
+                renamed = {path: "path", label: "label"}
+                columns = [renamed.get(name, name) for name in columns]
                 continue
-            names = _DEFAULT_COLUMNS
-        if len(cells) > len(names):
-            raise ValueError(f"expected the columns {', '.join(names)}, got {len(cells)}")
-        yield {name: value for name, value in zip(names, cells, strict=False) if value}
-
-
-def _column_names(cells: Sequence[str], needs_header: bool) -> list[str]:
-    """Return a header's columns, renamed to ``path`` and ``label``; empty for a data row."""
-    names = [cell.strip() for cell in cells]
-    path = next((name for name in _PATH_COLUMNS if name in names), None)
-    label = next((name for name in _LABEL_COLUMNS if name in names), None)
-    if path is not None:
-        renamed = {path: "path", label: "label"}
-        return [renamed.get(name, name) for name in names]
-    if needs_header and "." not in names[0]:
-        raise ValueError(
-            f"expected a column {', '.join(_PATH_COLUMNS)}, or a path first, got {', '.join(names)}"
-        )
-    return []
+            if not is_tsv and "." not in columns[0]:
+                raise ValueError(
+                    f"expected a column {', '.join(_PATH_COLUMNS)}, or a path first, "
+                    f"got {', '.join(columns)}"
+                )
+            columns = _DEFAULT_COLUMNS
+        if len(cells) > len(columns):
+            raise ValueError(f"expected the columns {', '.join(columns)}, got {len(cells)}")
+        yield {name: value for name, value in zip(columns, cells, strict=False) if value}
 
 
 def _check_row(row: Row) -> None:
@@ -128,8 +111,7 @@ def _check_row(row: Row) -> None:
     path = row.get("path")
     if not isinstance(path, str) or posixpath.basename(path) in ("", ".", ".."):
         raise EncodeError(f"expected a path to a file, got {path!r}")
-    label = row.get("label", 0)
-    if isinstance(label, bool) or not isinstance(label, int | str):
+    if type(label := row.get("label", 0)) not in (int, str):
         raise EncodeError(f"expected a label that is a number or a name, got {label!r}")
 
 

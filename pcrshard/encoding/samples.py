@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import posixpath
 import re
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from .. import storage
@@ -19,28 +20,32 @@ _SAMPLES_PER_READ = 64
 
 
 class FieldRef(NamedTuple):
-    """The byte range ``[start, stop)`` of a field in a file; to its end if stop is ``None``.
-
-    ``place`` is the position of an image in the list ``name``, and ``None`` for other fields.
-    """
+    """The byte range ``[start, stop)`` of a field in a file; to its end if stop is ``None``."""
 
     name: str
     url: str
     start: int = 0
     stop: int | None = None
-    place: int | None = None
+
+
+# A number, the name of a class, or none.
+Label = int | str | None
+
+
+class ListedImage(NamedTuple):
+    """An image of a folder or a list: a whole file, named by its path, and its other fields."""
+
+    file: FieldRef
+    label: Label = None
+    known: tuple[tuple[str, bytes], ...] = ()
 
 
 class SampleRef(NamedTuple):
-    """A sample to encode: fields to read, and fields whose bytes are known from the listing.
-
-    ``label`` is the name of its class until classes are numbered.
-    """
+    """A sample to encode: fields to read, and fields whose bytes are known from the listing."""
 
     key: str
     refs: tuple[FieldRef, ...]
     known: tuple[tuple[str, bytes], ...] = ()
-    label: str | None = None
 
 
 class Source(NamedTuple):
@@ -49,14 +54,10 @@ class Source(NamedTuple):
     Attributes:
         samples: The samples.
         classes: Names of the labels 0, 1, ...; empty if labels are numbers or missing.
-        ignored: Files that are neither images nor tars.
-        splits: Names of the training, validation, and test sets that the source appears to hold.
     """
 
     samples: list[SampleRef]
-    classes: tuple[str, ...] = ()
-    ignored: tuple[str, ...] = ()
-    splits: tuple[str, ...] = ()
+    classes: tuple[str, ...]
 
 
 def unique_keys(paths: Iterable[str]) -> list[str]:
@@ -82,33 +83,10 @@ def _legal_key(path: str) -> str:
     return f"_{key.lstrip('_')}" if is_metadata(f"{key}.jpg") else key
 
 
-def number_labels(samples: Sequence[SampleRef], classes: Sequence[str]) -> list[SampleRef]:
-    """Return the samples with the number of their class in the field ``cls``.
-
-    Raises:
-        EncodeError: The class of a sample is not among ``classes``.
-    """
-    numbers = {name: str(number).encode() for number, name in enumerate(classes)}
-
-    def number(sample: SampleRef) -> SampleRef:
-        if sample.label is None:
-            return sample
-        if sample.label not in numbers:
-            raise EncodeError(
-                f"expected classes among the {len(classes)} given names, such as {classes[0]!r}, "
-                f"got {sample.label!r} in the source"
-            )
-        known = ((LABEL_FIELD, numbers[sample.label]), *sample.known)
-        return sample._replace(known=known, label=None)
-
-    return list(map(number, samples))
-
-
-def gather_lists(
-    samples: list[SampleRef],
-    wanted: Sequence[str] | None = None,
-) -> list[SampleRef]:
-    """Gather numbered images into lists: ``images.0.jpg``, ``images.1.jpg`` to ``images.jpg``.
+def find_lists(
+    samples: Sequence[SampleRef], wanted: Sequence[str] | None = None
+) -> tuple[str, ...]:
+    """Return the lists that numbered images form: ``images.jpg`` for ``images.0.jpg``, ...
 
     Args:
         samples: The samples of tars.
@@ -118,37 +96,31 @@ def gather_lists(
     Raises:
         EncodeError: A wanted list does not exist, or has a gap.
     """
-    fields = {ref.name for sample in samples for ref in sample.refs}
-    places: dict[str, list[list[int]]] = {}
-    for row, sample in enumerate(samples):
-        for ref in sample.refs:
-            if found := place_in_list(ref.name):
-                name, place = found
-                places.setdefault(name, [[] for _ in samples])[row].append(place)
-    lists = set()
-    for name in places if wanted is None else wanted:
-        rows = [sorted(row) for row in places.get(name, [])]
-        gap = next((row for row in rows if row != list(range(len(row)))), None)
-        can_be_list = bool(rows) and gap is None and name not in fields
-        lengths = set(map(len, rows))
+    # The number of images in each sample that has any.
+    counts: dict[str, list[int]] = collections.defaultdict(list)
+    broken = {ref.name for sample in samples for ref in sample.refs}
+    for sample in samples:
+        places = collections.defaultdict(list)
+        for found in map(place_in_list, (ref.name for ref in sample.refs)):
+            if found is not None:
+                places[found[0]].append(found[1])
+        for name, own in places.items():
+            counts[name].append(len(own))
+            if max(own) >= len(own):
+                broken.add(name)
+    lists = []
+    for name in counts if wanted is None else wanted:
+        can_be_list = name in counts and name not in broken
         if wanted is not None and not can_be_list:
             raise EncodeError(
                 f"expected fields {numbered(name, 0)!r}, {numbered(name, 1)!r}, ... without a gap "
-                f"and no field {name!r}, to make the list {name!r}, got the numbers {gap or []}"
+                f"and no field {name!r}, to make the list {name!r}"
             )
-        if wanted is not None or (
-            can_be_list and len(lengths) > 1 and 2 <= max(lengths) <= MAX_LISTED
-        ):
-            lists.add(name)
-    return [_gather(sample, lists) for sample in samples] if lists else samples
-
-
-def _gather(sample: SampleRef, lists: Container[str]) -> SampleRef:
-    refs = []
-    for ref in sample.refs:
-        name, place = place_in_list(ref.name) or ("", None)
-        refs.append(ref._replace(name=name, place=place) if name in lists else ref)
-    return sample._replace(refs=tuple(sorted(refs, key=lambda ref: ref.place or 0)))
+        most = max(counts[name], default=0)
+        varies = len(counts[name]) < len(samples) or min(counts[name]) < most
+        if wanted is not None or (can_be_list and varies and 2 <= most <= MAX_LISTED):
+            lists.append(name)
+    return tuple(lists)
 
 
 def read_samples(

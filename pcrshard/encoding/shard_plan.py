@@ -12,16 +12,15 @@ from typing import NamedTuple
 
 from .. import storage
 from ..errors import EncodeError
-from ..format.names import check_name, is_jpeg_field
+from ..format.names import check_name, is_jpeg_field, place_in_list
 from ..format.scan_script import Q95, STANDARD
+from ..format.schema import IMAGE, IMAGE_LIST, Stream
 from ..format.shard_format import AUTO, FieldNames, ShardFormat
 from ..jpeg.quality import HIGH_QUALITY, estimate_quality
-from ..redaction import get_logger, redact_url
 from .labels import check_classes, read_labels
-from .samples import FieldRef, SampleRef, Source, StorageOptions, gather_lists
-from .sources import CONVERTIBLE, NO_SPLIT, list_source
+from .samples import FieldRef, SampleRef, Source, StorageOptions, find_lists
+from .sources import CONVERTIBLE, list_source
 
-_log = get_logger("pcrshard")
 ON_ERROR = ("raise", "keep", "reencode", "skip")
 _COUNTS = ("num_shards", "samples_per_shard", "resize_short", "for_ranks", "for_workers")
 # Number of files sampled to choose the scan script, and the bytes read of each.
@@ -125,13 +124,6 @@ def plan(src: str, options: EncodeOptions, src_options: StorageOptions = None) -
     """
     source = list_samples(src, options, src_options)
     names = field_names(source.samples, options)
-    if source.ignored:
-        _log.warning(
-            "%s: left out %d files that are not images, such as %s",
-            redact_url(src),
-            len(source.ignored),
-            ", ".join(source.ignored[:5]),
-        )
     quality = 0.0
     if options.fmt.script in (AUTO, STANDARD.name):
         quality = _source_quality(source.samples, src_options)
@@ -153,7 +145,7 @@ def plan(src: str, options: EncodeOptions, src_options: StorageOptions = None) -
 
 
 def list_samples(src: str, options: EncodeOptions, src_options: StorageOptions = None) -> Source:
-    """List a source as it is encoded: one split, numbered labels, final field names, image lists.
+    """List a source as it is encoded: one split, numbered labels, final field names.
 
     Raises:
         EncodeError: There is nothing to encode, or the dataset would mix several splits.
@@ -166,16 +158,7 @@ def list_samples(src: str, options: EncodeOptions, src_options: StorageOptions =
         classes=options.classes,
         options=src_options,
     )
-    if options.split is None and source.splits:
-        shown = redact_url(src)
-        raise EncodeError(
-            f"{shown} holds the splits {', '.join(source.splits)}, which one dataset would mix: "
-            f"encode each into its own folder (`pcrshard encode --split all {shown} DST`, or "
-            f"--split {source.splits[0]} for one), or treat the folders as classes with --split "
-            f"{NO_SPLIT}"
-        )
-    samples = gather_lists(convert_names(source.samples, options), options.lists)
-    return source._replace(samples=samples)
+    return source._replace(samples=convert_names(source.samples, options))
 
 
 def _source_quality(samples: Sequence[SampleRef], src_options: StorageOptions) -> float:
@@ -229,16 +212,17 @@ def field_names(samples: Sequence[SampleRef], options: EncodeOptions) -> FieldNa
     """Return all fields of a dataset in order of first appearance.
 
     Raises:
-        EncodeError: There is no JPEG field and other images are not kept, or a preview field does
-            not exist.
+        EncodeError: There is no JPEG field and other images are not kept, a preview field does not
+            exist, or a wanted list cannot be made.
     """
-    refs = [ref for sample in samples for ref in sample.refs]
+    lists = find_lists(samples, options.lists)
+    refs = dict.fromkeys(ref.name for sample in samples for ref in sample.refs)
     known = dict.fromkeys(name for sample in samples for name, _ in sample.known)
-    names = dict.fromkeys(ref.name for ref in refs) | known
-    lists = dict.fromkeys(ref.name for ref in refs if ref.place is not None)
-    streams = tuple(name for name in names if is_jpeg_field(name) and name not in lists)
+    names = [name for name in refs | known if (place_in_list(name) or [""])[0] not in lists]
+    streams: list[Stream] = [(name, IMAGE) for name in names if is_jpeg_field(name)]
+    streams += [(name, IMAGE_LIST) for name in lists]
     others = tuple(itertools.filterfalse(is_jpeg_field, names))
-    if not (streams or lists or options.on_error == "keep"):
+    if not (streams or options.on_error == "keep"):
         if {"pcr", "scan01"} <= {*names}:
             raise EncodeError(
                 "expected images or WebDataset tars, got PCR shards; `pcrshard export` converts "
@@ -250,7 +234,7 @@ def field_names(samples: Sequence[SampleRef], options: EncodeOptions) -> FieldNa
         )
     if unknown := set(options.fmt.preview_fields).difference(others):
         raise EncodeError(f"expected preview fields among {list(others)}, got {sorted(unknown)}")
-    return FieldNames(streams, others, tuple(lists))
+    return FieldNames(tuple(streams), others)
 
 
 def plan_shards(

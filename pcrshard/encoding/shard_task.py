@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .. import storage
 from ..errors import FormatError, PCRError
-from ..format.names import shard_name
+from ..format.names import numbered, shard_name
+from ..format.schema import IMAGE_LIST
+from ..format.shard_format import FieldNames
 from ..jpeg.markers import SOI, map_jpeg
 from ..jpeg.other_formats import to_jpeg
 from ..redaction import redact, redact_url
@@ -52,7 +56,7 @@ def encode_shard(task: ShardTask) -> ShardResult:
     encoded: list[EncodedSample] = []
     rows: list[Unlayered] = []
     for sample, values in read_samples(task.samples, run.src_options):
-        found, notes = _encode(sample, values, run.options)
+        found, notes = _encode(sample, values, run)
         encoded += found
         rows += notes
     entry = None
@@ -66,18 +70,16 @@ def encode_shard(task: ShardTask) -> ShardResult:
         )
     num_classes = count_classes(sample.fields for sample in encoded)
     result = ShardResult(entry, tuple(rows), num_classes, run.options.on_error)
-    run.save(task.number, result)
+    run.write(f"{task.number:06d}", {task.number: result})
     return result
 
 
 def _encode(
-    sample: SampleRef,
-    values: Sequence[bytes | PCRError],
-    options: EncodeOptions,
+    sample: SampleRef, values: Sequence[bytes | PCRError], run: Run
 ) -> tuple[list[EncodedSample], list[Unlayered]]:
     """Encode a sample; return it (nothing if skipped), and its files not stored as scans."""
-    fields: dict[str, Any] = {"__key__": sample.key}
-    source = sample.refs[0].url if sample.refs else ""
+    options = run.options
+    source = sample.refs[0].url
     rows: list[Unlayered] = []
 
     def note(outcome: str, reason: str) -> None:
@@ -85,22 +87,23 @@ def _encode(
         rows.append(Unlayered(sample.key, redact_url(source), redact(reason, source), outcome))
 
     def encode_image(name: str, file: bytes) -> EncodedImage | None:
+        script = options.fmt.scan_script
         try:
-            return encode_jpeg(_to_jpeg(file, options), options.fmt.scan_script)
+            return encode_jpeg(_to_jpeg(file, options), script)
         except FormatError as error:
-            outcome, stored = _store_unlayered(file, error, options)
-            note(outcome, f"{error} (key={sample.key}.{name})")
-            return stored
+            reason = f"{error} (key={sample.key}.{name})"
+            if options.on_error == "keep":
+                note("kept", reason)
+                return None
+            if options.on_error != "reencode":
+                raise
+            quality = options.reencode_quality or _QUALITY
+            image = encode_jpeg(to_jpeg(file, quality, options.resize_short), script)
+            note("reencoded", reason)
+            return image
 
     try:
-        for ref, value in zip(sample.refs, values, strict=True):
-            if isinstance(value, PCRError):
-                raise value
-            if ref.place is None:
-                fields[ref.name] = value
-            else:
-                fields.setdefault(ref.name, []).append(value)
-        encoded = encode_sample(fields | dict(sample.known), encode_image)
+        encoded = encode_sample(_read_fields(sample, values, run.names), encode_image)
         check_label(encoded.key, encoded.fields, options.classes)
     except PCRError as error:
         # A failing store must not look like a set of bad images.
@@ -121,16 +124,21 @@ def _encode(
     return [encoded], rows
 
 
-def _store_unlayered(
-    file: bytes, error: FormatError, options: EncodeOptions
-) -> tuple[str, EncodedImage | None]:
-    """Return the outcome for a file that cannot be layered, and its image if any; or raise."""
-    if options.on_error == "keep":
-        return "kept", None
-    if options.on_error == "reencode":
-        jpeg = to_jpeg(file, options.reencode_quality or _QUALITY, options.resize_short)
-        return "reencoded", encode_jpeg(jpeg, options.fmt.scan_script)
-    raise error
+def _read_fields(
+    sample: SampleRef, values: Sequence[bytes | PCRError], names: FieldNames
+) -> dict[str, Any]:
+    """Return a sample as WebDataset would, with lists of images; raise the first error."""
+    fields: dict[str, Any] = {"__key__": sample.key}
+    for ref, value in zip(sample.refs, values, strict=True):
+        if isinstance(value, PCRError):
+            raise value
+        fields[ref.name] = value
+    for name, codec in names.streams:
+        if codec == IMAGE_LIST:
+            numbers = map(functools.partial(numbered, name), itertools.count())
+            found = list(itertools.takewhile(fields.__contains__, numbers))
+            fields[name] = [fields.pop(field) for field in found]
+    return fields | dict(sample.known)
 
 
 def _to_jpeg(image: bytes, options: EncodeOptions) -> bytes:

@@ -13,7 +13,7 @@ import json
 import numbers
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from ..format.names import (
     valid_key,
 )
 from ..format.scan_script import ScanScript
-from ..format.schema import IMAGE_LIST, Schema
+from ..format.schema import IMAGE, IMAGE_LIST, Schema, Stream
 from ..format.shard_format import FieldNames, ShardFormat
 from ..format.shard_head import BLOCK, Head
 from ..format.shard_index import MAX_LISTED, MAX_PIECE_BYTES, ShardIndex
@@ -47,17 +47,24 @@ class EncodedSample(NamedTuple):
 
     Attributes:
         key: Its key.
-        images: Its JPEG fields.
+        images: Its JPEG fields, each an image or a list of images.
         fields: Its other fields; one named like a JPEG field is a passthrough file.
-        lists: Its lists of JPEGs.
     """
 
     key: str
-    images: dict[str, EncodedImage]
+    images: dict[str, EncodedImage | list[EncodedImage]]
     fields: dict[str, bytes]
-    lists: dict[str, list[EncodedImage]]
+
+    @property
+    def streams(self) -> list[Stream]:
+        """The names and codecs of its JPEG fields."""
+        return [
+            (name, IMAGE_LIST if isinstance(image, list) else IMAGE)
+            for name, image in self.images.items()
+        ]
 
 
+T = TypeVar("T")
 _BYTES = bytes | bytearray | memoryview
 Samples = Sequence[EncodedSample]
 Units = Sequence[EncodedImage]
@@ -82,7 +89,7 @@ def encode_sample(
         CorruptJpeg, UnsupportedJpeg: An image is rejected; the message names its key and field.
     """
     key = _checked_key(sample.get("__key__"))
-    encoded = EncodedSample(key, {}, {}, {})
+    encoded = EncodedSample(key, {}, {})
     for name, value in sample.items():
         if name.startswith("__"):
             continue
@@ -124,10 +131,8 @@ def _encode_images(
     layered = [image for image in images if image is not None]
     if len(layered) < len(images):
         encoded.fields.update((field, _field_bytes(field, file)) for field, file in files.items())
-    elif is_list:
-        encoded.lists[name] = layered
     else:
-        encoded.images[name] = layered[0]
+        encoded.images[name] = layered if is_list else layered[0]
 
 
 def _field_bytes(name: str, value: object) -> bytes:
@@ -193,10 +198,9 @@ def write_shard(
     """
     name = storage.file_name(url)
     stem = name.removesuffix(".tar")
-    streams = _distinct(names.streams, *(sample.images for sample in samples))
+    streams = _distinct(names.streams, *(sample.streams for sample in samples))
     others = _distinct(names.others, *(sample.fields for sample in samples))
-    lists = _distinct(names.lists, *(sample.lists for sample in samples))
-    schema = fmt.schema(FieldNames(streams, others, lists))
+    schema = fmt.schema(FieldNames(streams, others))
     units = _list_units(samples, schema)
     index = _make_index(samples, units, schema)
     index, tables, index_bytes = lay_out(index, _make_tables(samples, units, index), stem)
@@ -222,7 +226,7 @@ def write_shard(
     )
 
 
-def _distinct(*names: Iterable[str]) -> tuple[str, ...]:
+def _distinct(*names: Iterable[T]) -> tuple[T, ...]:
     """Return each name once, in order of first appearance."""
     return tuple(dict.fromkeys(itertools.chain(*names)))
 
@@ -234,10 +238,8 @@ def _list_units(samples: Samples, schema: Schema) -> Units:
     units: list[EncodedImage] = []
     for sample in samples:
         for field, codec in schema.streams:
-            if codec == IMAGE_LIST:
-                units += sample.lists.get(field, ())
-            else:
-                units.append(sample.images.get(field, missing))
+            image = sample.images.get(field, [] if codec == IMAGE_LIST else missing)
+            units += image if isinstance(image, list) else [image]
     return units
 
 
@@ -251,7 +253,7 @@ def _make_index(samples: Samples, units: Units, schema: Schema) -> ShardIndex:
     key, count = collections.Counter(keys).most_common(1)[0]
     if count > 1:
         raise EncodeError(f"expected distinct keys in a shard, got {key!r} more than once")
-    lengths = [[len(sample.lists.get(field, ())) for field in schema.lists] for sample in samples]
+    lengths = [[len(sample.images.get(field, ())) for field in schema.lists] for sample in samples]
     nothing = (0,) * (len(schema.groups) + 1)
     return ShardIndex(
         Head(len(samples), 0, 0, 0, nothing, nothing, 0),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import posixpath
 import re
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from .. import storage
 from ..errors import EncodeError, StorageError
@@ -17,11 +17,13 @@ from ..format.names import JPEG_EXTENSIONS
 from ..redaction import get_logger, redact_url
 from .row_lists import LISTS, list_rows
 from .samples import (
+    LABEL_FIELD,
     FieldRef,
+    Label,
+    ListedImage,
     SampleRef,
     Source,
     StorageOptions,
-    number_labels,
     unique_keys,
 )
 from .tars import list_tars
@@ -35,6 +37,16 @@ _OTHER_SPLITS = frozenset({"val", "valid", "validation", "eval", "test", "testin
 _SPLITS = _TRAINING | _OTHER_SPLITS
 # The value of `split` that treats the split folders as classes.
 NO_SPLIT = "none"
+
+
+def find_splits(src: str, *, options: StorageOptions = None) -> tuple[str, ...]:
+    """Return the names of the training, validation, and test sets that a source appears to hold.
+
+    Raises:
+        StorageError: The source cannot be listed, or does not answer.
+    """
+    files = [] if src.endswith(LISTS) else _find_files(src, options, storage.Retry())
+    return tuple(_split_files(files))
 
 
 def list_source(
@@ -54,109 +66,92 @@ def list_source(
             ``.csv``, ``.tsv``, or ``.jsonl`` list of path, label, and other columns.
         prefix_keys: Prefix keys with the name of their tar, and its folder if the tars are in
             several; for tars that use the same keys.
-        split: The split to list; its labels are numbered by the classes of all splits. ``None``
-            lists all samples and names the splits in the result; ``"none"`` treats the split
-            folders as classes.
+        split: The split to list; its labels are numbered by the classes of all splits. ``"none"``
+            treats the split folders as classes.
         classes: Class names, in label order. Default: the sorted names in the source.
         options: fsspec storage options.
         retry: ``deadline`` limits the time without a new file or sample.
 
     Raises:
         EncodeError: Nothing to encode was found, two samples have the same key, the split does not
-            exist, or a class is not among ``classes``.
+            exist or several would be mixed, or a class is not among ``classes``.
         StorageError: The source cannot be listed, or does not answer.
     """
     is_list = src.endswith(LISTS)
-    files, ignored = ([], ()) if is_list else _find_files(src, options, retry)
-    splits = {} if split == NO_SPLIT else _find_splits(files)
-    if split not in (None, NO_SPLIT, *splits):
-        shown = f"{redact_url(src)} ({', '.join(splits) or 'it has none'})"
-        raise EncodeError(f"expected a split of {shown}, got {split!r}")
+    files = [] if is_list else _find_files(src, options, retry)
+    splits = {} if split == NO_SPLIT else _split_files(files)
+    if split not in (NO_SPLIT, *(splits or (None,))):
+        raise EncodeError(
+            f"expected one of the splits of {redact_url(src)} ({', '.join(splits) or 'it has none'}"
+            f"), got {split!r}; `--split all` encodes each into its own folder, and `--split "
+            f"{NO_SPLIT}` treats their folders as classes"
+        )
     files = splits.get(split or "", files)
     tars = [file for file in files if file.name.endswith(".tar")]
     if tars and len(tars) < len(files):
         raise EncodeError("found both images and tars: select the tars with a pattern", url=src)
-
-    if is_list:
-        samples = list_rows(src, options)
-    elif tars:
+    if tars:
         samples = list_tars(tars, prefix_keys, options, retry)
     else:
-        keys = unique_keys(file.name for file in files)
-        samples = [
-            SampleRef(key, (file._replace(name="jpg"),), label=label)
-            for key, file, label in zip(keys, files, _folder_labels(src, files), strict=True)
-        ]
+        images = list_rows(src, options) if is_list else _label_files(src, files)
+        groups = [_label_files(src, own) for own in splits.values()] or [images]
+        names = {image.label for own in groups for image in own if isinstance(image.label, str)}
+        classes = classes or tuple(sorted(names))
+        samples = list(_number_labels(images, classes))
     if not samples:
         raise EncodeError(
             "expected images, .tar files, or a .csv, .tsv or .jsonl list in "
             f"{redact_url(src)}, found none{_http_advice(src)}"
         )
-    named = {sample.label for sample in samples}
-    if split in splits and not tars:
-        named.update(*(_folder_labels(src, others) for others in splits.values()))
-    classes = classes or tuple(sorted(name for name in named if name is not None))
-    return Source(number_labels(samples, classes), classes, ignored, tuple(splits))
+    return Source(samples, classes)
 
 
-def _find_files(
-    src: str, options: StorageOptions, retry: storage.Retry
-) -> tuple[list[FieldRef], tuple[str, ...]]:
-    """Return the images or tars of a source, named by their relative paths, and all other files."""
+def _find_files(src: str, options: StorageOptions, retry: storage.Retry) -> list[FieldRef]:
+    """Return the images or tars of a source, named by their paths from a common folder."""
     urls = storage.expand(src)
     if len(urls) > 1 or urls[0].endswith(".tar") or storage.is_pattern(urls[0]):
-        found = _match_files(urls, options, retry)
+        found: dict[str, int | None] = {}
+        for url in urls:
+            matches = storage.is_pattern(url)
+            found |= (
+                storage.list_matching(url, options=options, retry=retry) if matches else {url: None}
+            )
+        shared = posixpath.commonprefix(
+            [redact_url(storage.fixed_folder(url), query="") for url in urls]
+        )
+        start = shared.rfind("/") + 1
+        named = [
+            (redact_url(url, query="")[start:], url, size) for url, size in sorted(found.items())
+        ]
     else:
-        found = _list_folder(urls[0].rstrip("/") or "/", options, retry)
+        folder = urls[0].rstrip("/") or "/"
+        try:
+            listed = storage.list_files(folder, options=options, retry=retry)
+        except StorageError as error:
+            if advice := _http_advice(folder):
+                raise StorageError(f"{error}{advice}") from error.__cause__
+            raise
+        named = [(name, storage.join(folder, name), size) for name, size in listed]
     usable, others = [], []
-    for file in found:
-        extension = posixpath.splitext(file.name)[1][1:].lower()
-        if any(part.startswith(".") for part in file.name.split("/")):
+    for name, url, size in named:
+        if src.startswith(_HTTP):
+            # HTML listings contain sort links, and their names are URL-quoted.
+            name = "." if "?" in name else urllib.parse.unquote(name)  # noqa: PLW2901
+        extension = posixpath.splitext(name)[1][1:].lower()
+        if any(part.startswith(".") for part in name.split("/")):
             continue  # hidden
-        if extension in _IMAGES or file.name.endswith(".tar"):
-            usable.append(file)
+        if extension in _IMAGES or name.endswith(".tar"):
+            usable.append(FieldRef(name, url, 0, size))
         else:
-            others.append(file.name)
-    return usable, tuple(others)
-
-
-def _list_folder(folder: str, options: StorageOptions, retry: storage.Retry) -> list[FieldRef]:
-    try:
-        listed = storage.list_files(folder, options=options, retry=retry)
-    except StorageError as error:
-        if advice := _http_advice(folder):
-            raise StorageError(f"{error}{advice}") from error.__cause__
-        raise
-    if folder.startswith(_HTTP):
-        # HTML listings contain sort links, and their names are URL-quoted.
-        listed = [(name, size) for name, size in listed if "?" not in name]
-    return [FieldRef(_shown(folder, n), storage.join(folder, n), 0, size) for n, size in listed]
-
-
-def _match_files(
-    patterns: list[str],
-    options: StorageOptions,
-    retry: storage.Retry,
-) -> list[FieldRef]:
-    """Return the files that URLs or patterns name, by their paths from a common folder."""
-    found: dict[str, int | None] = {}
-    for pattern in patterns:
-        if storage.is_pattern(pattern):
-            found |= storage.list_matching(pattern, options=options, retry=retry)
-        else:
-            found[pattern] = None
-    shared = posixpath.commonprefix(
-        [redact_url(storage.fixed_folder(each), query="") for each in patterns]
-    )
-    folder = shared[: shared.rfind("/") + 1]
-    return [
-        FieldRef(_shown(url, redact_url(url, query="").removeprefix(folder)), url, 0, size)
-        for url, size in sorted(found.items())
-    ]
-
-
-def _shown(url: str, name: str) -> str:
-    return urllib.parse.unquote(name) if url.startswith(_HTTP) else name
+            others.append(name)
+    if others:
+        _log.warning(
+            "%s: left out %d files that are not images, such as %s",
+            redact_url(src),
+            len(others),
+            ", ".join(others[:5]),
+        )
+    return usable
 
 
 def _http_advice(src: str) -> str:
@@ -168,22 +163,35 @@ def _http_advice(src: str) -> str:
     )
 
 
-def _folder_labels(src: str, images: Sequence[FieldRef]) -> list[str | None]:
-    """Return each image's top folder as its class; no classes if any image is in no folder."""
-    outside = [image.name for image in images if "/" not in image.name]
-    if not outside:
-        return [image.name.partition("/")[0] for image in images]
-    if len(outside) < len(images):
+def _label_files(src: str, files: Sequence[FieldRef]) -> list[ListedImage]:
+    """Return images with their top folder as class; no classes if any image is in no folder."""
+    outside = [file.name for file in files if "/" not in file.name]
+    if 0 < len(outside) < len(files):
         _log.warning(
             "%s: no class labels, because %s and %d others are not in a subfolder",
             redact_url(src),
             outside[0],
             len(outside) - 1,
         )
-    return [None] * len(images)
+    return [ListedImage(file, None if outside else file.name.partition("/")[0]) for file in files]
 
 
-def _find_splits(files: Sequence[FieldRef]) -> dict[str, list[FieldRef]]:
+def _number_labels(images: Sequence[ListedImage], classes: Sequence[str]) -> Iterator[SampleRef]:
+    """Yield images as samples, with the number of their class in the field ``cls``."""
+    numbers: dict[Label, Label] = {name: number for number, name in enumerate(classes)}
+    keys = unique_keys(image.file.name for image in images)
+    for key, (file, label, known) in zip(keys, images, strict=True):
+        number = numbers.get(label, label)
+        if isinstance(number, str):
+            raise EncodeError(
+                f"expected classes among the {len(classes)} given names, such as {classes[0]!r}, "
+                f"got {number!r} in the source"
+            )
+        labels = () if number is None else ((LABEL_FIELD, str(number).encode()),)
+        yield SampleRef(key, (file._replace(name="jpg"),), (*labels, *known))
+
+
+def _split_files(files: Sequence[FieldRef]) -> dict[str, list[FieldRef]]:
     """Return the files of each split, with names relative to it; empty without splits.
 
     A split is a top-level folder with one of the usual names, or, for tars outside folders, such a

@@ -103,29 +103,24 @@ class _CheckedInfo(tarfile.TarInfo):
 
 def _fields(tar: tarfile.TarFile, url: str) -> Iterator[tuple[str, FieldRef]]:
     """Yield the key and the field of each member that WebDataset would read."""
-    places: dict[str, tuple[int, int]] = {}
     for number, info in enumerate(tar):
         if number == _MAX_MEMBERS:
             raise tarfile.ReadError(
                 f"expected at most {_MAX_MEMBERS} members, got more; split the tar"
             )
-        # A hard link is another name of an earlier member.
-        if info.islnk() and info.linkname in places:
-            info.type = tarfile.REGTYPE
-            info.offset_data, info.size = places[info.linkname]
         name = info.name.removeprefix("./")
         match = _MEMBER.fullmatch(name)
         hidden = is_metadata(name) or posixpath.basename(name).startswith(".")
-        if info.isreg() and match is not None and not hidden:
-            places[info.name] = (info.offset_data, info.size)
+        if (info.isreg() or info.islnk()) and match is not None and not hidden:
             key, field = match[1], match[2].lower()
             if not valid_key(key) or not valid_field(field):
                 raise EncodeError(
                     f"member {info.name!r} does not give a valid key and field", url=url
                 )
-            if info.issparse():
+            if info.issparse() or info.islnk():
                 raise EncodeError(
-                    f"member {info.name!r} is a sparse file; create the tar without --sparse",
+                    f"member {info.name!r} is a sparse file or a hard link; create the tar without "
+                    "--sparse and with --hard-dereference",
                     url=url,
                 )
             stop = info.offset_data + info.size

@@ -19,7 +19,8 @@ MAX_FIELDS = 256
 IMAGE: Literal["jpeg"] = "jpeg"
 IMAGE_LIST: Literal["jpegs"] = "jpegs"
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
-_Streams = Annotated[tuple[tuple[str, Literal["jpeg", "jpegs"]], ...], msgspec.Meta(max_length=16)]
+# A field and its codec.
+Stream = tuple[str, Literal["jpeg", "jpegs"]]
 
 
 class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
@@ -32,7 +33,7 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
     groups: tuple[_Text, ...]
     layout: Literal["compact", "preview"] = "compact"
     base: int = 0
-    streams: _Streams = (("jpg", IMAGE),)
+    streams: Annotated[tuple[Stream, ...], msgspec.Meta(max_length=16)] = (("jpg", IMAGE),)
     fields: tuple[str, ...] = ()
     late: tuple[tuple[str, Annotated[int, msgspec.Meta(ge=1)]], ...] = ()
     preview_fields: tuple[str, ...] = ()

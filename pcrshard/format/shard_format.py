@@ -10,7 +10,7 @@ from ..errors import CorruptIndex, EncodeError, ScanUnavailable
 from .names import is_jpeg_field, is_other_image
 from .scan import Scan, check_scan
 from .scan_script import Q95, STANDARD, ScanScript
-from .schema import IMAGE, IMAGE_LIST, Schema, decode_schema
+from .schema import IMAGE_LIST, Schema, Stream, decode_schema
 
 SCRIPTS = {script.name: script for script in (STANDARD, Q95)}
 # The script that `encode` chooses by the quality of the sources.
@@ -18,11 +18,10 @@ AUTO = "auto"
 
 
 class FieldNames(NamedTuple):
-    """What the samples of a shard may have: names of JPEG fields, of lists of them, of others."""
+    """What the samples of a shard may have: JPEG fields with their codecs, and other fields."""
 
-    streams: tuple[str, ...]
+    streams: tuple[Stream, ...]
     others: tuple[str, ...]
-    lists: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +88,8 @@ class ShardFormat:
             self.scan_script.groups,
             "preview" if preview else "compact",
             self.base if preview else 0,
-            tuple((f, IMAGE) for f in names.streams) + tuple((f, IMAGE_LIST) for f in names.lists),
+            # Lists last.
+            tuple(sorted(names.streams, key=lambda stream: stream[1] == IMAGE_LIST)),
             fields,
             tuple(late.items()),
             shown if preview else (),

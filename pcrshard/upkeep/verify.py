@@ -14,12 +14,11 @@ from ..checksum import crc32c
 from ..encoding.resume_journal import read_journal
 from ..encoding.samples import SampleRef
 from ..encoding.shard_plan import list_samples
-from ..encoding.sources import NO_SPLIT, list_source
+from ..encoding.sources import NO_SPLIT, find_splits
 from ..encoding.worker_processes import run_tasks
 from ..errors import EncodeError, PCRError, UnsupportedJpeg
 from ..format.dataset_index import DATASET_INDEX, ShardEntry
 from ..format.group_table import GroupTable, decode_tables
-from ..format.names import numbered
 from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_head import BLOCK, round512
 from ..format.shard_index import ShardIndex
@@ -80,7 +79,7 @@ def verify(
         options = replace(journal.options, classes=classes)
         if options.split not in (None, NO_SPLIT):
             # The source may be the split itself or the folder of all splits.
-            splits = list_source(against, options=storage_options).splits
+            splits = find_splits(against, options=storage_options)
             options = replace(options, split=options.split if splits else None)
         samples = list_samples(against, options, storage_options).samples
         sources = {sample.key: sample for sample in samples}
@@ -267,9 +266,7 @@ def _compare(
         return
     ranges = [(ref.url, ref.start, ref.stop) for ref in source.refs]
     values = storage.read_ranges(ranges, options=options)
-    names = [
-        ref.name if ref.place is None else numbered(ref.name, ref.place) for ref in source.refs
-    ]
+    names = [ref.name for ref in source.refs]
     expected = dict(zip(names, values, strict=True)) | dict(source.known)
     for field in stored.keys() - {"__key__"} - expected.keys():
         yield f"the source has no field {field}"

@@ -7,7 +7,7 @@ import signal
 import threading
 
 import pytest
-from encode_support import start_encode
+from encode_support import encode_parts, start_encode
 from support import read_all, run_encode, wait_for
 
 from pcrshard import EncodeOptions, encode
@@ -38,15 +38,23 @@ def test_two_encodes_in_one_folder(larger_folder, tmp_path):
 
 
 def test_a_part_and_another_encode(larger_folder, tmp_path):
-    """While a part is at work other parts may start, but neither the same part nor a run without
-    parts.
-    """
+    """While a part is at work other parts may start, but no run without parts."""
     with encoding(larger_folder, tmp_path, "--part", "0/2"):
         options = EncodeOptions(num_shards=12)
         assert encode(larger_folder, tmp_path, options, part=(1, 2), workers=1) is None
-        for part in (None, (0, 2)):
-            with pytest.raises(EncodeError, match="another encode"):
-                encode(larger_folder, tmp_path, options, part=part, resume=True)
+        with pytest.raises(EncodeError, match="another encode"):
+            encode(larger_folder, tmp_path, options, resume=True)
+
+
+def test_a_part_that_starts_twice(synthetic_folder, dataset, tmp_path):
+    """A part that a cluster starts again takes over: the first one stops, and nothing is lost."""
+
+    def start_again(done, total):
+        encode_parts(synthetic_folder, tmp_path, 2, (1, 0), resume=True)
+
+    with pytest.raises(EncodeError, match="another encode is writing"):
+        encode_parts(synthetic_folder, tmp_path, 2, (0,), progress=start_again)
+    assert read_all(tmp_path) == read_all(dataset)
 
 
 def test_two_encodes_in_one_process(synthetic_folder, tmp_path):

@@ -115,7 +115,7 @@ def test_names_set_the_numbers_of_folders(synthetic_folder, tmp_path):
 
 @pytest.mark.parametrize(
     ("data", "word"),
-    [(b"cat\n\ndog\n", "class 1"), (b"cat\ndog\ncat\n", "0 and 2"), (b"\xff", "UTF-8"), (b"", "0")],
+    [(b"cat\n\ndog\n", "class 1"), (b"cat\ndog\ncat\n", "class 2"), (b"\xff", "UTF-8"), (b"", "0")],
 )
 def test_a_bad_file_of_names_is_named(tmp_path, data, word):
     """A gap, a duplicate name, or a wrong text encoding raises an error that names the file."""

@@ -10,7 +10,7 @@ from encode_support import encode_parts, start_encode
 from support import read_all, run_encode, wait_for
 
 from pcrshard import EncodeOptions, ShardFormat, ShardWriter, encode, storage
-from pcrshard.encoding.resume_journal import JOURNAL, Journal
+from pcrshard.encoding.resume_journal import JOURNAL, new_run
 from pcrshard.encoding.shard_plan import plan
 from pcrshard.errors import EncodeError, FormatError
 from pcrshard.testing import make_jpeg
@@ -69,16 +69,14 @@ def test_progress_is_read_while_another_part_merges_the_journal(
     synthetic_folder, copy, monkeypatch
 ):
     """A file that another run removes between each listing and the reading is no error."""
-    (copy / "encode-parts").mkdir()
     planned = plan(str(synthetic_folder), EncodeOptions(num_shards=4))
     list_files = storage.list_files
 
     def list_removed_file(folder, **options):
-        removed = [("000000.json", 9)] if folder.endswith("encode-parts") else []
-        return list_files(folder, **options) + removed
+        return [*list_files(folder, **options), ("encode-parts/000000.json", 9)]
 
     monkeypatch.setattr(storage, "list_files", list_removed_file)
-    assert len(Journal(str(copy), planned).written()) == 4
+    assert len(new_run(str(copy), planned).written()) == 4
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,6 @@ def write_list(tmp_path):
         ),
         ("a.tsv", "img/x.jpg\t\tonly extra\n\n", {"json": b'{"extra": "only extra"}'}),
         ("a.csv", "img/x.jpg,7\r\n", {"cls": b"7"}),
-        ("a.csv", "path;label\nimg/x.jpg;cat\n", {"cls": b"0"}),
         (
             "a.csv",
             'file_name,text\nimg/x.jpg,"a, ""b""\nc"\n',

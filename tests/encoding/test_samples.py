@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pcrshard.encoding.samples import FieldRef, SampleRef, gather_lists, unique_keys
+from pcrshard.encoding.samples import FieldRef, SampleRef, find_lists, unique_keys
 from pcrshard.errors import EncodeError
 from pcrshard.format.names import is_metadata, valid_key
 
@@ -23,55 +23,39 @@ def test_keys_are_the_paths():
     assert unique_keys(names) == ["a/b_c", "d", "e", "a/b_c_1"]
 
 
-def numbered_samples(*counts, name="images"):
-    """Return samples of a tar with these counts of numbered images each, the last one first."""
-    label = FieldRef("cls", "t.tar", 90, 91)
-    images = [FieldRef(f"{name}.{i}.jpg", "t.tar", i, i + 1) for i in range(max(counts))]
+def numbered_samples(*places):
+    """Return samples of a tar with images of these numbers."""
     return [
-        SampleRef(f"s{row}", (*reversed(images[:count]), label)) for row, count in enumerate(counts)
+        SampleRef(str(row), tuple(FieldRef(f"images.{i}.jpg", "t.tar") for i in reversed(own)))
+        for row, own in enumerate(places)
     ]
 
 
-def list_places(samples):
-    return [[(ref.name, ref.place) for ref in sample.refs] for sample in samples]
-
-
-def test_numbered_images_become_a_list_where_their_number_differs():
+@pytest.mark.parametrize(
+    ("places", "is_list"),
+    [
+        ([(0, 1, 2), (), (0,)], True),
+        ([(0, 1), (0,)], True),
+        ([range(64), (0,)], True),
+        # Two cameras in each sample, for example, stay two fields unless a user asks for a list.
+        ([(0, 1), (0, 1)], False),
+        ([(0,), ()], False),
+        ([range(65), (0,)], False),
+    ],
+)
+def test_numbered_images_are_a_list_if_their_number_differs(places, is_list):
     """Some samples with one image, some with three, some with none: that is a list."""
-    gathered = list_places(gather_lists(numbered_samples(3, 0, 1)))
-    label = ("cls", None)
-    assert gathered[0][-2:] == [("images.jpg", 1), ("images.jpg", 2)]
-    assert sorted(gathered[0][:2], key=str) == [label, ("images.jpg", 0)]
-    assert gathered[1:] == [[label], [("images.jpg", 0), label]]
-
-
-@pytest.mark.parametrize("counts", [(2, 1), (64, 1)])
-def test_up_to_64_images_are_a_list(counts):
-    """The smallest and the largest list that is found without being named."""
-    gathered = list_places(gather_lists(numbered_samples(*counts)))
-    assert [sum(place is not None for _, place in refs) for refs in gathered] == list(counts)
-
-
-@pytest.mark.parametrize("counts", [(2, 2), (1, 0), (65, 1)])
-def test_numbered_images_that_may_mean_anything_stay_fields(counts):
-    """Two cameras in each sample stay two fields, unless a user asks for a list."""
-    samples = numbered_samples(*counts)
-    assert gather_lists(samples) == samples
-    assert gather_lists(samples, ()) == samples
-    asked = list_places(gather_lists(samples, ["images.jpg"]))
-    assert [sum(place is not None for _, place in refs) for refs in asked] == list(counts)
+    samples = numbered_samples(*places)
+    assert find_lists(samples) == (("images.jpg",) if is_list else ())
+    assert find_lists(samples, ()) == ()
+    assert find_lists(samples, ["images.jpg"]) == ("images.jpg",)
 
 
 def test_a_list_with_a_gap_is_no_list():
     """Images 0 and 2 cannot be told from 0 and 1 in a list: they stay fields, or are an error."""
-    whole, other = numbered_samples(3, 1)
-    gap = whole._replace(refs=tuple(ref for ref in whole.refs if ref.name != "images.1.jpg"))
-    assert gather_lists([gap, other]) == [gap, other]
-    with pytest.raises(EncodeError, match=r"without a gap.*'images.jpg', got the numbers \[0, 2\]"):
-        gather_lists([gap, other], ["images.jpg"])
-    with pytest.raises(
-        EncodeError, match=r"'views.0.jpg', .* list 'views.jpg', got the numbers \[\]"
-    ):
-        gather_lists([gap, other], ["views.jpg"])
-    named = other._replace(refs=(*other.refs, FieldRef("images.jpg", "t.tar", 0, 1)))
-    assert gather_lists([whole, named]) == [whole, named]
+    gap = numbered_samples((0, 2), (0,))
+    named = [*numbered_samples((0, 1, 2)), SampleRef("s", (FieldRef("images.jpg", "t.tar"),))]
+    assert find_lists(gap) == find_lists(named) == ()
+    for name in ("images", "views"):
+        with pytest.raises(EncodeError, match=f"'{name}.0.jpg', .* to make the list '{name}.jpg'"):
+            find_lists(gap, [f"{name}.jpg"])

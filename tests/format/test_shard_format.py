@@ -6,7 +6,9 @@ from pcrshard import ShardFormat
 from pcrshard.errors import EncodeError
 from pcrshard.format.shard_format import FieldNames
 
-NAMES = FieldNames(("jpg",), ("cls", "npy", "mask.npy", "json", "png"), ("views.jpg",))
+NAMES = FieldNames(
+    (("views.jpg", "jpegs"), ("jpg", "jpeg")), ("cls", "npy", "mask.npy", "json", "png")
+)
 
 
 def test_late_fields_are_found_by_name_and_by_extension():
@@ -21,7 +23,7 @@ def test_late_fields_are_found_by_name_and_by_extension():
 
 def test_a_kept_file_waits_for_scan_1():
     """A field with the name of a JPEG field is a file that was kept: it comes with the images."""
-    schema = ShardFormat().schema(FieldNames(("jpg",), ("cls", "jpg")))
+    schema = ShardFormat().schema(FieldNames((("jpg", "jpeg"),), ("cls", "jpg")))
     assert (schema.fields, schema.late) == (("cls",), (("jpg", 1),))
 
 
