@@ -95,7 +95,7 @@ def pieces(shard):
     index = shard.index
     data = pathlib.Path(shard.url).read_bytes()
     places = list(index.table_places(0, index.num_groups + 1))
-    table = decode_tables(index, places, [data[place.start : place.stop] for place in places])
+    table = decode_tables(index, places, data)
     shape = (index.num_groups + 1, index.num_samples, len(index.schema.streams))
     sizes = table.own_bytes
     starts = sizes.cumsum(axis=1) - sizes + np.array(group_starts(index, table.rows))[:, None]

@@ -68,7 +68,6 @@ Options = Annotated[
     {
         "classes": from_file(read_classes),
         "script": from_file(_script, "SCRIPT"),
-        "lists": _NAMES,
         "preview_fields": _NAMES,
         "deferred": pairs(_deferred, "FIELD=SCAN")
         | {

@@ -14,7 +14,6 @@ import os
 import pathlib
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import TypedDict, Unpack, overload
 
 from .. import storage
 from ..errors import EncodeError, StorageError
@@ -32,34 +31,6 @@ __all__ = ["EncodeOptions", "commit", "encode"]
 Path = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
 _log = get_logger("pcrshard")
-
-
-class _How(TypedDict, total=False):
-    """The arguments of :func:`encode` that all runs have; see there."""
-
-    workers: int | None
-    resume: bool
-    executor: Executor | None
-    progress: Progress | None
-    src_options: StorageOptions
-    dst_options: StorageOptions
-
-
-@overload
-def encode(
-    src: Path, dst: Path, options: EncodeOptions = ..., **how: Unpack[_How]
-) -> DatasetIndex: ...
-
-
-@overload
-def encode(
-    src: Path,
-    dst: Path,
-    options: EncodeOptions = ...,
-    *,
-    part: Part | None,
-    **how: Unpack[_How],
-) -> DatasetIndex | None: ...
 
 
 def encode(
@@ -99,8 +70,9 @@ def encode(
         dst_options: fsspec storage options of the destination.
 
     Returns:
-        The dataset index, or ``None`` if other parts still have shards to write. ``skipped.jsonl``
-        lists skipped files, and ``kept.jsonl`` files that were stored unchanged or re-encoded.
+        The dataset index, or ``None`` after a part if others still have shards to write.
+        ``skipped.jsonl`` lists skipped files, and ``kept.jsonl`` files that were stored unchanged
+        or re-encoded.
 
     Raises:
         EncodeError: The source, the destination, or the options are invalid, or another run is
@@ -160,15 +132,16 @@ def commit(run: Run, planned: Plan) -> DatasetIndex | None:
         return None
     # The last two parts may end at the same time.
     with run.lock(wait=True):
-        rows = [row for result in found.values() for row in result.unlayered]
+        journal = Saved(run.fingerprint, found, run.options, planned.quality)
         for name in (SKIPPED, KEPT):
-            lines = [json.dumps(row._asdict()) + "\n" for row in rows if row.report == name]
+            lines = [
+                json.dumps(row._asdict()) + "\n" for row in journal.unlayered if row.report == name
+            ]
             url = storage.join(dst, name)
             # An empty report replaces the one of an earlier run.
             if lines or storage.exists(url, options=options):
                 with storage.atomic_write(url, options=options) as file:
                     file.write("".join(lines).encode())
-        journal = Saved(run.fingerprint, found, run.options, planned.quality)
         journal.write(storage.join(dst, JOURNAL), options)
         storage.remove_temporary_files(dst)
         with contextlib.suppress(StorageError):

@@ -39,13 +39,11 @@ def read_labels(samples: Sequence[SampleRef], options: StorageOptions) -> list[b
         for sample in samples
     ]
     labels = []
-    for sample, values in read_samples(wanted, options):
-        label = dict(sample.known).get(LABEL_FIELD)
-        for value in values:
-            if isinstance(value, PCRError):
-                raise value
-            label = value.strip()
-        labels.append(label)
+    for _, fields in read_samples(wanted, options):
+        if isinstance(fields, PCRError):
+            raise fields
+        label = fields.get(LABEL_FIELD)
+        labels.append(label and label.strip())
     if all(label is None for label in labels):
         raise EncodeError(
             "expected labels to stratify by (class folders, a column 'label', or a field 'cls'), "

@@ -213,11 +213,11 @@ class Run(NamedTuple):
 
     def _take_over(self, numbers: Iterable[int], resume: bool) -> list[int]:
         files, fingerprints, results = self._read()
-        mine = {number: results[number] for number in numbers if number in results}
-        if not resume and (DATASET_INDEX in files or mine):
-            raise EncodeError(
-                "already holds a dataset: use --resume, or another folder", url=self.dst
-            )
+        names = {DATASET_INDEX, *(shard_name(self.options.name, number) for number in numbers)}
+        held = sorted(names & files.keys())
+        if held and not (resume and fingerprints):
+            folder = "another folder" if resume else "--resume, or another folder"
+            raise EncodeError(f"already holds {held[0]}: use {folder}", url=self.dst)
         if results and fingerprints != {self.fingerprint}:
             raise EncodeError(
                 "the source or the options differ from those of the run in this folder, "
@@ -226,14 +226,11 @@ class Run(NamedTuple):
             )
         if self.part is None:
             storage.remove_temporary_files(self.dst)
-        complete = {number for number, result in mine.items() if self._is_complete(result)}
-        todo = [number for number in numbers if number not in complete]
-        names = {DATASET_INDEX, *(shard_name(self.options.name, number) for number in todo)}
-        if not (resume and fingerprints) and (others := sorted(names & files.keys())):
-            raise EncodeError(
-                f"already holds {others[0]}, which another run has written: use another folder",
-                url=self.dst,
-            )
+        todo = [
+            number
+            for number in numbers
+            if number not in results or not self._is_complete(results[number])
+        ]
         # A run that is killed while it writes its first shards can resume, too.
         self.write("start", {})
         return todo

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from .. import storage
-from ..errors import EncodeError, PCRError
-from ..format.names import is_metadata, numbered, place_in_list
+from ..errors import PCRError
+from ..format.names import is_metadata, place_in_list
 from ..format.shard_index import MAX_LISTED
-from ..redaction import links_of
+from ..redaction import redact_url
 
 StorageOptions = storage.Options
 LABEL_FIELD = "cls"
@@ -75,30 +75,21 @@ def unique_keys(paths: Iterable[str]) -> list[str]:
 
 def _legal_key(path: str) -> str:
     """Return a valid key for a file name, or for the path of a URL."""
-    link = next((link for link in links_of(path) if link.scheme), None)
-    usable = path if link is None else link.path.strip("/") or link.host
+    usable = re.sub("^.*?://[^/]*/", "", redact_url(path, query="")) if "://" in path else path
     parts = [part for part in re.split(r"[/\\\0]", usable) if part not in ("", ".", "..")] or ["_"]
     parts[-1] = posixpath.splitext(parts[-1])[0].replace(".", "_") or "_"
     key = "/".join(parts).encode("utf-8", "replace").decode()
     return f"_{key.lstrip('_')}" if is_metadata(f"{key}.jpg") else key
 
 
-def find_lists(
-    samples: Sequence[SampleRef], wanted: Sequence[str] | None = None
-) -> tuple[str, ...]:
-    """Return the lists that numbered images form: ``images.jpg`` for ``images.0.jpg``, ...
+def find_lists(samples: Sequence[SampleRef]) -> tuple[str, ...]:
+    """Return the lists that numbered images of tars form: ``images.jpg`` for ``images.0.jpg``, ...
 
-    Args:
-        samples: The samples of tars.
-        wanted: Names of the lists to make. Default: fields that are numbered from 0 without a gap
-            and vary in count between samples.
-
-    Raises:
-        EncodeError: A wanted list does not exist, or has a gap.
+    Such fields are numbered from 0 without a gap, and vary in count between samples.
     """
+    others = {ref.name for sample in samples for ref in sample.refs}
     # The number of images in each sample that has any.
     counts: dict[str, list[int]] = collections.defaultdict(list)
-    broken = {ref.name for sample in samples for ref in sample.refs}
     for sample in samples:
         places = collections.defaultdict(list)
         for found in map(place_in_list, (ref.name for ref in sample.refs)):
@@ -107,26 +98,20 @@ def find_lists(
         for name, own in places.items():
             counts[name].append(len(own))
             if max(own) >= len(own):
-                broken.add(name)
-    lists = []
-    for name in counts if wanted is None else wanted:
-        can_be_list = name in counts and name not in broken
-        if wanted is not None and not can_be_list:
-            raise EncodeError(
-                f"expected fields {numbered(name, 0)!r}, {numbered(name, 1)!r}, ... without a gap "
-                f"and no field {name!r}, to make the list {name!r}"
-            )
-        most = max(counts[name], default=0)
-        varies = len(counts[name]) < len(samples) or min(counts[name]) < most
-        if wanted is not None or (can_be_list and varies and 2 <= most <= MAX_LISTED):
-            lists.append(name)
-    return tuple(lists)
+                others.add(name)
+    return tuple(
+        name
+        for name, own in counts.items()
+        if name not in others
+        and 2 <= max(own) <= MAX_LISTED
+        and (min(own) < max(own) or len(own) < len(samples))
+    )
 
 
 def read_samples(
     samples: Sequence[SampleRef], options: StorageOptions
-) -> Iterator[tuple[SampleRef, list[bytes | PCRError]]]:
-    """Yield each sample with the bytes of its fields, or the error of reading them."""
+) -> Iterator[tuple[SampleRef, dict[str, bytes] | PCRError]]:
+    """Yield each sample with its fields by name, or the first error of reading them."""
     for start in range(0, len(samples), _SAMPLES_PER_READ):
         batch = samples[start : start + _SAMPLES_PER_READ]
         ranges = [(ref.url, ref.start, ref.stop) for sample in batch for ref in sample.refs]
@@ -135,4 +120,7 @@ def read_samples(
         with storage.unchanged(tars, options=options):
             values = iter(storage.read_ranges(ranges, options=options))
         for sample in batch:
-            yield sample, [next(values) for _ in sample.refs]
+            found = {ref.name: next(values) for ref in sample.refs}
+            errors = [value for value in found.values() if isinstance(value, PCRError)]
+            fields = {name: value for name, value in found.items() if isinstance(value, bytes)}
+            yield sample, errors[0] if errors else fields | dict(sample.known)

@@ -18,11 +18,12 @@ from ..format.schema import IMAGE, IMAGE_LIST, Stream
 from ..format.shard_format import AUTO, FieldNames, ShardFormat
 from ..jpeg.quality import HIGH_QUALITY, estimate_quality
 from .labels import check_classes, read_labels
-from .samples import FieldRef, SampleRef, Source, StorageOptions, find_lists
+from .samples import SampleRef, Source, StorageOptions, find_lists
 from .sources import CONVERTIBLE, list_source
 
 ON_ERROR = ("raise", "keep", "reencode", "skip")
 _COUNTS = ("num_shards", "samples_per_shard", "resize_short", "for_ranks", "for_workers")
+_MOST = dict.fromkeys(_COUNTS, 1 << 24) | {"reencode_quality": 100}
 # Number of files sampled to choose the scan script, and the bytes read of each.
 _PROBES = 32
 _PROBE_BYTES = 1 << 16
@@ -49,9 +50,9 @@ class EncodeOptions:
         classes: Names of the labels 0, 1, ... Default: the names in the source.
         split: Split of the source to encode (``train``, ``val``...); labels are numbered by the
             classes of all splits. Use ``none`` to treat the split folders as classes.
-        lists: Numbered fields of tars that become lists of images: ``images.jpg`` for
-            ``images.0.jpg``, ``images.1.jpg``... Default: fields that are numbered from 0 without a
-            gap and vary in count between samples; ``()`` for none.
+        keep_numbered: Keep numbered images of tars (``images.0.jpg``, ``images.1.jpg``...) in their
+            fields. Otherwise they become a list, ``images.jpg``, if they are numbered from 0
+            without a gap and vary in count between samples.
         stratify: Give every shard the same number of samples of each class (field ``cls``), to
             within one; reads the labels of tars first.
         for_ranks: Number of training processes; picks a shard count divisible by ``for_ranks *
@@ -70,7 +71,7 @@ class EncodeOptions:
     prefix_keys: bool = False
     classes: tuple[str, ...] = ()
     split: str | None = None
-    lists: tuple[str, ...] | None = None
+    keep_numbered: bool = False
     stratify: bool = False
     for_ranks: int = 1
     for_workers: int = 1
@@ -83,13 +84,10 @@ class EncodeOptions:
             raise EncodeError("expected num_shards or samples_per_shard, got both")
         if self.on_error not in ON_ERROR:
             raise EncodeError(f"expected on_error among {ON_ERROR}, got {self.on_error!r}")
-        for name in _COUNTS:
+        for name, most in _MOST.items():
             count = getattr(self, name)
-            if count is not None and count < 1:
-                raise EncodeError(f"expected {name} above 0, got {count}")
-        quality = self.reencode_quality
-        if quality is not None and not 1 <= quality <= 100:
-            raise EncodeError(f"expected reencode_quality from 1 to 100, got {quality}")
+            if count is not None and not 1 <= count <= most:
+                raise EncodeError(f"expected {name} from 1 to {most}, got {count}")
 
 
 class Plan(NamedTuple):
@@ -180,42 +178,34 @@ def convert_names(samples: list[SampleRef], options: EncodeOptions) -> list[Samp
     folder has a JPEG extension, each field is named after its file's extension. In folders that
     also have JPEGs the field stays ``jpg``, so that a job finds all images in one field.
     """
+    names = [[ref.name for ref in sample.refs] for sample in samples]
     if options.reencode_quality is not None:
-        return list(map(_convert_name, samples))
-    extensions = [_own_extension(ref) for sample in samples for ref in sample.refs]
-    if options.on_error != "keep" or not all(extensions):
-        return samples
-    # A sample of a folder has one file.
+        for own in names:
+            images = [name for name in own if name in CONVERTIBLE]
+            if images and not any(map(is_jpeg_field, own)):
+                own[own.index(images[0])] = "jpg"
+    elif options.on_error == "keep":
+        files = [storage.split_query(sample.refs[0].url)[0] for sample in samples]
+        extensions = [file.rpartition(".")[2].lower() for file in files]
+        # A sample of a folder has one file; that of a tar is no image.
+        if CONVERTIBLE.issuperset(extensions):
+            names = [[extension] for extension in extensions]
     return [
-        sample._replace(refs=(sample.refs[0]._replace(name=extension),))
-        for sample, extension in zip(samples, extensions, strict=True)
+        sample._replace(
+            refs=tuple(ref._replace(name=name) for ref, name in zip(sample.refs, own, strict=True))
+        )
+        for sample, own in zip(samples, names, strict=True)
     ]
-
-
-def _own_extension(ref: FieldRef) -> str:
-    """Return a file's extension if it is that of a non-JPEG image; empty for others."""
-    path, _ = storage.split_query(ref.url)
-    extension = path.rpartition(".")[2].lower()
-    return extension if extension in CONVERTIBLE else ""
-
-
-def _convert_name(sample: SampleRef) -> SampleRef:
-    names = [ref.name for ref in sample.refs]
-    if any(map(is_jpeg_field, names)):
-        return sample
-    first = next((name for name in names if name in CONVERTIBLE), None)
-    refs = [ref._replace(name="jpg") if ref.name == first else ref for ref in sample.refs]
-    return sample._replace(refs=tuple(refs))
 
 
 def field_names(samples: Sequence[SampleRef], options: EncodeOptions) -> FieldNames:
     """Return all fields of a dataset in order of first appearance.
 
     Raises:
-        EncodeError: There is no JPEG field and other images are not kept, a preview field does not
-            exist, or a wanted list cannot be made.
+        EncodeError: There is no JPEG field and other images are not kept, or a preview field does
+            not exist.
     """
-    lists = find_lists(samples, options.lists)
+    lists = () if options.keep_numbered else find_lists(samples)
     refs = dict.fromkeys(ref.name for sample in samples for ref in sample.refs)
     known = dict.fromkeys(name for sample in samples for name, _ in sample.known)
     names = [name for name in refs | known if (place_in_list(name) or [""])[0] not in lists]
@@ -223,11 +213,6 @@ def field_names(samples: Sequence[SampleRef], options: EncodeOptions) -> FieldNa
     streams += [(name, IMAGE_LIST) for name in lists]
     others = tuple(itertools.filterfalse(is_jpeg_field, names))
     if not (streams or options.on_error == "keep"):
-        if {"pcr", "scan01"} <= {*names}:
-            raise EncodeError(
-                "expected images or WebDataset tars, got PCR shards; `pcrshard export` converts "
-                "them back"
-            )
         raise EncodeError(
             f"expected a JPEG field, found {sorted(names)}; --on-error keep stores other images "
             "unchanged, --reencode-quality Q converts PNG, WebP, BMP (lossy)"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .. import storage
@@ -55,8 +54,8 @@ def encode_shard(task: ShardTask) -> ShardResult:
     run.check()
     encoded: list[EncodedSample] = []
     rows: list[Unlayered] = []
-    for sample, values in read_samples(task.samples, run.src_options):
-        found, notes = _encode(sample, values, run)
+    for sample, fields in read_samples(task.samples, run.src_options):
+        found, notes = _encode(sample, fields, run)
         encoded += found
         rows += notes
     entry = None
@@ -75,7 +74,7 @@ def encode_shard(task: ShardTask) -> ShardResult:
 
 
 def _encode(
-    sample: SampleRef, values: Sequence[bytes | PCRError], run: Run
+    sample: SampleRef, fields: dict[str, Any] | PCRError, run: Run
 ) -> tuple[list[EncodedSample], list[Unlayered]]:
     """Encode a sample; return it (nothing if skipped), and its files not stored as scans."""
     options = run.options
@@ -103,7 +102,10 @@ def _encode(
             return image
 
     try:
-        encoded = encode_sample(_read_fields(sample, values, run.names), encode_image)
+        if isinstance(fields, PCRError):
+            raise fields
+        _gather_lists(fields, run.names)
+        encoded = encode_sample({"__key__": sample.key} | fields, encode_image)
         check_label(encoded.key, encoded.fields, options.classes)
     except PCRError as error:
         # A failing store must not look like a set of bad images.
@@ -124,21 +126,13 @@ def _encode(
     return [encoded], rows
 
 
-def _read_fields(
-    sample: SampleRef, values: Sequence[bytes | PCRError], names: FieldNames
-) -> dict[str, Any]:
-    """Return a sample as WebDataset would, with lists of images; raise the first error."""
-    fields: dict[str, Any] = {"__key__": sample.key}
-    for ref, value in zip(sample.refs, values, strict=True):
-        if isinstance(value, PCRError):
-            raise value
-        fields[ref.name] = value
+def _gather_lists(fields: dict[str, Any], names: FieldNames) -> None:
+    """Replace numbered images by lists."""
     for name, codec in names.streams:
         if codec == IMAGE_LIST:
             numbers = map(functools.partial(numbered, name), itertools.count())
             found = list(itertools.takewhile(fields.__contains__, numbers))
             fields[name] = [fields.pop(field) for field in found]
-    return fields | dict(sample.known)
 
 
 def _to_jpeg(image: bytes, options: EncodeOptions) -> bytes:

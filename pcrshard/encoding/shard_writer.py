@@ -37,7 +37,7 @@ from ..format.schema import IMAGE, IMAGE_LIST, Schema, Stream
 from ..format.shard_format import FieldNames, ShardFormat
 from ..format.shard_head import BLOCK, Head
 from ..format.shard_index import MAX_LISTED, MAX_PIECE_BYTES, ShardIndex
-from ..format.tar_members import TRAILER, Member, index_name, lay_out, plan_members, tar_header
+from ..format.tar_members import TRAILER, Member, index_name, lay_out, plan_members
 from .encode_jpeg import EncodedImage, encode_jpeg
 from .labels import count_classes
 
@@ -88,7 +88,12 @@ def encode_sample(
         EncodeError: A key or field name is invalid.
         CorruptJpeg, UnsupportedJpeg: An image is rejected; the message names its key and field.
     """
-    key = _checked_key(sample.get("__key__"))
+    key = sample.get("__key__")
+    if not isinstance(key, str) or not valid_key(key) or is_metadata(f"{key}."):
+        raise EncodeError(
+            "expected a key without dots in its last part, '..', a leading '/' or a folder named "
+            f"__...__, which WebDataset skips, got {key!r}"
+        )
     encoded = EncodedSample(key, {}, {})
     for name, value in sample.items():
         if name.startswith("__"):
@@ -159,19 +164,6 @@ def _field_bytes(name: str, value: object) -> bytes:
     raise EncodeError(f"expected bytes, str or int in field {name!r}, got {type(value).__name__}")
 
 
-def _checked_key(key: object) -> str:
-    if not isinstance(key, str) or not valid_key(key):
-        raise EncodeError(
-            f"expected a key without dots in its last part, '..' or a leading '/', got {key!r}"
-        )
-    if is_metadata(f"{key}."):
-        raise EncodeError(
-            "expected a key that is not in a folder named __...__, "
-            f"which WebDataset skips, got {key!r}"
-        )
-    return key
-
-
 def write_shard(
     url: str,
     samples: Samples,
@@ -207,10 +199,10 @@ def write_shard(
     size = 0
     crc = 0
     with storage.atomic_write(url, options=options) as file:
-        file_header = tar_header(index_name(schema, stem), len(index_bytes))
-        padding = bytes(-len(index_bytes) % BLOCK)
-        contents = _member_bytes(plan_members(index, tables, stem), samples, units, schema.base)
-        for data in itertools.chain([file_header, index_bytes, padding], contents, [TRAILER]):
+        first = Member(index_name(schema, stem), 0, len(index_bytes), literal=index_bytes)
+        members = (first, *plan_members(index, tables, stem))
+        contents = _member_bytes(members, samples, units, schema.base)
+        for data in itertools.chain(contents, [TRAILER]):
             file.write(data)
             size += len(data)
             crc = crc32c(data, crc)
@@ -323,7 +315,7 @@ def _member_bytes(
     units: Units,
     base: int,
 ) -> Iterator[bytes]:
-    """Yield the bytes of the members after the index, including headers and padding."""
+    """Yield the bytes of members, including headers and padding."""
     for member in members:
         yield member.header()
         yield member.table

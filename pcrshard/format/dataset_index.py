@@ -115,12 +115,9 @@ class DatasetIndex:
         object.__setattr__(self, "num_classes", at_least)  # frozen
 
     def __repr__(self) -> str:
-        held = "" if self.scan is None else f", a staged copy of scans 1 to {self.scan}"
-        some = [*self.classes[:3], "..."] if len(self.classes) > 3 else self.classes
         return (
-            f"<DatasetIndex: {self.num_samples} samples in {len(self.shards)} shards\n"
-            f" script {self.script}, {self.num_groups} scans{held}\n"
-            f" {len(self.classes)} classes named: {', '.join(some) or 'none'}>"
+            f"<DatasetIndex: {self.num_samples} samples in {len(self.shards)} shards, script "
+            f"{self.script}, {self.num_groups} scans, {self.num_classes} classes>"
         )
 
     @property

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -28,8 +27,6 @@ from .shard_index import COMPRESSION_LEVEL, I64, U32, ShardIndex, TablePlace
 # decoding: an image's claims grow with its bytes.
 MAX_HEADER_BYTES = 512
 U16 = npt.NDArray[np.uint16]
-# Checksum of the table, size of the compressed headers.
-_START = struct.Struct("<II")
 
 
 class LateValues(NamedTuple):
@@ -40,14 +37,9 @@ class LateValues(NamedTuple):
     crcs: U32
 
     @property
-    def stored(self) -> U32:
-        """Return the stored bytes of each value, 0 if the sample lacks the field."""
-        return np.where(self.sizes == ABSENT, np.uint32(0), self.sizes)
-
-    @property
     def num_bytes(self) -> int:
         """Return the bytes of all values."""
-        return int(self.stored.sum(dtype=np.int64))
+        return int(self.sizes[self.sizes != ABSENT].sum(dtype=np.int64))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,6 +70,12 @@ class GroupTable:
         """Return the (R, U) bytes of pieces without their shared headers."""
         return self.sizes.astype(np.int64) - self.header_sizes
 
+    @functools.cached_property
+    def row_bytes(self) -> list[int]:
+        """Return the sum of ``own_bytes`` in each group."""
+        sums: list[int] = self.own_bytes.sum(axis=1).tolist()
+        return sums
+
     def late_bytes(self, row: int) -> int:
         """Return the bytes of all deferred values in the group of a row."""
         return sum(values.num_bytes for values in self.late.values() if values.row == row)
@@ -105,23 +103,23 @@ def group_starts(index: ShardIndex, rows: range) -> list[int]:
 
 def late_starts(index: ShardIndex, table: GroupTable) -> dict[str, int]:
     """Return the absolute start of each deferred field's values, which are contiguous."""
-    own_bytes = _row_sums(table.sizes) - _row_sums(table.header_sizes)
-    ends = dict(zip(table.rows, group_starts(index, table.rows) + own_bytes, strict=True))
+    starts = group_starts(index, table.rows)
+    ends = dict(zip(table.rows, map(sum, zip(starts, table.row_bytes, strict=True)), strict=True))
     base = index.schema.base
     if table.rows.start < base:
         # The values of the base groups are at the end of their members.
         ends[base - 1] = index.head.prefix_stops[base - 1] - round512(table.late_bytes(base - 1))
-    starts = {}
+    found = {}
     for name, values in table.late.items():
-        starts[name] = int(ends[values.row])
+        found[name] = ends[values.row]
         ends[values.row] += values.num_bytes
-    return starts
+    return found
 
 
 def decode_tables(
     index: ShardIndex,
     places: Sequence[TablePlace],
-    parts: Sequence[Buffer],
+    prefix: Buffer,
     *,
     url: str | None = None,
 ) -> GroupTable:
@@ -130,20 +128,20 @@ def decode_tables(
     Args:
         index: The shard's index.
         places: Locations of the tables.
-        parts: Bytes of each table; copied.
+        prefix: The bytes of the shard up to the tables' ends; copied.
         url: Named in errors.
 
     Raises:
         CorruptIndex: A checksum does not match, or a rule of SPEC.md is broken.
     """
     try:
-        table = _decode(index, places, [bytes(part) for part in parts])
+        table = _decode(index, places, prefix)
         _check_pieces(index, table)
         _check_stops(index, places, table)
     except (FormatError, ValueError) as error:
         if len(places) > 1:  # find the damaged one
-            for place, part in zip(places, parts, strict=True):
-                decode_tables(index, [place], [part], url=url)
+            for place in places:
+                decode_tables(index, [place], prefix, url=url)
         row = places[-1].rows[-1]
         name = "the tail" if row == index.num_groups else f"group {row + 1}"
         raise CorruptIndex(f"the table of {name}: {error}", url=url) from error
@@ -155,6 +153,7 @@ def _layout(rows: int, units: int, offsets: int, late: int, samples: int) -> np.
     """Return the parts of a table before its headers (SPEC 3.1)."""
     return np.dtype(
         [
+            # The checksum of the table, and the size of its compressed headers.
             ("start", "<u4", (2,)),
             ("sizes", "<u4", (rows, units)),
             ("crcs", "<u4", (rows, units)),
@@ -168,56 +167,52 @@ def _layout(rows: int, units: int, offsets: int, late: int, samples: int) -> np.
 def _decode(
     index: ShardIndex,
     places: Sequence[TablePlace],
-    parts: Sequence[bytes],
+    prefix: Buffer,
 ) -> GroupTable:
     """Return the tables as one after checking their checksums and lengths."""
     units = index.num_units
-    samples = index.num_samples
-    base = index.schema.base
-    late: list[tuple[int, str]] = []
-    headers: list[bytes] = []
-    # Neighbors of equal layout share an array: ten arrays take three times as long.
-    runs: list[tuple[np.dtype[Any], list[bytes]]] = []
-    for (rows, _, _), part in zip(places, parts, strict=True):
+    late: dict[str, LateValues] = {}
+    columns: list[npt.NDArray[Any]] = []
+    packed: list[bytes] = []
+    for rows, start, stop in places:
+        part = bytes(prefix[start:stop])
         row = rows[-1]
         names = index.late_fields(row)
-        late += [(row, name) for name in names]
-        layout = _layout(len(rows), units, units if row < base else 0, len(names), samples)
-        require(len(part) >= _START.size, "expected a table of at least 8 bytes")
-        crc, headers_bytes = _START.unpack_from(part)
+        offsets = units if row < index.schema.base else 0
+        layout = _layout(len(rows), units, offsets, len(names), index.num_samples)
+        require(len(part) >= layout.itemsize, f"expected {layout.itemsize} bytes or more")
+        found = np.frombuffer(part, layout, 1)[0]
+        crc, headers_bytes = found["start"].tolist()
         require(crc == crc32c(memoryview(part)[4:]), "checksum does not match")
-        stop = layout.itemsize
-        require(len(part) == stop + headers_bytes, "its parts end elsewhere")
-        if not runs or runs[-1][0] is not layout:
-            runs.append((layout, []))
-        runs[-1][1].append(part[:stop])
-        headers.append(part[stop:])
-    arrays = [np.frombuffer(b"".join(columns), layout) for layout, columns in runs]
+        require(len(part) == layout.itemsize + headers_bytes, "its parts end elsewhere")
+        late |= {
+            name: LateValues(row, *values)
+            for name, values in zip(names, found["late"], strict=True)
+        }
+        columns.append(found)
+        packed.append(part[layout.itemsize :])
 
-    def column(name: str, *shape: int) -> npt.NDArray[Any]:
-        found = [array[name].ravel() for array in arrays]
-        return (found[0] if len(found) == 1 else np.concatenate(found)).reshape(shape)
+    def column(name: str) -> npt.NDArray[Any]:
+        return np.concatenate([found[name] for found in columns])
 
-    rows = range(places[0].rows.start, places[-1].rows.stop)
-    header_sizes = column("header_sizes", len(rows), units)
-    values = column("late", len(late), 2, samples)
+    header_sizes = column("header_sizes")
     return GroupTable(
-        rows,
-        column("sizes", len(rows), units),
-        column("crcs", len(rows), units),
+        range(places[0].rows.start, places[-1].rows.stop),
+        column("sizes"),
+        column("crcs"),
         header_sizes,
-        _unpack_headers(header_sizes, headers),
-        arrays[0]["offsets"][0],
-        {name: LateValues(row, *pair) for (row, name), pair in zip(late, values, strict=True)},
+        _unpack_headers(header_sizes, packed),
+        columns[0]["offsets"],
+        late,
     )
 
 
 def _unpack_headers(header_sizes: U16, packed: Sequence[bytes]) -> bytes:
     """Join the headers of tables after checking their lengths."""
-    if np.count_nonzero(header_sizes > MAX_HEADER_BYTES):
-        raise CorruptIndex(f"expected headers of at most {MAX_HEADER_BYTES} bytes")
+    fits = (header_sizes <= MAX_HEADER_BYTES).all()
+    require(fits, f"expected headers of at most {MAX_HEADER_BYTES} bytes")
     # Only the first table may be of several rows, those of the base groups, without headers.
-    row_bytes = _row_sums(header_sizes).tolist()
+    row_bytes = header_sizes.sum(axis=1, dtype=np.int64).tolist()
     joined = []
     for data, num_bytes in zip(packed, row_bytes[-len(packed) :], strict=True):
         require(num_bytes or not data, "bytes of headers, but no header")
@@ -227,20 +222,15 @@ def _unpack_headers(header_sizes: U16, packed: Sequence[bytes]) -> bytes:
 
 def _check_pieces(index: ShardIndex, table: GroupTable) -> None:
     """Check the rules of SPEC section 3.1 that tie a table to the index."""
-    count = np.count_nonzero
-    require(not count(table.header_sizes > table.sizes), "a header is longer than its piece")
+    require((table.header_sizes <= table.sizes).all(), "a header is longer than its piece")
+    empty = table.sizes == 0
+    missing = index.dims[:, 0] == 0
     if table.rows[-1] == index.num_groups:
-        is_empty = table.sizes[-1] == 0
-        require(not table.crcs[-1][is_empty].any(), "an empty tail has a checksum")
+        require(not table.crcs[-1][empty[-1]].any(), "an empty tail has a checksum")
         require(not table.header_sizes[-1].any(), "a tail has a header")
-    # Usually every image exists and has pieces in every group. Missing images have none, and all
-    # others have a first one.
-    if not index.is_complete or count(table.sizes) != table.sizes.size:
-        empty = table.sizes == 0
-        missing = index.dims[:, 0] == 0
-        if table.rows.start == 0:
-            require(not (missing != empty[0]).any(), "dims and pieces differ")
-        require(empty[:, missing].all(), "an image that is not there has pieces")
+    if table.rows.start == 0:
+        require((missing == empty[0]).all(), "dims and pieces differ")
+    require(empty[:, missing].all(), "an image that is not there has pieces")
     streams = [field for field, _ in index.schema.streams]
     for name, values in table.late.items():
         absent = values.sizes == ABSENT
@@ -259,10 +249,9 @@ def _check_stops(
     table: GroupTable,
 ) -> None:
     """Check that each group ends where its table, pieces and deferred values end."""
-    own_bytes = (_row_sums(table.sizes) - _row_sums(table.header_sizes)).tolist()
     for rows, _, start in places:
         row = rows[-1]
-        late = table.late_bytes(row) if table.late else 0
+        late = table.late_bytes(row)
         expected = index.head.prefix_stops[row]
         if row < index.schema.base:
             end = _check_base(index, table, start)
@@ -271,13 +260,8 @@ def _check_stops(
             stop = round512(end + BLOCK + late) if late else end
             require(stop <= expected, f"it ends at {stop}, after {expected}")
         else:
-            stop = round512(start + own_bytes[row - table.rows.start] + late)
+            stop = round512(start + table.row_bytes[row - table.rows.start] + late)
             require(stop == expected, "it ends elsewhere")
-
-
-def _row_sums(array: npt.NDArray[Any]) -> I64:
-    sums: I64 = np.add.reduce(array, 1, np.int64)
-    return sums
 
 
 def _check_base(index: ShardIndex, table: GroupTable, start: int) -> int:

@@ -81,11 +81,6 @@ class ShardIndex:
         return len(self.orientation)
 
     @functools.cached_property
-    def is_complete(self) -> bool:
-        """Whether every sample has an image in each stream."""
-        return bool(np.count_nonzero(self.dims) == self.dims.size)
-
-    @functools.cached_property
     def unit_counts(self) -> I64:
         """(S, M) units of each sample in each stream."""
         units = np.ones((self.num_samples, len(self.schema.streams)), np.int64)
@@ -171,7 +166,13 @@ def decode_index(
                 raise CorruptIndex(f"columns: {error}") from error
         index = _decode_columns(head, schema, stored)
         _check_columns(index)
-        _check_tables(index)
+        for rows, _, stop in index.table_places(0, head.num_groups + 1):
+            row = rows[-1]
+            fits = stop <= head.prefix_stops[row]
+            require(fits, f"the table of group {row + 1} ends after it, at {stop}")
+        if base := schema.base:
+            alike = len({*head.prefix_stops[:base]}) == 1 and not any(head.table_bytes[: base - 1])
+            require(alike, "prefix stops or tables of the base groups differ")
     return index
 
 
@@ -219,22 +220,9 @@ def _check_columns(index: ShardIndex) -> None:
     listed = not count(index.counts > MAX_LISTED)
     require(listed, f"expected at most {MAX_LISTED} images in a list")
     require(not count(index.orientation > 8), "an orientation is above 8")
-    if not index.is_complete:
+    if count(index.dims) != index.dims.size:
         # Only images of streams are missing, and then both sides are 0.
         both = (index.dims != 0).all(axis=1)
         require((both == (index.dims != 0).any(axis=1)).all(), "a height or a width is 0")
         in_list = np.repeat(np.tile(index._are_lists, index.num_samples), index.unit_counts.ravel())
         require(not (in_list & ~both).any(), "an image of a list is missing")
-
-
-def _check_tables(index: ShardIndex) -> None:
-    """Check that each table is in its group; base groups except the last have none."""
-    head = index.head
-    base = index.schema.base
-    for rows, _, stop in index.table_places(0, head.num_groups + 1):
-        if stop > head.prefix_stops[rows[-1]]:
-            raise CorruptIndex(f"the table of group {rows[-1] + 1} ends after it, at {stop}")
-    if base:
-        ends = set(head.prefix_stops[:base])
-        alike = len(ends) == 1 and not any(head.table_bytes[: base - 1])
-        require(alike, "prefix stops or tables of the base groups differ")

@@ -12,14 +12,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..checksum import crc32c
 from ..errors import EncodeError
 from ..jpeg.markers import EOI
 from .group_table import GroupTable
 from .names import numbered
-from .schema import Schema
+from .schema import IMAGE_LIST, Schema
 from .shard_head import BLOCK, HEAD_STOP, Head, round512
 from .shard_index import ShardIndex, encode_body
 
@@ -110,11 +109,10 @@ def _base_members(index: ShardIndex, table: GroupTable) -> Iterator[Member]:
 
 def _image_names(index: ShardIndex, row: int) -> Iterator[str]:
     """Return the field name of each unit of a sample; those of a list are numbered."""
-    lists = index.schema.lists
-    counts = zip(index.schema.streams, index.unit_counts[row].tolist(), strict=True)
-    for (field, _), count in counts:
+    counts = index.unit_counts[row].tolist()
+    for (field, codec), count in zip(index.schema.streams, counts, strict=True):
         names = [numbered(field, place) for place in range(count)]
-        yield from names if field in lists else [field]
+        yield from names if codec == IMAGE_LIST else [field]
 
 
 def lay_out(
@@ -131,39 +129,11 @@ def lay_out(
         EncodeError: A group is too large for a plain tar header.
     """
     body, columns_bytes = encode_body(index)
-    schema_bytes = len(index.schema.encode())
-    # Offsets do not change the length of a table, so lengths come first.
-    stops, offsets = _place_members(index, tables, stem, round512(HEAD_STOP + len(body)))
-    first, *others = tables
-    if len(first.offsets):
-        first = replace(first, offsets=offsets)
-    laid_out = (first, *others)
-    # 0 for a group without its own table.
-    sizes = [0] * (index.num_groups + 1)
-    for table in laid_out:
-        sizes[table.rows[-1]] = len(table.encoded)
-    head = Head(
-        len(index.keys),
-        schema_bytes,
-        len(body),
-        crc32c(body),
-        stops,
-        tuple(sizes),
-        columns_bytes,
-    )
-    return replace(index, head=head), laid_out, head.encode() + body
-
-
-def _place_members(
-    index: ShardIndex,
-    tables: Sequence[GroupTable],
-    stem: str,
-    pos: int,
-) -> tuple[tuple[int, ...], NDArray[np.uint64]]:
-    """Return prefix stops and base offsets of members that start at ``pos``."""
     base = index.schema.base
     stops = [0] * (index.num_groups + 1)
     offsets = np.zeros(index.num_units, "<u8")
+    pos = round512(HEAD_STOP + len(body))
+    # Offsets do not change the length of a table.
     for member in plan_members(index, tables, stem):
         if member.size >= MAX_MEMBER_BYTES:
             raise EncodeError(
@@ -175,4 +145,22 @@ def _place_members(
         stops[member.row] = pos
         if member.pieces and member.row < base:
             offsets[member.pieces[0][1]] = start
-    return (*[stops[base - 1]] * base, *stops[base:]), offsets
+    stops[:base] = stops[base - 1 : base] * base
+    first, *others = tables
+    if len(first.offsets):
+        first = replace(first, offsets=offsets)
+    laid_out = (first, *others)
+    # 0 for a group without its own table.
+    sizes = [0] * (index.num_groups + 1)
+    for table in laid_out:
+        sizes[table.rows[-1]] = len(table.encoded)
+    head = Head(
+        len(index.keys),
+        len(index.schema.encode()),
+        len(body),
+        crc32c(body),
+        tuple(stops),
+        tuple(sizes),
+        columns_bytes,
+    )
+    return replace(index, head=head), laid_out, head.encode() + body

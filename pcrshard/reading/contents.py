@@ -110,8 +110,7 @@ def _find_pieces(contents: Contents, rows: range, url: str | None) -> Pieces:
     """Return the pieces of some groups, after adding their deferred fields and their damage."""
     buffer, index = contents.buffer, contents.index
     places = list(index.table_places(rows.start, rows.stop))
-    parts = [buffer.data[place.start : place.stop] for place in places]
-    table = decode_tables(index, places, parts, url=url)
+    table = decode_tables(index, places, buffer.data, url=url)
     native = place_pieces(
         table.sizes,
         table.header_sizes,

@@ -13,8 +13,6 @@ from ..format.dataset_index import DatasetIndex
 from ..format.scan import FULL
 from ..format.schema import Schema
 
-# Bounds of the Hub's size categories, from a thousand samples up.
-_BOUNDS = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
 # Column types that the stock `webdataset` loader gives preview fields.
 _KINDS = {"cls": "int64", "txt": "string"}
 
@@ -51,16 +49,12 @@ def _as_yaml(value: object) -> str:
 
 def _header(splits: Mapping[str, DatasetIndex], schema: Schema) -> dict[str, Any]:
     first = next(iter(splits.values()))
-    total = sum(index.num_samples for index in splits.values())
     header: dict[str, Any] = {
         "library_name": "pcrshard",
         "tags": ["pcrshard", "webdataset", "image"],
     }
     if first.num_classes:
         header["task_categories"] = ["image-classification"]
-    digits = len(str(total))
-    size = f"{_BOUNDS[digits - 4]}<n<{_BOUNDS[digits - 3]}" if digits > 3 else "n<1K"
-    header["size_categories"] = [size]
     if schema.layout != "preview":
         return header | {"viewer": False}
     files = [
@@ -91,10 +85,11 @@ def _body(splits: Mapping[str, DatasetIndex], schema: Schema, name: str, url: st
         f"| {scan} | {first.prefix_bytes(scan) / first.num_samples / 1e3:.1f} |"
         for scan in (*range(1, first.num_groups + 1), FULL)
     )
-    preview = "The shards have no preview: they were not written with `--layout preview`."
+    preview = ""
     if schema.layout == "preview":
-        preview = f"""The preview, `tar` and every WebDataset reader show scans 1 to {schema.base}
-of each image."""
+        preview = f"""
+The preview, `tar` and every WebDataset reader show scans 1 to {schema.base} of each image.
+"""
     url = f"{url}/{first_split}" if first_split else url
     return f"""# {" ".join(name.split())}
 
@@ -114,9 +109,7 @@ import pcrshard.hf  # pip install 'pcrshard[hf]'
 
 dataset = pcrshard.hf.load_dataset({url!r}, scan={min(5, first.num_groups)}, streaming=True)
 ```
-
 {preview}
-
 ## Source, license and contents
 
 Say here where the images come from, under which license, and what the labels mean.

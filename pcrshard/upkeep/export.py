@@ -11,6 +11,7 @@ from functools import partial
 from typing import BinaryIO
 
 from .. import storage
+from ..encoding.labels import label_of
 from ..errors import EncodeError, FormatError, PCRError
 from ..format.names import is_jpeg_field, is_other_image, valid_key
 from ..format.scan import FULL, Scan
@@ -123,13 +124,11 @@ def _create(
     """
     target = storage.join(folder, path)
     if storage.is_local(target):
-        plain = storage.plain_path(target)
-        parent = os.path.dirname(plain)
         root = os.path.realpath(storage.plain_path(folder))
-        expected = os.path.normpath(os.path.join(root, os.path.dirname(path)))
-        if os.path.realpath(parent) != expected:
+        parent = os.path.normpath(os.path.join(root, os.path.dirname(path)))
+        if os.path.realpath(parent) != parent:
             raise EncodeError("expected a folder, got a link to another folder", url=parent)
-        is_there = os.path.lexists(plain)
+        is_there = os.path.lexists(storage.plain_path(target))
     else:
         is_there = storage.exists(target, options=options)
     if is_there and not overwrite:
@@ -179,8 +178,8 @@ def _path(
     this path, append a number.
     """
     key: str = sample["__key__"]
-    label = sample.get("cls", b"").strip()
-    number = int(label) if label.isdigit() and len(label) < 10 else len(classes)
+    label = label_of(sample)
+    number = len(classes) if label is None else label
     if number < len(classes) and not key.startswith(classes[number] + "/"):
         folder = classes[number].replace("/", "_")
         key = f"{folder if valid_key(f'{folder}/x') else f'class{number}'}/{key}"

@@ -12,9 +12,8 @@ import numpy as np
 from .. import storage
 from ..checksum import crc32c
 from ..encoding.resume_journal import read_journal
-from ..encoding.samples import SampleRef
+from ..encoding.samples import SampleRef, read_samples
 from ..encoding.shard_plan import list_samples
-from ..encoding.sources import NO_SPLIT, find_splits
 from ..encoding.worker_processes import run_tasks
 from ..errors import EncodeError, PCRError, UnsupportedJpeg
 from ..format.dataset_index import DATASET_INDEX, ShardEntry
@@ -22,7 +21,7 @@ from ..format.group_table import GroupTable, decode_tables
 from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_head import BLOCK, round512
 from ..format.shard_index import ShardIndex
-from ..format.tar_members import TRAILER, index_name, plan_members, tar_header
+from ..format.tar_members import TRAILER, Member, index_name, plan_members
 from ..jpeg.markers import SOI, map_jpeg
 from ..jpeg.other_formats import decode
 from ..jpeg.pixels import make_baseline
@@ -58,13 +57,14 @@ def verify(
         EncodeError: The source cannot be compared with this dataset.
         StorageError: The dataset index or the source cannot be read.
     """
-    shards: list[tuple[str, ShardEntry | None]] = [(url, None)]
     folder = url.rpartition("/")[0] or "."
+    urls = [url]
+    entries: Sequence[ShardEntry | None] = [None]
     classes: tuple[str, ...] = ()
     is_shard = storage.file_name(url).endswith(".tar")
     if not is_shard:
         index, urls = open_dataset(url, storage_options=storage_options)
-        shards = list(zip(urls, index.shards, strict=True))
+        entries = index.shards
         folder = url.removesuffix(DATASET_INDEX)
         classes = index.classes
         if against and index.scan is not None:
@@ -76,22 +76,18 @@ def verify(
     missing: set[str] = set()
     if against:
         journal = read_journal(folder, options=storage_options)
-        options = replace(journal.options, classes=classes)
-        if options.split not in (None, NO_SPLIT):
-            # The source may be the split itself or the folder of all splits.
-            splits = find_splits(against, options=storage_options)
-            options = replace(options, split=options.split if splits else None)
+        options = replace(journal.options, classes=journal.options.classes or classes)
         samples = list_samples(against, options, storage_options).samples
         sources = {sample.key: sample for sample in samples}
         skipped = {row.key for row in journal.unlayered if row.outcome == "skipped"}
-        missing = sources.keys() - skipped
+        missing = set() if is_shard else sources.keys() - skipped
     tasks = {
         number: VerifyTask(
-            shard, entry, sources and _sources_of(shard, sources, storage_options), storage_options
+            url, entry, sources and _sources_of(url, sources, storage_options), storage_options
         )
-        for number, (shard, entry) in enumerate(shards)
+        for number, (url, entry) in enumerate(zip(urls, entries, strict=True))
     }
-    total = sum(entry.num_samples if entry else 1 for _, entry in shards)
+    total = sum(entry.num_samples for entry in entries if entry)
     done = 0
     problems: list[str] = []
     with closing(run_tasks(verify_shard, tasks, workers=workers)) as results:
@@ -99,13 +95,11 @@ def verify(
             problems += result.problems
             # If a shard is unreadable, it is unknown which samples are missing.
             missing = missing.difference(result.keys) if result.keys else set()
-            entry = shards[number][1]
-            done += entry.num_samples if entry else 1
-            if progress is not None:
+            entry = entries[number]
+            if entry and progress is not None:
+                done += entry.num_samples
                 progress(done, total)
-    if not is_shard:
-        problems += [f"the source's sample {key} is in no shard" for key in sorted(missing)]
-    return problems
+    return problems + [f"the source's sample {key} is in no shard" for key in sorted(missing)]
 
 
 def _sources_of(
@@ -184,10 +178,7 @@ def _check_layout(
     Only the first difference is reported, because a renamed shard differs in each member.
     """
     last = check_scan(scan, index.num_groups)
-    tables = [
-        decode_tables(index, [place], [view[place.start : place.stop]], url=url)
-        for place in index.table_places(0, last)
-    ]
+    tables = [decode_tables(index, [place], view, url=url) for place in index.table_places(0, last)]
     stem = storage.file_name(url).removesuffix(".tar")
     for start, expected, what in _free_regions(index, tables, stem):
         # A staged copy may end after any group.
@@ -202,10 +193,9 @@ def _free_regions(
     stem: str,
 ) -> Iterator[tuple[int, bytes, str]]:
     """Yield (start, expected bytes, description) of regions without checksums, in order."""
-    stop = index.head.body_stop
-    name = index_name(index.schema, stem)
-    yield 0, tar_header(name, stop - BLOCK), f"the index member's header, named {name}"
-    for member in plan_members(index, tables, stem):
+    first = Member(index_name(index.schema, stem), 0, index.head.body_stop - BLOCK)
+    stop = 0
+    for member in (first, *plan_members(index, tables, stem)):
         start = round512(stop)
         yield stop, bytes(start - stop), "zero padding"
         header = member.header()
@@ -225,27 +215,24 @@ def _check_samples(
 ) -> list[str]:
     """Check each piece's CRC, each image's size, and pixels against the source."""
     problems = []
-
-    def note(error: PCRError) -> bool:
-        problems.append(str(error))
-        return True
-
     with shard.load(scan) as prefix:
-        dims = prefix.index.dims
-        rows = {key: row for row, key in enumerate(prefix.index.keys)}
-        for sample in prefix.samples(on_error=note):
-            key = sample["__key__"]
+        for row, key in enumerate(prefix.index.keys):
+            try:
+                sample = prefix.sample(row)
+            except PCRError as error:
+                problems.append(str(error))
+                continue
             found: list[str] = []
             try:
                 for field in prefix.streams:
-                    units = prefix.units_of(rows[key], field)
                     value = sample.get(field, [])
                     images = value if isinstance(value, list) else [value]
-                    for image, unit in zip(images, units, strict=False):
+                    for image, unit in zip(images, prefix.units_of(row, field), strict=False):
                         frame = map_jpeg(image).frame
                         size = [frame.height, frame.width]
-                        if size != dims[unit].tolist():
-                            found.append(f"{field} is {size}, the index says {dims[unit]}")
+                        dims = prefix.index.dims[unit].tolist()
+                        if size != dims:
+                            found.append(f"{field} is {size}, the index says {dims}")
                 if task.sources is not None:
                     source = task.sources.get(key)
                     found += _compare(number_lists(sample), source, task.storage_options)
@@ -264,26 +251,19 @@ def _compare(
     if source is None:
         yield "the source has no such sample"
         return
-    ranges = [(ref.url, ref.start, ref.stop) for ref in source.refs]
-    values = storage.read_ranges(ranges, options=options)
-    names = [ref.name for ref in source.refs]
-    expected = dict(zip(names, values, strict=True)) | dict(source.known)
+    ((_, expected),) = read_samples([source], options)
+    if isinstance(expected, PCRError):
+        raise expected
     for field in stored.keys() - {"__key__"} - expected.keys():
         yield f"the source has no field {field}"
     for field, original in expected.items():
-        if isinstance(original, PCRError):
-            raise original
         value = stored.get(field)
         if value is None:
             yield f"field {field} is missing"
-        elif value == original:
-            continue
-        elif value[:2] != SOI:
-            yield f"field {field} differs from the source"
-        elif original[:2] != SOI:
-            yield f"field {field} was re-encoded: its source is not a JPEG"
-        elif not _have_equal_pixels(original, value):
-            yield f"pixels of {field} differ from the source"
+        elif value != original and not (
+            value[:2] == original[:2] == SOI and _have_equal_pixels(original, value)
+        ):
+            yield f"pixels or bytes of {field} differ from the source"
 
 
 def _have_equal_pixels(source: bytes, jpeg: bytes) -> bool:

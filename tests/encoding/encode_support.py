@@ -29,9 +29,8 @@ def read_samples(folder, scan="full"):
 
 def read_fields(sample):
     """The fields of a listed sample, read from where they are."""
-    ((_, values),) = read_listed([sample], None)
-    stored = {ref.name: value for ref, value in zip(sample.refs, values, strict=True)}
-    return stored | dict(sample.known)
+    ((_, fields),) = read_listed([sample], None)
+    return fields
 
 
 def write_files(folder, files):

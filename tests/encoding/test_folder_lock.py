@@ -48,12 +48,20 @@ def test_a_part_and_another_encode(larger_folder, tmp_path):
 
 def test_a_part_that_starts_twice(synthetic_folder, dataset, tmp_path):
     """A part that a cluster starts again takes over: the first one stops, and nothing is lost."""
+    events = threading.Event(), threading.Event()
 
-    def start_again(done, total):
-        encode_parts(synthetic_folder, tmp_path, 2, (1, 0), resume=True)
+    def wait(done, total):
+        events[0].set()
+        events[1].wait(20)
 
-    with pytest.raises(EncodeError, match="another encode is writing"):
-        encode_parts(synthetic_folder, tmp_path, 2, (0,), progress=start_again)
+    encode_parts(synthetic_folder, tmp_path, 2, (1,))
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        first = threads.submit(encode_parts, synthetic_folder, tmp_path, 2, (0,), progress=wait)
+        assert events[0].wait(20)
+        how = {"resume": True, "progress": lambda *_: events[1].set()}
+        assert encode_parts(synthetic_folder, tmp_path, 2, (0,), **how) != [None]
+        with pytest.raises(EncodeError, match="another encode is writing"):
+            first.result()
     assert read_all(tmp_path) == read_all(dataset)
 
 

@@ -45,7 +45,7 @@ TAR_WITH_A_BAD_IMAGE = [("odd.images.0.jpg", make_jpeg(1)[:99])]
     ("tars", "images", "options"),
     [
         ({"a": LIST}, {}, []),
-        ({"a": LIST}, {}, ["--lists", "none"]),
+        ({"a": LIST}, {}, ["--keep-numbered"]),
         ({"a": LIST, "b": TAR_WITH_A_BAD_IMAGE}, {}, ["--on-error", "keep"]),
         (TARS_OF_SAME_KEYS, {}, ["--prefix-keys"]),
         ({}, {f"{i}.png": image_bytes("png") for i in range(3)}, ["--on-error", "keep"]),

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pcrshard.encoding.samples import FieldRef, SampleRef, find_lists, unique_keys
-from pcrshard.errors import EncodeError
 from pcrshard.format.names import is_metadata, valid_key
 
 
@@ -37,7 +36,7 @@ def numbered_samples(*places):
         ([(0, 1, 2), (), (0,)], True),
         ([(0, 1), (0,)], True),
         ([range(64), (0,)], True),
-        # Two cameras in each sample, for example, stay two fields unless a user asks for a list.
+        # Two cameras in each sample, for example, stay two fields.
         ([(0, 1), (0, 1)], False),
         ([(0,), ()], False),
         ([range(65), (0,)], False),
@@ -47,15 +46,10 @@ def test_numbered_images_are_a_list_if_their_number_differs(places, is_list):
     """Some samples with one image, some with three, some with none: that is a list."""
     samples = numbered_samples(*places)
     assert find_lists(samples) == (("images.jpg",) if is_list else ())
-    assert find_lists(samples, ()) == ()
-    assert find_lists(samples, ["images.jpg"]) == ("images.jpg",)
 
 
 def test_a_list_with_a_gap_is_no_list():
-    """Images 0 and 2 cannot be told from 0 and 1 in a list: they stay fields, or are an error."""
+    """Images 0 and 2 cannot be told from 0 and 1 in a list: they stay fields."""
     gap = numbered_samples((0, 2), (0,))
     named = [*numbered_samples((0, 1, 2)), SampleRef("s", (FieldRef("images.jpg", "t.tar"),))]
     assert find_lists(gap) == find_lists(named) == ()
-    for name in ("images", "views"):
-        with pytest.raises(EncodeError, match=f"'{name}.0.jpg', .* to make the list '{name}.jpg'"):
-            find_lists(gap, [f"{name}.jpg"])

@@ -164,15 +164,8 @@ def test_the_script_follows_the_quality_of_the_sources(tmp_path, capsys, qualiti
     assert ("reach MS-SSIM 0.95 with 0.16 of their bytes" in said["standard"]) == is_high
 
 
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (["a.png", "a.cls"], r"a JPEG field, found \['cls', 'png'\]; --on-error keep"),
-        (["a.pcr", "a.scan01", "a.scan02"], r"got PCR shards; `pcrshard export` converts"),
-    ],
-)
-def test_a_source_without_jpegs_is_refused(tmp_path, names, message):
+def test_a_source_without_jpegs_is_refused(tmp_path):
     """Before anything is written, and with what to do."""
-    tar = make_tar(tmp_path / "a.tar", [(name, b"") for name in names])
-    with pytest.raises(EncodeError, match=message):
+    tar = make_tar(tmp_path / "a.tar", [("a.png", b""), ("a.cls", b"")])
+    with pytest.raises(EncodeError, match=r"found \['cls', 'png'\]; --on-error keep"):
         plan(tar, EncodeOptions())

@@ -5,7 +5,7 @@ import json
 import pytest
 from msgspec.structs import asdict, replace
 
-from pcrshard import DatasetIndex, Shard, open_dataset, stage
+from pcrshard import DatasetIndex, Shard, open_dataset
 from pcrshard.errors import CorruptIndex, ScanUnavailable, UnsupportedVersion
 from pcrshard.format.dataset_index import ShardEntry, resolve_scan
 
@@ -165,15 +165,8 @@ def test_a_fraction_is_the_highest_scan_within_it(fraction, scan):
         resolve_scan(entries, 1.5)
 
 
-def test_a_dataset_index_describes_itself(dataset, tmp_path):
-    """In three lines, also of a dataset with thousands of shards and classes."""
-    index, _ = open_dataset(str(dataset))
-    assert repr(index).splitlines() == [
-        "<DatasetIndex: 24 samples in 4 shards",
-        " script standard, 10 scans",
-        " 2 classes named: cat, dog>",
-    ]
-    copy = stage(str(dataset), str(tmp_path), 5)
-    assert "a staged copy of scans 1 to 5" in repr(copy)
+def test_a_dataset_index_describes_itself():
+    """In a line, also of a dataset with thousands of shards and classes."""
     many = DatasetIndex("standard", 2, (ENTRY,) * 1000, tuple(map(str, range(1000))))
+    assert f"{1000 * ENTRY.num_samples} samples in 1000 shards" in repr(many)
     assert len(repr(many)) < 200

@@ -131,7 +131,7 @@ def test_a_renamed_shard(whole, copy):
     (folder / "data-000000.tar").rename(folder / "new-000000.tar")
     problems = verify_shard(VerifyTask(str(folder / "new-000000.tar"), None)).problems
     assert len(problems) == 1
-    assert "header, named new-000000.pcr" in problems[0]
+    assert "header of new-000000.pcr" in problems[0]
 
 
 @pytest.mark.parametrize("field", ["num_samples", "shard_bytes", "head_crc32c", "prefix_stops"])
