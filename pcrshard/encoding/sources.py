@@ -133,10 +133,11 @@ def _find_files(src: str, options: StorageOptions, retry: storage.Retry) -> list
             raise
         named = [(name, storage.join(folder, name), size) for name, size in listed]
     usable, others = [], []
-    for name, url, size in named:
+    for listed_name, url, size in named:
+        name = listed_name
         if src.startswith(_HTTP):
             # HTML listings contain sort links, and their names are URL-quoted.
-            name = "." if "?" in name else urllib.parse.unquote(name)  # noqa: PLW2901
+            name = "." if "?" in name else urllib.parse.unquote(name)
         extension = posixpath.splitext(name)[1][1:].lower()
         if any(part.startswith(".") for part in name.split("/")):
             continue  # hidden
