@@ -72,9 +72,11 @@ def run_encode(src, dst, **options):
 
 
 def wait_for(condition, seconds=20.0, pause=0.002):
+    """Wait until a condition holds; return whether it does."""
     end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
+    while not (holds := condition()) and time.monotonic() < end:
         time.sleep(pause)
+    return holds
 
 
 def shard_entry(scan=None, num_groups=10):

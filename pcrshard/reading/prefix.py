@@ -189,8 +189,10 @@ class Prefix:
         return range(first, stop) if is_there else range(0)
 
     @cached_property
-    def _first_units(self) -> list[int]:
+    def _first_units(self) -> Sequence[int]:
         """The first unit of each sample in each stream, then the number of units."""
+        if not self.index.schema.lists:
+            return range(self.index.num_units + 1)
         return [0, *self.index.unit_counts.cumsum().tolist()]
 
     def _oriented(self, unit: int, jpeg: Jpeg) -> Jpeg | bytes:

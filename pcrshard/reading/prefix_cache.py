@@ -26,9 +26,11 @@ import math
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -241,7 +243,7 @@ class PrefixCache:
             try:
                 handle = stack.enter_context(hold_lock(path, mode=0o600, **how))
                 if handle is not None:
-                    _check_own(handle)
+                    _check_own(handle, self.folder)
             except Cancelled:
                 raise
             except OSError as error:
@@ -332,11 +334,15 @@ def _warn_once(message: str) -> None:
     log.warning("%s", message)
 
 
-def _check_own(handle: int) -> None:
-    """Raise an error if another user could have written a file."""
+def _check_own(handle: int, folder: str) -> None:
+    """Raise an error if another user could have written a file, or put it in place of another."""
     status = os.fstat(handle)
     if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:
         raise PermissionError("another user could have written a file in it")
+    for above in (found := Path(folder).resolve(), *found.parents):
+        mode = above.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise PermissionError(f"anybody can write to {above}")
 
 
 def _read(handle: int | None, view: memoryview, start: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 from ..arguments import is_integer
@@ -108,7 +108,7 @@ class ScanLevel:
         return self
 
 
-ScanChoice = Scan | ScanLevel | Callable[[], Scan]
+ScanChoice = Scan | ScanLevel
 # Values of ``scan=`` where there is a dataset index.
 ScanOrFraction = Annotated[
     ScanChoice | float, "a scan number, a fraction in (0, 1), 'full' or a ScanLevel"
@@ -116,10 +116,8 @@ ScanOrFraction = Annotated[
 
 
 def current_scan(scan: ScanChoice) -> Scan:
-    """Return the scan to read now: a level's value, a callable's result, or the scan itself."""
-    if isinstance(scan, ScanLevel):
-        return scan.value
-    return scan() if callable(scan) else scan
+    """Return the scan to read now: a level's value, or the scan itself."""
+    return scan.value if isinstance(scan, ScanLevel) else scan
 
 
 def resolve_choice(entries: Sequence[ShardEntry], scan: ScanOrFraction, name: str) -> ScanChoice:

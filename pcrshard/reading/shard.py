@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -202,10 +202,7 @@ class Shard:
         """Read ``[0, stop)``, through the cache if there is one; ``known`` is the first part."""
         if self.cache is None:
             return storage.read(self.url, 0, stop, known=known, cancel=cancel, **self._how)
-
-        def fetch(start: int, view: memoryview) -> None:
-            storage.read_into(self.url, start, view, cancel=cancel, **self._how)
-
+        fetch = partial(storage.read_into, self.url, cancel=cancel, **self._how)
         return self.cache.read(self.url, self._content, stop, fetch, known=known, cancel=cancel)
 
     @property

@@ -160,13 +160,10 @@ def read_bytes(
             limit = _UNBOUNDED if max_bytes is None else max_bytes
             return read_file(fs, path, limit, retry)
         path = plain_path(url)
-        if max_bytes is None:
-            with open(path, "rb") as file:  # it may be a FIFO, such as <(ls) in a shell
-                return file.read()
-        size = os.path.getsize(path)
-        if size > max_bytes:
+        if max_bytes is not None and (size := os.path.getsize(path)) > max_bytes:
             raise StorageError(f"expected a file of at most {max_bytes} bytes, got {size}")
-        return read(url, 0, size).tobytes()
+        with open(path, "rb") as file:  # it may be a FIFO, such as <(ls) in a shell
+            return file.read()
 
 
 def read_ranges(ranges: Sequence[Range], *, options: Options = None) -> list[Answer]:

@@ -241,13 +241,7 @@ def read_file(fs: Any, path: str, max_bytes: int, retry: Retry) -> bytes:
             request = in_thread(lambda: _stream(fs, path, max_bytes, end))
         else:
             request = begin(fs, "cat_file", path, **bounds)
-        try:
-            data = await answer(request, retry.deadline)
-        except Exception as error:
-            # An empty file has no first byte.
-            if _is_out_of_range(error) and not await answer(begin(fs, "size", path), retry.timeout):
-                return b""
-            raise
+        data = await answer(request, retry.deadline)
         if len(data) > max_bytes:
             raise Refused(f"expected a file of at most {max_bytes} bytes, got {len(data)} or more")
         return bytes(data)

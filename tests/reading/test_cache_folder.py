@@ -64,6 +64,18 @@ def test_a_file_that_others_could_have_written_is_not_believed(planted, caplog, 
     assert [str(planted) in record.getMessage() for record in caplog.records] == [True]
 
 
+@pytest.mark.parametrize("folder", ["cache", ""])
+@pytest.mark.parametrize(("mode", "is_used"), [(0o777, False), (0o1777, True), (0o770, True)])
+def test_a_cache_that_anybody_can_replace_is_not_believed(planted, caplog, folder, mode, is_used):
+    """Strangers may not exchange files of the cache or the folder itself; where it is sticky, like
+    /tmp, they cannot.
+    """
+    path = planted.parent / folder
+    path.chmod(mode)
+    assert read(planted) == ((EVIL, 0) if is_used else (GOOD, 1000))
+    assert is_used or f"anybody can write to {path}" in caplog.text
+
+
 def test_users_may_share_a_folder(tmp_path):
     """A folder that another user made holds one's own files, too."""
     folder = tmp_path / "cache"

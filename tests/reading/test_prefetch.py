@@ -3,7 +3,6 @@
 import gc
 import itertools
 import random
-import sys
 import threading
 import time
 
@@ -155,25 +154,3 @@ def test_a_load_that_ignores_cancel_is_closed_when_it_ends():
     loaded.close()
     assert time.monotonic() - begin < 20  # of 60
     release.set()
-
-
-def test_a_loading_thread_may_collect_the_generator(monkeypatch):
-    """An abandoned generator is collected wherever the garbage collector happens to run, in one of
-    its own threads too.
-    """
-    go, done, failures = threading.Event(), threading.Event(), []
-    monkeypatch.setattr(sys, "unraisablehook", failures.append)
-
-    def load(item, cancel):
-        if item == 1:
-            go.wait(10)
-            kept.clear()  # the last reference
-            done.set()
-        return Thing(item)
-
-    kept = [prefetch(itertools.count(), load, depth=1, max_bytes=1 << 20)]
-    _, future = next(kept[0])
-    future.result().close()
-    go.set()
-    assert done.wait(10)
-    assert failures == []

@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+from support import wait_for
 
 from pcrshard import Shard, open_dataset, storage
 from pcrshard.errors import StorageError, TruncatedShard
@@ -17,13 +18,6 @@ def gone(pid):
             return file.read().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
-
-
-def wait_until(check, seconds=5):
-    deadline = time.monotonic() + seconds
-    while not check() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return check()
 
 
 def test_samples_are_those_of_the_file(shard_urls, tmp_path):
@@ -51,7 +45,7 @@ def test_endless_command_ends_with_the_prefix(tmp_path):
     found = storage.read(f"pipe:bash -c '{command.removeprefix('pipe:')}'", 1000, 5000)
     assert found.tobytes() == b"y\n" * 2000
     assert time.monotonic() - begin < 30  # of 60
-    assert wait_until(lambda: all(gone(int(pid)) for pid in pids.read_text().split()))
+    assert wait_for(lambda: all(gone(int(pid)) for pid in pids.read_text().split()))
 
 
 @pytest.mark.parametrize(
@@ -81,4 +75,4 @@ def test_a_silent_command_can_be_cancelled(tmp_path):
     with pytest.raises(StorageError, match="cancelled"):
         storage.read(f"pipe:echo $$ > {pid}; exec sleep 60", 0, 10, cancel=cancel)
     assert time.monotonic() - begin < 30  # of 60
-    assert wait_until(lambda: gone(int(pid.read_text())))
+    assert wait_for(lambda: gone(int(pid.read_text())))

@@ -9,8 +9,7 @@ import servers
 from fsspec.implementations.memory import MemoryFileSystem
 
 from pcrshard import storage
-from pcrshard.errors import PCRError, StorageError
-from pcrshard.storage.stores import mapped_errors
+from pcrshard.errors import StorageError
 
 
 class Fails(MemoryFileSystem):
@@ -41,17 +40,6 @@ def test_an_unknown_protocol_says_so():
     """A typo in a URL's protocol raises an error that quotes the URL."""
     with pytest.raises(StorageError, match="s4://bucket"):
         storage.exists("s4://bucket/a")
-
-
-def test_an_error_gets_the_url_once():
-    """Our own error names its file once, however many layers it passes."""
-    with (
-        pytest.raises(PCRError) as caught,
-        mapped_errors("u.tar", "a"),
-        mapped_errors("u.tar", "b"),
-    ):
-        raise PCRError("broken")
-    assert str(caught.value).count("u.tar") == 1
 
 
 def _seconds_to_read(url, answer):
