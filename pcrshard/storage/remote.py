@@ -94,12 +94,13 @@ class RangeRead:
         self.fs = fs
         self.path = path
         self.start = start
+        self.stop = start + len(view)
         self.view = view
         self.timeout = retry.timeout
         host = split_url(path).host or path.partition("/")[0]
         self.store = f"{type(fs).__name__} {host}"
         self.part_bytes = HTTP_PART_BYTES if _is_http(fs) else PART_BYTES
-        self.todo = _split([_Part(start, start + len(view))], self.part_bytes)
+        self.todo = _split([_Part(start, self.stop)], self.part_bytes)
         self.came = 0
         self.requests = 0
         self.attempts = Attempts(retry)
@@ -149,7 +150,7 @@ class RangeRead:
                     # The server ignores ranges and sent the whole file: no other part is needed.
                     _process.part_seconds.pop(self.store, None)
                     self.todo.clear()
-                    part = _Part(self.start, self.start + len(self.view))
+                    part = _Part(self.start, self.stop)
                     data = memoryview(data)[part.start : part.stop]
             except TruncatedShard:
                 raise
@@ -181,9 +182,9 @@ class RangeRead:
         with suppress(Exception):
             self.fs.invalidate_cache()
             size = await self._call("size")
-        if size is not None and size < part.stop:
-            raise TruncatedShard(f"expected bytes {part.start} to {part.stop}, the file has {size}")
-        if len(data) != size and (size is not None or len(data) < part.stop):
+        if size is not None and size < self.stop:
+            raise TruncatedShard(f"expected bytes {self.start} to {self.stop}, the file has {size}")
+        if len(data) != size and (size is not None or len(data) < self.stop):
             asked = f"bytes {part.start} to {part.stop}"
             raise StorageError(f"asked for {asked}, got {len(data)} bytes")
 
@@ -195,7 +196,7 @@ class RangeRead:
             what = f"{type(error).__name__}: {what}"
         if pause is None:
             tried = "1 request" if self.requests == 1 else f"{self.requests} requests"
-            asked_for = f"bytes {self.start} to {self.start + len(self.view)}"
+            asked_for = f"bytes {self.start} to {self.stop}"
             raise StorageError(
                 f"cannot read {asked_for}, {came} came in {tried}: {what}"
             ) from redacted_cause(error, self.path)

@@ -399,6 +399,8 @@ def test_a_server_without_range_sends_the_file_once(tmp_path):
             assert read(server.url("big.bin"), start, stop) == (DATA * 3)[start:stop]
             (only,) = [request for request in server.requests() if request.method == "GET"]
             assert only.status == 200
+        with pytest.raises(TruncatedShard, match=f"the file has {3 * len(DATA)}"):
+            read(server.url("big.bin"), 0, 3 * len(DATA) + 1)
 
 
 def test_a_drip_is_given_up_at_the_deadline(raw):
