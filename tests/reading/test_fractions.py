@@ -7,7 +7,7 @@ import webdataset as wds
 from datasets import Image
 
 import pcrshard.hf
-from pcrshard import PCRDataset, PCRLoader, open_dataset, stage
+from pcrshard import PCRDataset, PCRLoader, open_dataset
 from pcrshard.cli.main import main
 from pcrshard.errors import ScanUnavailable
 
@@ -40,7 +40,6 @@ def test_integrations(dataset, half):
 
 def test_commands(dataset, half, tmp_path, capsys):
     """``stage`` and ``export`` take it, too, and say which scan it is."""
-    assert stage(str(dataset), str(tmp_path / "a"), 0.5).scan == half
     assert main(["stage", str(dataset), str(tmp_path / "b"), "--scan", "0.5", "--json"]) == 0
     moved = json.loads(capsys.readouterr().out)["copied_bytes"]
     assert moved == open_dataset(str(dataset))[0].prefix_bytes(half)

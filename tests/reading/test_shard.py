@@ -1,6 +1,5 @@
 """Reading prefixes: exact, checked, and never silently short."""
 
-import os
 import random
 import shutil
 import subprocess
@@ -94,24 +93,6 @@ def test_reads_local_files_with_no_byte_more(dataset):
         stop = index.shards[0].prefix_stop(scan)
         members = 12 if scan == FULL else scan + 1
         assert stop - 1023 * members <= size <= stop
-
-
-def test_a_prefix_that_is_not_in_memory_is_one_read(dataset):
-    """On a network file system each read is a round trip; what is in memory is found at once."""
-    index, urls = open_dataset(str(dataset))
-    shard = Shard(urls[0], entry=index.shards[0])
-
-    def read_cold():
-        with open(urls[0], "rb") as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        assert len(list(shard.samples(5))) == len(shard)
-
-    size, calls = reads_of(read_cold)
-    stop = index.shards[0].prefix_stop(5)
-    assert size <= stop < 1 << 20
-    if calls > 2:  # a look, and one read
-        pytest.skip("NO DISK HERE: THE FILE IS STILL IN MEMORY")
 
 
 @pytest.mark.parametrize("scan", SCANS)

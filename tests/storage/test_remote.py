@@ -164,10 +164,6 @@ def within(seconds):
     assert time.monotonic() - begin < seconds
 
 
-def prefetchers():
-    return [thread for thread in threading.enumerate() if thread.name == "pcrshard request"]
-
-
 # What goes over the wire
 
 
