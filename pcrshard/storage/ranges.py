@@ -167,7 +167,7 @@ def read_bytes(
 
 
 def read_ranges(ranges: Sequence[Range], *, options: Options = None) -> list[Answer]:
-    """Read several ranges ``(url, start, stop)``, remote ones concurrently.
+    """Read several ranges ``(url, start, stop)`` concurrently.
 
     A stop of ``None`` means the whole file.
 
@@ -185,7 +185,5 @@ def read_ranges(ranges: Sequence[Range], *, options: Options = None) -> list[Ans
         except PCRError as error:
             return error
 
-    if all(is_local(url) for url, _, _ in ranges):
-        return list(map(read_one, ranges))
     with concurrent.futures.ThreadPoolExecutor(_MAX_THREADS) as pool:
         return list(pool.map(read_one, ranges))
