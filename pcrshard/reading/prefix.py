@@ -183,16 +183,16 @@ class Prefix:
         """Return the units of a sample's image field, none if the sample lacks the field."""
         if field not in self.streams:
             return range(0)
-        image = row * len(self.streams) + self.streams.index(field)
-        first, stop = self._first_units[image : image + 2]
+        first = row * len(self.streams) + self.streams.index(field)
+        stop = first + 1
+        if self.index.schema.lists:
+            first, stop = self._first_units[first : stop + 1]
         is_there = field in self.index.schema.lists or self.index.dims[first, 0]
         return range(first, stop) if is_there else range(0)
 
     @cached_property
-    def _first_units(self) -> Sequence[int]:
+    def _first_units(self) -> list[int]:
         """The first unit of each sample in each stream, then the number of units."""
-        if not self.index.schema.lists:
-            return range(self.index.num_units + 1)
         return [0, *self.index.unit_counts.cumsum().tolist()]
 
     def _oriented(self, unit: int, jpeg: Jpeg) -> Jpeg | bytes:
