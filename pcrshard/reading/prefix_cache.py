@@ -170,14 +170,10 @@ class PrefixCache:
             with self._hold(path, cancel=cancel) as handle:
                 # Another process may have fetched it while this one waited.
                 held = _read(handle, view, held)
-                try:
-                    if held < stop:
-                        fetch(held, view[held:])
+                if held < stop:
+                    fetch(held, view[held:])
+                    if handle is not None:
                         self._append(handle, path, view, cancel)
-                finally:
-                    if handle is not None and not os.fstat(handle).st_size:
-                        with suppress(OSError):
-                            os.unlink(path)
         self._counts.add(0, held - len(known))
         self._counts.add(1, stop - held)
         return buffer
@@ -236,36 +232,40 @@ class PrefixCache:
                 file.write(_SIGNATURE + _TEXT)
 
     @contextmanager
+    def _tolerate(self) -> Iterator[None]:
+        """Warn of an error of the disk, which ends the caching, not the read."""
+        try:
+            yield
+        except Cancelled:
+            raise
+        except OSError as error:
+            why = error.strerror or str(error)
+            _warn_once(f"cannot use the cache {self.folder}, going on without it: {why}")
+
+    @contextmanager
     def _hold(self, path: str, **how: Any) -> Iterator[int | None]:
         """Hold the lock of a file; yield ``None`` for a file that is missing or cannot be used."""
         with ExitStack() as stack:
             handle = None
-            try:
-                handle = stack.enter_context(hold_lock(path, mode=0o600, **how))
-                if handle is not None:
-                    _check_own(handle, self.folder)
-            except Cancelled:
-                raise
-            except OSError as error:
-                self._warn(error)
-                handle = None
+            with self._tolerate():
+                locked = stack.enter_context(hold_lock(path, mode=0o600, **how))
+                if locked is not None:
+                    _check_own(locked, self.folder)
+                    handle = locked
             yield handle
 
-    def _append(self, handle: int | None, path: str, view: memoryview, cancel: Cancel) -> None:
-        """Append missing bytes to a file. A full disk ends the caching, not the read."""
-        if handle is None:
-            return
-        try:
+    def _append(self, handle: int, path: str, view: memoryview, cancel: Cancel) -> None:
+        """Append missing bytes to a file, or remove an empty one if there is no room."""
+        room_path = os.path.join(self.folder, "room")
+        with self._tolerate():
             held = os.fstat(handle).st_size
             # One process writes at a time, because files are counted under the same lock.
-            with self._hold(os.path.join(self.folder, "room"), cancel=cancel) as room:
+            with self._hold(room_path, cancel=cancel) as room:
                 if room is not None and self._take_room(room, held, len(view)):
                     while held < len(view):
                         held += os.pwrite(handle, view[held:], held)
-        except Cancelled:
-            raise
-        except OSError as error:
-            self._warn(error)
+                elif not held:
+                    os.unlink(path)
 
     def _take_room(self, room: int, held: int, stop: int) -> bool:
         """Reserve the bytes ``[held, stop)`` before a write; return whether they fit."""
@@ -322,10 +322,6 @@ class PrefixCache:
                 os.utime(handle, ns=(status.st_atime_ns, status.st_mtime_ns))  # not a use
             return max(status.st_size - stop, 0)
         return 0
-
-    def _warn(self, error: OSError) -> None:
-        why = error.strerror or str(error)
-        _warn_once(f"cannot use the cache {self.folder}, going on without it: {why}")
 
 
 @functools.cache
