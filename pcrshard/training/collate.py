@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import default_collate, default_convert
 
 from ..errors import PCRError, ScanUnavailable
 from ..format.scan import FULL, check_scan
@@ -37,6 +37,10 @@ ImageChoice = Annotated[
     "an ImageDecoder, a size such as 224 or (height, width), or None; functions of images go to "
     "transform=",
 ]
+
+
+# torch does not annotate it.
+_as_tensors: Callable[[Any], Any] = default_convert
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ class Collator:
         [sample] = self._samples(self._values([row], [row[1]], {}))
         if self.transform is not None:
             return self.transform(sample)
-        return self._chosen({name: _as_tensors(value) for name, value in sample.items()}, [row])
+        return self._chosen(_as_tensors(sample), [row])
 
     def of_size(self, size: tuple[int, int]) -> Collator:
         """Return a collator that crops to the shape (height, width) and resizes to that size."""
@@ -199,7 +203,7 @@ class Collator:
         """Collate the values of a field by its last extension; missing ones are ``None``."""
         last = extension(name)
         if last in INTEGERS and None not in values:
-            return torch.from_numpy(np.array(values, np.int64))  # cheaper than torch.tensor
+            return torch.tensor(values)
         if last in CONVERSIONS or self.image is None:
             return values
         return _stack_images(values, self.image)
@@ -337,15 +341,6 @@ def _begin_field(
     return FieldImages(arrays, first, bool(lists), image, batch)
 
 
-def _as_tensors(value: Any) -> Any:
-    """Convert arrays to tensors: an image, its views, its geometry, or a list of images."""
-    if isinstance(value, Geometry):
-        return Geometry(*map(torch.as_tensor, value))
-    if isinstance(value, list):
-        return list(map(_as_tensors, value))
-    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-
-
 def _stack_images(values: list[Any], image: ImageDecoder) -> Any:
     """Collate the pixels or the geometry of a field.
 
@@ -356,7 +351,6 @@ def _stack_images(values: list[Any], image: ImageDecoder) -> Any:
     Returns: A tensor or a Geometry, or one per view, if each sample has one image and all have the
         same size; otherwise a list of tensors. Other values are unchanged.
     """
-    shown = [value and value[0] for value in values] if image.views else values
-    is_geometry = all(isinstance(value, Geometry) for value in shown)
-    one_size = image.is_sized and all(isinstance(value, np.ndarray) for value in shown)
-    return default_collate(values) if is_geometry or one_size else _as_tensors(values)
+    kinds = {type(value[0] if image.views and value else value) for value in values}
+    is_stackable = kinds == {Geometry} or (image.is_sized and kinds == {np.ndarray})
+    return default_collate(values) if is_stackable else _as_tensors(values)
