@@ -64,10 +64,8 @@ class Buckets:
             raise ValueError(
                 f"expected one of area and pixels, got area={self.area} and pixels={self.pixels}"
             )
-        if self.area is not None and self.area < self.multiple**2:
-            raise ValueError(f"expected area of at least {self.multiple**2}, got {self.area}")
-        if not self.max_ratio >= 1:
-            raise ValueError(f"expected max_ratio of at least 1, got {self.max_ratio}")
+        if self.area is not None and not self.shapes:
+            raise ValueError(f"expected an area and a max_ratio that some shape fits, got {self}")
 
     @cached_property
     def shapes(self) -> list[tuple[int, int]]:

@@ -176,6 +176,7 @@ def test_batches_have_bounded_pixels(folder, world):
         {"area": 63, "multiple": 8},
         {"area": 64, "multiple": 0},
         {"area": 4096, "max_ratio": 0.5},
+        {"area": 64 * 128, "max_ratio": 1.5},  # 64 x 128 and 128 x 64
         {"pixels": 0},
     ],
 )
