@@ -12,7 +12,6 @@ import struct
 import time
 from typing import Any
 
-import fsspec
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
@@ -63,7 +62,15 @@ def make_jpeg(
     return out.getvalue()
 
 
-class CountingFS(LocalFileSystem):  # type: ignore[misc]  # fsspec is untyped
+class _SchemeFS(LocalFileSystem):  # type: ignore[misc]  # fsspec is untyped
+    """Local files under the scheme of a subclass."""
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(str(path).removeprefix(f"{cls.protocol}://")))
+
+
+class CountingFS(_SchemeFS):
     """Local files under ``counting://``, recording every requested range.
 
     Register with ``fsspec.register_implementation("counting", CountingFS)``.
@@ -75,10 +82,6 @@ class CountingFS(LocalFileSystem):  # type: ignore[misc]  # fsspec is untyped
 
     protocol = "counting"
     requests: list[tuple[str, int | None, int | None]] = []  # noqa: RUF012  # shared on purpose
-
-    @classmethod
-    def _strip_protocol(cls, path: str) -> str:
-        return str(super()._strip_protocol(str(path).removeprefix("counting://")))
 
     def cat_file(
         self,
@@ -136,8 +139,8 @@ class TokenBucket:
         return pause
 
 
-class ThrottledFS(AbstractFileSystem):  # type: ignore[misc]  # fsspec is untyped
-    """A file system limited by a :class:`TokenBucket`, under ``throttled://``.
+class ThrottledFS(_SchemeFS):
+    """Local files under ``throttled://``, read as fast as a :class:`TokenBucket` allows.
 
     Register with ``fsspec.register_implementation("throttled", ThrottledFS)``, and read with the
     storage options ``rate`` and ``state``.
@@ -145,24 +148,15 @@ class ThrottledFS(AbstractFileSystem):  # type: ignore[misc]  # fsspec is untype
     Args:
         rate: Bytes per second.
         state: The bucket's file.
-        target: Protocol of the other file system.
-        target_options: Storage options of the other file system.
     """
 
     protocol = "throttled"
     _CHUNK_BYTES = 1 << 18
+    _open = AbstractFileSystem._open  # which reads with cat_file
 
-    def __init__(
-        self,
-        rate: float,
-        state: str,
-        target: str = "file",
-        target_options: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, rate: float, state: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.bucket = TokenBucket(rate, state)
-        self.fs = fsspec.filesystem(target, **(target_options or {}))
 
     def cat_file(
         self,
@@ -172,19 +166,11 @@ class ThrottledFS(AbstractFileSystem):  # type: ignore[misc]  # fsspec is untype
         **kwargs: Any,
     ) -> bytes:
         """Read a range as fast as the bucket allows."""
-        path = self._strip_protocol(path)
-        stop = self.fs.size(path) if end is None else end
+        begin, stop = start or 0, self.size(path) if end is None else end
         parts = []
-        for first in range(start or 0, stop, self._CHUNK_BYTES):
-            last = min(first + self._CHUNK_BYTES, stop)
-            parts.append(self.fs.cat_file(path, start=first, end=last))
-            self.bucket.take(len(parts[-1]))
+        with open(self._strip_protocol(path), "rb") as file:
+            file.seek(begin)
+            for first in range(begin, stop, self._CHUNK_BYTES):
+                parts.append(file.read(min(self._CHUNK_BYTES, stop - first)))
+                self.bucket.take(len(parts[-1]))
         return b"".join(parts)
-
-    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
-        """Return information about a file; not limited."""
-        return dict(self.fs.info(self._strip_protocol(path), **kwargs))
-
-    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> Any:
-        """List a folder; not limited."""
-        return self.fs.ls(self._strip_protocol(path), detail=detail, **kwargs)

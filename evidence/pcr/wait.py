@@ -35,10 +35,6 @@ class _VaryingFS(ThrottledFS):
         super().__init__(1.0, state, **kwargs)
         self.bucket = _VaryingBucket(1.0, state, 20_000)
 
-    @classmethod
-    def _strip_protocol(cls, path):
-        return str(path).removeprefix("varying://")
-
 
 def _set_rate(state, rate):
     with open(state + ".rate.new", "w") as file:

@@ -23,8 +23,7 @@ from ..reading.prefix import Sample
 from ..reading.prefix_cache import PrefixCache
 from ..reading.scan_level import ScanLevel, ScanOrFraction, current_scan, resolve_choice
 from ..reading.shard import Shard
-from ..redaction import get_logger
-from .huggingface_splits import Parts, asked_names, open_splits, usual_names
+from .huggingface_splits import asked_names, open_splits, usual_names
 
 try:
     import datasets
@@ -33,7 +32,6 @@ except ImportError as missing:
         "HuggingFace datasets is not installed: pip install 'pcrshard[hf]'"
     ) from missing
 
-log = get_logger(__name__)
 KEY = "__key__"
 EACH = ""  # no split given: all splits, by name
 # The type of a field's last extension in WebDataset's decoders; JSON is text, because its values
@@ -103,7 +101,9 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # datas
         self.typed = bool(kwargs.get("features"))
         entries = [entry for part in self.parts.values() for entry in part.index.shards]
         kwargs["scan"] = resolve_choice(entries, kwargs.get("scan", FULL), os.fspath(data_dir))
-        kwargs["hash"] = _hash(self.parts)
+        # The content of the splits identifies their Arrow cache.
+        contents = [name.encode() + part.index.encode() for name, part in self.parts.items()]
+        kwargs["hash"] = hashlib.sha256(b"".join(contents)).hexdigest()[:16]
         kwargs["dataset_name"] = kwargs.get("dataset_name") or "pcrshard"
         super().__init__(*args, **kwargs)
 
@@ -182,12 +182,6 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # datas
                 "say which columns are wanted: columns=[...]",
                 url=url,
             )
-
-
-def _hash(parts: Parts) -> str:
-    """Return a hash of the splits' content, which identifies their Arrow cache."""
-    contents = [name.encode() + part.index.encode() for name, part in parts.items()]
-    return hashlib.sha256(b"".join(contents)).hexdigest()[:16]
 
 
 def _images_and_late(index: ShardIndex, scan: Scan) -> tuple[list[str], list[str]]:
