@@ -8,6 +8,7 @@ import itertools
 import math
 import sys
 import warnings
+from collections import deque
 from collections.abc import Iterator
 from typing import Self, get_args
 
@@ -21,7 +22,7 @@ from .hooks import Hooks
 from .layout import Layout, flatten, rows_of
 from .noise import GradientNoise, Profile, layers, mean_momentum, profile_convolutions
 from .options import ActivationOptions
-from .prediction import Encoder
+from .prediction import REMEMBERED, Known, encode
 from .quantizer import MAX_CODE, lattice_for, standard_deviation
 from .report import Report, Row
 
@@ -121,8 +122,9 @@ class Compressor:
         self._model = model
         self._codec = codec
         self._options = options
-        self._seeds = itertools.count(options.seed)
-        self._encoder = Encoder(codec)
+        self._seeds = itertools.count()
+        # Recently coded tensors of one forward pass.
+        self._memory: deque[Known] = deque(maxlen=REMEMBERED)
         if codec == "none":  # every tensor is too small
             options = dataclasses.replace(options, min_bytes=sys.maxsize)
         self._fixed = RelativeStd(_FALLBACK) if isinstance(bound, GradientNoise) else bound
@@ -159,7 +161,7 @@ class Compressor:
         """Stop compressing; the graph keeps the compressed tensors."""
         self._is_open = False
         self._context.close()
-        self._encoder.forget()
+        self._memory.clear()
         if self._only is None:
             self._passes += 1
             if error[0] is None and self._codec != "none":
@@ -219,7 +221,9 @@ class Compressor:
             row.error_bound = min(self._bounds[row.identity], _MOST * row.deviation)
         seed = None if self._options.rounding == "nearest" else next(self._seeds)
         lattice = lattice_for(row.error_bound, rows.dtype, seed)
-        return None if lattice is None else self._encoder.encode(rows, lattice, layout)
+        if lattice is None:
+            return None
+        return encode(rows, lattice, layout, self._codec, self._memory)
 
     def step(
         self, optimizer: torch.optim.Optimizer | None = None, *, grad_scale: float = 1.0

@@ -16,8 +16,8 @@ class ActivationOptions:
             exactly. Tokens count as three-dimensional.
         inputs: Whether to compress floats without gradient as well. The paper does so with images;
             this saves memory only if nothing else references them.
-        rounding: ``nearest``, or ``stochastic``, which is unbiased but slower on a CPU.
-        seed: Seed of stochastic rounding, which does not use the global generators.
+        rounding: ``nearest``, or ``stochastic``, which is unbiased and slower on a CPU. It leaves
+            the global random generators alone.
 
     Raises:
         ValueError: The rounding is unknown.
@@ -27,7 +27,6 @@ class ActivationOptions:
     min_dims: int = 3
     inputs: bool = False
     rounding: Literal["nearest", "stochastic"] = "nearest"
-    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.rounding not in ("nearest", "stochastic"):

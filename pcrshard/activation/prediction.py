@@ -26,7 +26,7 @@ from .quantizer import CORE_DEVICE, SignExactLattice, quantize, restore
 
 # Number of recently coded tensors to remember: the input of a block with a shortcut is saved up to
 # seven tensors before its output.
-_REMEMBERED = 8
+REMEMBERED = 8
 # With fewer values per channel, the table of 256 entries costs more than it saves.
 _WORTH_A_TABLE = 1024
 # Maximum number of tensors that must be decoded before a predicted one.
@@ -60,7 +60,7 @@ class Coded(Content):
     depth: int
 
 
-class _Known(NamedTuple):
+class Known(NamedTuple):
     """A previously coded tensor, a :func:`_sample` of its codes, and its layout."""
 
     coded: Coded
@@ -115,86 +115,80 @@ class _Lines:
         )
 
 
-class Encoder:
-    """The quantizer and coder of floats; with ``predicted`` it remembers previous tensors.
+def encode(
+    rows: Tensor,
+    lattice: SignExactLattice,
+    layout: Layout,
+    codec: CodecName,
+    memory: deque[Known],
+) -> Coded | None:
+    """Quantize and code floats; return ``None`` if this would save nothing.
 
     Args:
+        rows: (rows, run) floats; see :func:`.layout.rows_of`.
+        lattice: The values that codes represent.
+        layout: The memory layout of the floats.
         codec: The lossless coder of codes.
+        memory: Recently coded tensors, from which ``predicted`` predicts; changed in place.
     """
-
-    def __init__(self, codec: CodecName) -> None:
-        self._codec = codec
-        self._known: deque[_Known] = deque(maxlen=_REMEMBERED)
-
-    def forget(self) -> None:
-        """Release the remembered tensors."""
-        self._known.clear()
-
-    def encode(self, rows: Tensor, lattice: SignExactLattice, layout: Layout) -> Coded | None:
-        """Quantize and code floats; return ``None`` if this would save nothing.
-
-        Args:
-            rows: (rows, run) floats; see :func:`.layout.rows_of`.
-            lattice: The values that codes represent.
-            layout: The memory layout of the floats.
-        """
-        quantized = quantize(rows, lattice)
-        if quantized is None:
-            return None
-        codes, index, words = quantized.codes, quantized.escape_index, quantized.escape_words
-        num_bytes = index.nbytes + words.nbytes
-        lines = None
-        is_predicted = self._codec == "predicted" and codes.device.type == CORE_DEVICE
-        grid = _grid_of(layout) if is_predicted else None
-        if grid is not None:
-            sample = _sample(codes, grid)
-            values = _sample(rows.reshape(-1), grid).float()
-            lines = self._predict(values, sample, lattice, layout)
-        if lines is not None:
-            lines.shift(codes, lines.source_codes(), grid, -1)
-            num_bytes += lines.slopes.nbytes + lines.offset.nbytes
-        packed = encode_codes(codes, self._codec)
-        num_bytes += packed.num_bytes
-        if num_bytes >= rows.nbytes:
-            return None
-
-        def decode_codes() -> Tensor:
-            found = packed.decode()
-            if lines is not None:
-                lines.shift(found, lines.source_codes(), grid, 1)
-            return found
-
-        def decode() -> Tensor:
-            return restore(Quantized(decode_codes(), index, words), lattice)
-
-        depth = 0 if lines is None else 1 + max(source.depth for source in lines.sources)
-        coded = Coded(num_bytes, decode, decode_codes, lattice, depth)
-        if grid is not None and depth <= _MAX_DEPTH:
-            self._known.append(_Known(coded, sample, layout))
-        return coded
-
-    def _predict(
-        self, values: Tensor, codes: Tensor, lattice: SignExactLattice, layout: Layout
-    ) -> _Lines | None:
-        """Predict from the last tensor, alone or with an earlier one; ``None`` if this is poor."""
-        alike = [known for known in reversed(self._known) if known.layout == layout]
-        if not alike or bool((values < 0).any()):
-            return None
-        last, *others = alike
-        for sources in ((last,), *((last, other) for other in others)):
-            meant = [
-                source.coded.lattice.table()[source.sample.view(torch.uint8).long()]
-                for source in sources
-            ]
-            slopes, offset = _fit(torch.stack(meant), values)
-            coded = tuple(source.coded for source in sources)
-            lines = _Lines(coded, lattice, slopes, offset, int(codes.max()))
-            rest = codes.clone()
-            grid = (*codes.shape, 1)
-            lines.shift(rest, [source.sample for source in sources], grid, -1)
-            if float(rest.float().abs().mean()) < _WORTH * float(codes.float().abs().mean()):
-                return lines
+    quantized = quantize(rows, lattice)
+    if quantized is None:
         return None
+    codes, index, words = quantized.codes, quantized.escape_index, quantized.escape_words
+    num_bytes = index.nbytes + words.nbytes
+    lines = None
+    is_predicted = codec == "predicted" and codes.device.type == CORE_DEVICE
+    grid = _grid_of(layout) if is_predicted else None
+    if grid is not None:
+        sample = _sample(codes, grid)
+        values = _sample(rows.reshape(-1), grid).float()
+        alike = [known for known in reversed(memory) if known.layout == layout]
+        lines = _predict(values, sample, lattice, alike)
+    if lines is not None:
+        lines.shift(codes, lines.source_codes(), grid, -1)
+        num_bytes += lines.slopes.nbytes + lines.offset.nbytes
+    packed = encode_codes(codes, codec)
+    num_bytes += packed.num_bytes
+    if num_bytes >= rows.nbytes:
+        return None
+
+    def decode_codes() -> Tensor:
+        found = packed.decode()
+        if lines is not None:
+            lines.shift(found, lines.source_codes(), grid, 1)
+        return found
+
+    def decode() -> Tensor:
+        return restore(Quantized(decode_codes(), index, words), lattice)
+
+    depth = 0 if lines is None else 1 + max(source.depth for source in lines.sources)
+    coded = Coded(num_bytes, decode, decode_codes, lattice, depth)
+    if grid is not None and depth <= _MAX_DEPTH:
+        memory.append(Known(coded, sample, layout))
+    return coded
+
+
+def _predict(
+    values: Tensor, codes: Tensor, lattice: SignExactLattice, alike: Sequence[Known]
+) -> _Lines | None:
+    """Predict from the last tensor, alone or with an earlier one; ``None`` if this is poor."""
+    if not alike or bool((values < 0).any()):
+        return None
+    last, *others = alike
+    for sources in ((last,), *((last, other) for other in others)):
+        meant = [
+            source.coded.lattice.table()[source.sample.view(torch.uint8).long()]
+            for source in sources
+        ]
+        slopes, offset = _fit(torch.stack(meant), values)
+        coded = tuple(source.coded for source in sources)
+        lines = _Lines(coded, lattice, slopes, offset, int(codes.max()))
+        rest = codes.clone()
+        grid = (*codes.shape, 1)
+        lines.shift(rest, [source.sample for source in sources], grid, -1)
+        if float(rest.float().abs().mean()) < _WORTH * float(codes.float().abs().mean()):
+            return lines
+    return None
 
 
 def _grid_of(layout: Layout) -> _Grid | None:

@@ -1,5 +1,6 @@
 """Compiled models keep codes instead of floats, inside of the compiled graph."""
 
+import contextlib
 import math
 import warnings
 
@@ -32,13 +33,13 @@ def compilers():
 class Net(nn.Module):
     """Convolutions with normalization, pooling and a shortcut, then a block of a transformer."""
 
-    def __init__(self, dropout=0.0):
+    def __init__(self):
         super().__init__()
         self.stem = nn.Conv2d(3, 16, 3, padding=1)
         self.norm = nn.BatchNorm2d(16)
         self.pool = nn.MaxPool2d(2)
         self.block = nn.TransformerEncoderLayer(
-            16, 2, 64, dropout, "gelu", batch_first=True, norm_first=True
+            16, 2, 64, 0.0, "gelu", batch_first=True, norm_first=True
         )
         self.head = nn.Linear(16, 5)
 
@@ -53,9 +54,9 @@ def batch(size=8):
     return images, torch.randint(0, 5, (size,), generator=generator)
 
 
-def make(dropout=0.0):
+def make():
     torch.manual_seed(0)
-    return Net(dropout)
+    return Net()
 
 
 def step(model, saver, size=8):
@@ -63,11 +64,8 @@ def step(model, saver, size=8):
     images, labels = batch(size)
     torch.manual_seed(2)
     model.zero_grad()
-    if saver is None:
+    with saver or contextlib.nullcontext():
         loss = functional.cross_entropy(model(images), labels)
-    else:
-        with saver:
-            loss = functional.cross_entropy(model(images), labels)
     held = held_bytes(loss, model, images)
     loss.backward()
     gradients = {
@@ -128,10 +126,10 @@ def test_masks_and_indices_are_exact():
         kept = functional.dropout(scaled.relu() * other, 0.25)
         return functional.max_pool2d(kept, 2).sum() + (scaled > 1).float().mul(scaled).sum()
 
-    (expected,) = [value.clone() for value in gradient_of(forward, values, None)]
+    expected = gradient_of(forward, values, None).clone()
     saver = compress_activations(nn.Identity(), 0.05, "int8", SMALL)
     compiled = torch.compile(forward, backend="aot_eager", fullgraph=True)
-    (found,) = gradient_of(compiled, values, saver)
+    found = gradient_of(compiled, values, saver)
     assert torch.equal(found, expected)
     kinds = {row.dtype: row for row in saver.report().rows if row.kind == "lossless"}
     assert kinds[torch.bool].raw_bytes == 8 * kinds[torch.bool].stored_bytes
@@ -140,11 +138,9 @@ def test_masks_and_indices_are_exact():
 
 def gradient_of(forward, values, saver):
     torch.manual_seed(3)
-    if saver is None:
-        return torch.autograd.grad(forward(values), values)
-    with saver:
+    with saver or contextlib.nullcontext():
         out = forward(values)
-    return torch.autograd.grad(out, values)
+    return torch.autograd.grad(out, values)[0]
 
 
 @pytest.mark.parametrize("bound", [0.05, Absolute(0.05)])
@@ -164,12 +160,9 @@ def test_the_bound_holds_and_outliers_are_exact(bound, codec, dtype):
         return values[None].cumsum(0)[0].pow(2)
 
     compiled = torch.compile(square, backend="aot_eager", fullgraph=True)
-    with saver:
-        out = compiled(values)
-    (found,) = torch.autograd.grad(out.sum(), values)
-    found = found.detach() / 2  # of what was saved
+    found = gradient_of(lambda values: compiled(values).sum(), values, saver) / 2
     exact = values.detach()
-    special = ~exact.isfinite() | (exact.abs() > 20)
+    special = ~(exact.abs() < 20)
     assert torch.equal(found[special].nan_to_num(), exact[special].nan_to_num())
     wide, near = exact[~special].double(), found[~special].double()
     assert torch.equal(wide.sign(), near.sign())
@@ -192,18 +185,6 @@ def test_other_batch_sizes():
         _, held, gradients = step(compiled, saver, size)
         assert error(gradients, plain) < 0.05
         assert held < saver.report().raw_bytes / 3
-
-
-@pytest.mark.long
-def test_autocast():
-    """bfloat16 is packed too."""
-    compiled = torch.compile(make(), backend="aot_eager", fullgraph=True)
-    saver = compress_activations(compiled, 0.05, "int8", SMALL)
-    with torch.autocast("cpu", torch.bfloat16):
-        _, plain_bytes, plain = step(compiled, None)
-        _, held, gradients = step(compiled, saver)
-    assert plain_bytes > 1.7 * held
-    assert error(gradients, plain) < 0.05
 
 
 def test_zstd_is_for_eager_parts():

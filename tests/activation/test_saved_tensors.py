@@ -60,20 +60,13 @@ def check(row, values, back):
     assert bool(((wide - near).abs() <= row.error_bound + room).all())
 
 
-@pytest.fixture(params=["cpu", "nowhere"])
-def core_device(request, monkeypatch):
-    """With the native core, and as on another device."""
-    monkeypatch.setattr(quantizer, "CORE_DEVICE", request.param)
-
-
-@pytest.mark.usefixtures("core_device")
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize(
+    ("codec", "rounding"),
+    [*((codec, "nearest") for codec in CODECS), ("zstd", "stochastic"), ("bits", "stochastic")],
+)
 def test_bound_sign_and_zero_are_exact(dtype, rounding, codec):
     """ReLU's backward mask is right, and no value is farther off than promised."""
-    if rounding == "stochastic" and codec == "predicted":
-        pytest.skip("refused")
     values = torch.randn(5000, generator=torch.Generator().manual_seed(0))
     values = torch.where(values > 0, values, values * (values < -1)).to(dtype)
     values[7:10] = torch.tensor([math.nan, math.inf, 6e4])
@@ -183,26 +176,15 @@ def test_a_tensor_that_would_not_shrink_is_kept_as_it_is():
 @given(
     flags=st.lists(st.booleans(), min_size=1, max_size=100),
     numbers=st.lists(st.integers(0, 8), min_size=1, max_size=100),
+    floats=st.lists(st.sampled_from([0.0, -0.0, 1.5, -2.0, math.nan, math.inf]), min_size=1),
+    dtype=st.sampled_from(FLOATS),
     codec=st.sampled_from(CODECS),
 )
-def test_masks_and_indices_come_back(flags, numbers, codec):
-    """Any number of booleans and integers, exactly."""
-    for values in (torch.tensor(flags), torch.tensor(numbers)):
+def test_what_has_no_gradient_comes_back(flags, numbers, floats, dtype, codec):
+    """Every bit of masks, indices, and floats: NaN, negative zero, nothing but zeros."""
+    for values in (torch.tensor(flags), torch.tensor(numbers), torch.tensor(floats, dtype=dtype)):
         _, back = saved_exactly(values, codec)
-        assert torch.equal(back, values)
-
-
-@PATIENT
-@given(
-    numbers=st.lists(st.sampled_from([0.0, -0.0, 1.5, -2.0, math.nan, math.inf]), min_size=1),
-    dtype=st.sampled_from(FLOATS),
-)
-def test_floats_without_their_zeros_come_back(numbers, dtype):
-    """Every bit: NaN, infinity, negative zero, nothing but zeros."""
-    values = torch.tensor(numbers, dtype=dtype)
-    _, back = saved_exactly(values)
-    words = {2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
-    assert torch.equal(back.view(words), values.view(words))
+        assert torch.equal(back.view(torch.uint8), values.view(torch.uint8))
 
 
 @pytest.mark.parametrize(("codec", "ratio"), [("zstd", 12), ("int8", 3.9)])

@@ -18,9 +18,11 @@ def test_all_words_of_a_small_type_come_back(name):
 
 
 @pytest.mark.parametrize("name", FLOAT_TYPES)
-def test_values_are_those_of_torch(name):
+def test_values_and_limits_are_those_of_torch(name):
     """Torch, an independent implementation, reads the same values from the same bits."""
-    kind = FLOAT_TYPES[name]
+    kind, info = FLOAT_TYPES[name], torch.finfo(getattr(torch, name))
+    limits = (kind.smallest_normal, kind.largest, kind.half_ulp)
+    assert limits == (info.smallest_normal, info.max, info.eps / 2)
     tensor = torch.randn(1000, generator=torch.Generator().manual_seed(0)).to(getattr(torch, name))
     words = tensor.view(torch.uint8).numpy().view(kind.word)
     assert np.array_equal(kind.widen(words), tensor.double().numpy())
@@ -33,13 +35,3 @@ def test_rounding_to_bfloat16_is_that_of_torch():
     values = torch.cat([values, ties])
     expected = values.bfloat16().view(torch.uint8).numpy().view(np.uint16)
     assert np.array_equal(FLOAT_TYPES["bfloat16"].narrow(values.double().numpy()), expected)
-
-
-@pytest.mark.parametrize("name", FLOAT_TYPES)
-def test_limits_are_those_of_torch(name):
-    """Subnormals and infinities are told from normal values by torch's own limits."""
-    info = torch.finfo(getattr(torch, name))
-    kind = FLOAT_TYPES[name]
-    assert kind.smallest_normal == info.smallest_normal
-    assert kind.largest == info.max
-    assert kind.half_ulp == info.eps / 2

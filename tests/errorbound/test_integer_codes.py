@@ -14,19 +14,16 @@ PATIENT = settings(max_examples=60, deadline=None, suppress_health_check=[Health
 
 
 @PATIENT
-@given(st.sampled_from(["u2", "i4", "u4", "i8", "u8"]).flatmap(lambda kind: hnp.arrays(kind, 50)))
+@given(
+    st.sampled_from(["u2", "i4", "u4", "i8", "u8"]).flatmap(
+        lambda kind: hnp.arrays(kind, st.integers(0, 50))
+    )
+)
 def test_integers_come_back(integers):
     """Any integers of 16 to 64 bits."""
     payload = encode_integers(integers)
+    assert len(integers) or not payload
     assert np.array_equal(decode_integers(payload, len(integers), integers.dtype), integers)
-
-
-def test_no_integers_are_no_bytes():
-    """An empty list of escapes costs nothing."""
-    assert encode_integers(np.empty(0, np.int32)) == b""
-    assert len(decode_integers(b"", 0, np.int32)) == 0
-    with pytest.raises(CorruptCheckpoint, match="expected no integers"):
-        decode_integers(b"x", 0, np.int32)
 
 
 @pytest.mark.parametrize("spread", [0.3, 3, 50])
@@ -38,11 +35,11 @@ def test_the_size_is_near_the_entropy(spread):
     assert entropy_bytes / len(encode_integers(codes)) > 0.97
 
 
-@pytest.mark.parametrize("count", [0, 99, 101])
-def test_another_number_of_integers_is_refused(count):
+@pytest.mark.parametrize(("length", "count"), [(100, 0), (100, 99), (100, 101), (0, 1)])
+def test_another_number_of_integers_is_refused(length, count):
     """Neither a shorter nor a longer tensor is served."""
-    payload = encode_integers(np.arange(100, dtype=np.int32))
-    with pytest.raises(CorruptCheckpoint, match="expected"):
+    payload = encode_integers(np.arange(length, dtype=np.int32))
+    with pytest.raises(CorruptCheckpoint, match=r"expected|damaged"):
         decode_integers(payload, count, np.int32)
 
 
