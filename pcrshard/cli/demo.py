@@ -51,7 +51,7 @@ def run_demo(photos: str | None, out: str, *, epochs: int) -> Report:
     if folder.exists() and os.listdir(folder):
         raise EncodeError(
             f"expected an empty or new folder for the demonstration, got {out}, which contains "
-            "files; remove it, or use another --out"
+            "files; use another --out"
         )
     if photos is None:
         photos = os.path.join(out, "photos")

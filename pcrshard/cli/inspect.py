@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
@@ -270,16 +271,16 @@ def fidelity(
         pcrshard fidelity /data/train-pcr --bandwidth 200 --plot fidelity.png
 
     Args:
-        src: Dataset folder, local or a URL.
+        src: Dataset folder, or a folder of splits, local or a URL.
         min_msssim: Minimum acceptable mean MS-SSIM; the default is the paper's.
         bandwidth: Storage bandwidth; adds the images per second that each scan allows
             (Theorem 4.1).
         cores: CPU cores used for decoding in that estimate.
         num_images: Number of images to sample at random.
         seed: Random seed for choosing images.
-        plot: PNG file for a plot of MS-SSIM against bytes.
+        plot: PNG file for a plot of MS-SSIM against bytes; one per split, named after it.
         contact_sheet: PNG file showing some images at scans 1, 2, 5 and full, with their
-            differences from full.
+            differences from full; one per split, named after it.
         model: Function of a Python module that returns your network; adds its top-1 accuracy at
             each scan, using the labels in field cls.
         model_size: Side of the network's input images, in pixels.
@@ -293,28 +294,39 @@ def fidelity(
         from ..fidelity.user_network import load_network
 
         network = load_network(model, model_size)
-    with ProgressBar("fidelity", "images") as progress:
-        rows = measure.measure(
-            src,
-            num_images=num_images,
-            seed=seed,
-            on_image=progress,
-            model=network,
-            storage_options=storage_option,
-        )
-    if plot:
-        title = f"{rows[0].num_images} images of {redact_url(src)}"
-        plots.plot_fidelity(rows, plot, title=title)
-    if contact_sheet:
-        draw_contact_sheet(src, contact_sheet, seed=seed, storage_options=storage_option)
-    first = rows[0]
-    found = advice.recommend(rows, min_msssim)
-    figures = {
-        "num_images": first.num_images,
-        "reference": first.reference,
-        "reference_top1": first.reference_top1,
-        "recommended": found.scan,
-        "reason": found.reason,
-        "scans": advice.with_throughput(rows, bandwidth, cores),
-    }
-    return Report(figures)
+
+    def report(url: str, split: str) -> Report:
+        with ProgressBar(f"fidelity {split}".strip(), "images") as progress:
+            rows = measure.measure(
+                url,
+                num_images=num_images,
+                seed=seed,
+                on_image=progress,
+                model=network,
+                storage_options=storage_option,
+            )
+        first = rows[0]
+        if plot:
+            title = f"{first.num_images} images of {redact_url(url)}"
+            plots.plot_fidelity(rows, _of_split(plot, split), title=title)
+        if contact_sheet:
+            path = _of_split(contact_sheet, split)
+            draw_contact_sheet(url, path, seed=seed, storage_options=storage_option)
+        found = advice.recommend(rows, min_msssim)
+        figures = {
+            "num_images": first.num_images,
+            "reference": first.reference,
+            "reference_top1": first.reference_top1,
+            "recommended": found.scan,
+            "reason": found.reason,
+            "scans": advice.with_throughput(rows, bandwidth, cores),
+        }
+        return Report(figures)
+
+    return by_split(src, storage_option, report)
+
+
+def _of_split(path: str, split: str) -> str:
+    """Return the path of a split's picture: ``plot-val.png``."""
+    stem, extension = os.path.splitext(path)
+    return f"{stem}-{split}{extension}" if split else path

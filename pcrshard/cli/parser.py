@@ -212,7 +212,7 @@ Parallel = Annotated[int, Meta(ge=1, le=4096)]
 ParallelOrZero = Annotated[int, Meta(ge=0, le=4096)]
 Positive = Annotated[float, Meta(gt=0, lt=1e18)]
 parse_scan: Callable[[str], Scan | float] = partial(
-    convert, Annotated[int, Meta(ge=0)] | Annotated[float, Meta(gt=0, lt=1)] | Literal["full"]
+    convert, Annotated[int, Meta(ge=1)] | Annotated[float, Meta(gt=0, lt=1)] | Literal["full"]
 )
 ScanOrFraction = Annotated[Scan | float, Keywords(type=parse_scan, metavar="SCAN")]
 # Given in MB/s, stored in bytes per second.

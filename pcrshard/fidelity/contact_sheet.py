@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..format.scan import FULL, Scan, check_scan
+from ..format.scan import FULL, Scan
 from ..jpeg.pixels import decode_image
 from ..storage import Options
 from .costs import human_bytes, name_scan
@@ -14,13 +14,11 @@ from .msssim import Reference, count_scales, middle
 from .plots import saved_figure
 from .sampled_images import draw_images
 
-_SHOWN = (1, 2, 5)
-
 
 def contact_sheet(
     url: str,
     path: str,
-    scans: Sequence[Scan] | None = None,
+    scans: Sequence[Scan] = (1, 2, 5),
     *,
     num_images: int = 3,
     seed: int = 0,
@@ -34,7 +32,7 @@ def contact_sheet(
     Args:
         url: The dataset's folder.
         path: Target file, a PNG.
-        scans: Scans shown before the last one; 1, 2 and 5 by default.
+        scans: Scans shown before the last one; those that are not below it are left out.
         num_images: Number of images.
         seed: Random seed; the same seed picks the same images.
         side: Maximum side in pixels of the square center crop shown of each image.
@@ -46,11 +44,8 @@ def contact_sheet(
         PCRError: As for :func:`measure`.
     """
     sample = draw_images(url, num_images, seed, num_images, storage_options)
-    num_groups = sample.dataset.num_groups
-    last = min(check_scan(sample.top, num_groups), num_groups)
-    lower_scans = [scan for scan in _SHOWN if scan < last] if scans is None else scans
-    shown = [*lower_scans, sample.top]
-    best = "full fidelity" if sample.top == FULL else f"scan {sample.top}"
+    last = sample.dataset.scan or sample.dataset.num_groups
+    shown = [*(scan for scan in scans if scan != FULL and scan < last), sample.top]
     with saved_figure(path, 2.3 * len(shown), 4.9 * num_images) as figure:
         axes = figure.subplots(2 * num_images, len(shown), squeeze=False)
         for plot in axes.flat:
@@ -59,7 +54,7 @@ def contact_sheet(
             full = decode_image(pieces)
             compare = Reference(full).compare if count_scales(*full.shape[:2]) else lambda _: np.nan
             for scan, picture, difference in zip(shown, upper, lower, strict=True):
-                read = pieces[: check_scan(scan, num_groups)]
+                read = pieces if scan == FULL else pieces[:scan]
                 pixels = decode_image(read)
                 size = human_bytes(sum(map(len, read)))
                 caption = f"{name_scan(scan)}: {size}\nMS-SSIM {compare(pixels):.3f}"
@@ -67,5 +62,5 @@ def contact_sheet(
                 picture.imshow(middle(pixels, side))
                 amplified = 128 + 4 * (middle(pixels, side) - middle(full, side).astype(np.int16))
                 difference.imshow(np.clip(amplified, 0, 255).astype(np.uint8))
-        title = f"middle of each image,\nand four times its difference to {best}"
+        title = f"middle of each image,\nand four times its difference to {name_scan(sample.top)}"
         figure.suptitle(f"script {sample.dataset.script}: {title}", fontsize=13)

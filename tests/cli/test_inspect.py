@@ -72,6 +72,16 @@ def test_fidelity_recommends_and_draws(dataset, tmp_path, cli):
     assert f"recommended: {report['recommended']}\n" in text
 
 
+def test_fidelity_of_splits(dataset, tmp_path, cli):
+    """Each split of a folder is measured, and its picture is named after it."""
+    for split in ("train", "val"):
+        shutil.copytree(dataset, tmp_path / split)
+    plot = tmp_path / "plot.png"
+    _, report, _ = cli("fidelity", tmp_path, "--num-images", 1, "--plot", plot, "--json")
+    assert [each["num_images"] for each in report.values()] == [1, 1]
+    assert {path.name for path in tmp_path.glob("*.png")} == {"plot-train.png", "plot-val.png"}
+
+
 def test_classes_are_counted_without_reading_images(dataset, cli):
     """The samples of each class, by name; the images may even be damaged."""
     counts = cli("info", dataset, "--classes", "--json")[1]["samples_per_class"]

@@ -3,7 +3,7 @@
 import pytest
 
 from pcrshard import open_dataset, stage
-from pcrshard.fidelity.costs import human_bytes, record_table, scan_costs, table
+from pcrshard.fidelity.costs import human_bytes, scan_costs
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +34,3 @@ def test_a_staged_copy_costs_what_it_holds(dataset, index, tmp_path):
 def test_sizes_for_people(size, text):
     """Three digits and a unit, up to terabytes."""
     assert human_bytes(size) == text
-
-
-def test_tables_are_aligned(index):
-    """Every line is as wide as the header, and nothing is cut off."""
-    lines = record_table(scan_costs(index)).splitlines()
-    assert len(lines) == 12
-    assert len({len(line) for line in lines}) == 1
-    assert lines[-1].split()[0] == "full"
-    assert table(["a", "b"], [[1, "long"]]).splitlines() == ["a  b", "1  long"]

@@ -57,15 +57,6 @@ def test_rows_and_images_are_those_asked_for(large_dataset):
     assert len(set(found)) > 1
 
 
-def test_unknown_scans_are_refused(large_dataset, tmp_path):
-    """Scans that do not exist, or that a staged copy lacks, raise ``ScanUnavailable``."""
-    with pytest.raises(ScanUnavailable, match="11"):
-        measure(large_dataset, [11])
-    pcrshard.stage(large_dataset, str(tmp_path / "staged"), 5)
-    with pytest.raises(ScanUnavailable, match="holds scans 1 to 5 of 10"):
-        measure(str(tmp_path / "staged"), [2, 7])
-
-
 def test_a_staged_copy_is_measured_against_its_highest_scan(large_dataset, tmp_path):
     """Its scans are compared with the best that is there, and the rows say so."""
     copy = str(tmp_path / "staged")
@@ -77,7 +68,8 @@ def test_a_staged_copy_is_measured_against_its_highest_scan(large_dataset, tmp_p
     assert {row.reference for row in whole} == {"full"}
     assert (rows[-1].msssim, rows[-1].psnr) == (1, math.inf)
     assert rows[0].bytes_per_image == whole[0].bytes_per_image
-    assert recommend(rows).scan in (1, 2, 3, 4, 5)
+    with pytest.raises(ScanUnavailable, match="holds scans 1 to 5 of 10"):
+        measure(copy, [2, 7])
 
 
 class AtFullOnly(Network):
@@ -131,16 +123,3 @@ def test_kept_files_are_left_out_and_lists_count_each_image(tmp_path):
             writer.write({"__key__": str(i), "images.jpg": images})
     for folder, count in ((kept, 3), (lists, 6)):
         assert measure(str(folder), [1], rounds=1)[0].num_images == count
-
-
-def test_fidelity_rises_over_the_scans_of_photographs(photos, tmp_path):
-    """On real photographs."""
-    target = str(tmp_path / "shards")
-    pcrshard.encode(str(photos / "imagenet"), target, pcrshard.EncodeOptions(num_shards=2))
-    rows = measure(target, num_images=6, rounds=1)
-    assert all(lower.msssim <= higher.msssim for lower, higher in itertools.pairwise(rows))
-    assert all(lower.psnr <= higher.psnr for lower, higher in itertools.pairwise(rows))
-    # DESIGN.md: 0.946 at scan 4 and 0.985 at scan 5 over 36 photographs.
-    assert 0.93 < rows[3].msssim < 0.97
-    assert 0.98 < rows[4].msssim < 0.993
-    assert recommend(rows).scan in (2, 3, 4, 5)

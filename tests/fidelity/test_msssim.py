@@ -59,18 +59,7 @@ def test_msssim_of_equal_images_is_one():
     assert reference.compare(a.copy()) == 1.0
     assert msssim(a, b) == pytest.approx(msssim(b, a), abs=1e-6)
     assert 0 <= msssim(a, b) < 0.9
-
-
-def test_msssim_of_opposite_images_is_a_number():
-    """Negative correlation is zero, not NaN."""
-    a = make_pixels(1, 200, 200)
-    assert msssim(a, 255 - a) == 0
-
-
-def test_msssim_refuses_what_it_cannot_compare():
-    """Images smaller than the window."""
-    with pytest.raises(ValueError, match="11 pixels"):
-        msssim(make_pixels(1, 10, 200), make_pixels(1, 10, 200))
+    assert msssim(a, 255 - a) == 0, "a negative correlation is zero, not NaN"
 
 
 def test_large_images_are_compared_in_the_middle():
