@@ -68,7 +68,6 @@ def test_a_file_that_is_no_dataset_or_shard(tmp_path, monkeypatch, cli, command,
         "encode images below -> pcr.json",
         "encode pipe:cat out -> got a pipe",
         "info none -> none",
-        "encode dataset out -> PCR shards, pcrshard export",
         "encode nosuch://x out -> nosuch",
         *(
             f"encode images out {option} -> got"
