@@ -1,6 +1,5 @@
 """The loops of the README's training page, as a newcomer runs them on data as they really are."""
 
-
 import pytest
 import torch
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from .. import storage
 from ..errors import StorageError
 from ..redaction import get_logger
 
 log = get_logger(__name__)
+LEFTOVER_SECONDS = 3600.0
 
 
 def memory_bytes() -> int:
@@ -57,6 +59,16 @@ class Folder:
             if isinstance(error.__cause__, FileNotFoundError):
                 return None
             raise
+
+    def clean(self, is_leftover: Callable[[str], bool]) -> None:
+        """Remove temporary and other leftover files that killed writers left over an hour ago."""
+        for name in self.list():
+            temporary = name.startswith(".") and name.endswith((".tmp", ".part"))
+            if not (temporary or is_leftover(name)):
+                continue
+            with suppress(StorageError):  # another writer removed it first
+                if storage.age_seconds(self.join(name), options=self.options) > LEFTOVER_SECONDS:
+                    self.remove([name])
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove files. If a file cannot be removed, log a warning; a later writer removes it."""

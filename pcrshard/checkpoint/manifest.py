@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from typing import Any
 
 from .. import storage
@@ -40,7 +39,6 @@ _NAME = re.compile(r"manifest-([0-9]{6,12})\.pcm")
 _FILE_NAME = re.compile(r"([0-9]{6,12})-[0-9a-f]{16}\.pcd")
 # Keep recent manifests so that a reader that just listed the folder still finds the one it saw.
 _KEPT_MANIFESTS = 3
-_LEFTOVER_SECONDS = 3600.0
 _ATTEMPTS = 5
 
 
@@ -202,17 +200,6 @@ class StoreIO(Folder):
             self.remove(manifest_name(n) for n in numbers if n <= after.number - _KEPT_MANIFESTS)
         self.remove(old - new)
         return after
-
-    def clean(self, manifest: Manifest) -> None:
-        """Remove files that killed writers left behind more than an hour ago."""
-        used = {record.file for record in manifest.versions}
-        for name in self.list():
-            temporary = name.startswith(".") and name.endswith((".tmp", ".part"))
-            if name in used or not (temporary or number_in(name) is not None):
-                continue
-            with suppress(StorageError):  # another writer removed it first
-                if storage.age_seconds(self.join(name), options=self.options) > _LEFTOVER_SECONDS:
-                    self.remove([name])
 
     def write(
         self,

@@ -293,7 +293,8 @@ class DeltaStore:
             manifest = self.io.commit(manifest, Manifest(precision=precision))
         elif manifest.precision not in ("", precision):
             log.warning("the store was written with: %s; now: %s", manifest.precision, precision)
-        self.io.clean(manifest)
+        used = {record.file for record in manifest.versions}
+        self.io.clean(lambda name: name not in used and number_in(name) is not None)
         self._manifest = manifest
         return manifest
 

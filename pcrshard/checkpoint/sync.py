@@ -210,6 +210,7 @@ class WeightPublisher:
         # If publishing fails, the copy does not match the published weights.
         last, self._last = self._last, None
         if last is None or last.tensors != layout:
+            self._folder.clean(lambda _: False)
             last, self._held = None, np.empty(_num_bytes(layout), np.uint8)
         number = 1 + (max(self._files().values(), default=0) if last is None else last.number)
         words = [words_of(tensors[name].detach().cpu().contiguous()) for name, _ in layout]
@@ -345,6 +346,7 @@ class WeightMirror:
         self._layout: Layout = []
         self._data = np.empty(0, np.uint8)
         os.makedirs(folder, exist_ok=True)
+        storage.remove_temporary_files(folder)
         with suppress(FileNotFoundError, FormatError):
             self._open()
 

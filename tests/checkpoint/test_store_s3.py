@@ -26,7 +26,7 @@ def test_leftovers_of_killed_writers_are_removed_after_an_hour(s3, monkeypatch):
     leftover = f"{folder}/000002-0123456789abcdef.pcd"
     fs.pipe_file(leftover, b"partial")
     for number, seconds in ((2, 3600.0), (3, -100.0)):
-        monkeypatch.setattr("pcrshard.checkpoint.manifest._LEFTOVER_SECONDS", seconds)
+        monkeypatch.setattr("pcrshard.checkpoint.folder.LEFTOVER_SECONDS", seconds)
         with DeltaStore(url, options=options) as store:
             assert store.save(tiny_state(number), blocking=True) == number
             assert store.verify() == []

@@ -237,6 +237,19 @@ def test_damaged_and_forged_steps_change_nothing(stream, tmp_path):
         WeightMirror(mirror.url, str(tmp_path / "new")).update()
 
 
+def test_leftovers_of_killed_processes_are_removed(tmp_path):
+    """A mirror removes what a killed one left; a publisher waits an hour, for another may write."""
+    names = ("m/.pcrshard-1.tmp", "s/.pcrshard-1.tmp", "s/.pcrshard-2.tmp")
+    mirrored, old, young = (tmp_path / name for name in names)
+    for path in (mirrored, old, young):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"partial")
+    os.utime(old, (0, 0))
+    publish_weights(weights(0), str(tmp_path / "s"))
+    WeightMirror(str(tmp_path / "s"), str(tmp_path / "m")).update()
+    assert [path.exists() for path in (mirrored, old, young)] == [False, False, True]
+
+
 def test_limits_are_enforced(stream, tmp_path):
     """A mirror refuses more than ``max_bytes``, and a publisher what safetensors cannot hold."""
     publisher, mirror = stream
