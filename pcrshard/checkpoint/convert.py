@@ -97,7 +97,7 @@ def convert(
             tensors = {names[n]: tensor for n, tensor in enumerate(stored)}
             fields = {name: file.header[name] for name in ("number", "metrics", "saved")}
         parent = None if is_keyframe_due(manifest, _KEYFRAME_EVERY) else manifest.versions[-1]
-        record = new.write(tensors, known[1], parent, tree=tree, **fields)
+        record = new.write(tensors, parent, known[1], tree=tree, **fields)
         known = check(new, manifest, new.open(record), known)
         manifest = manifest.with_versions((*manifest.versions, record))
     # Only now does the store exist: a conversion that failed can be repeated.

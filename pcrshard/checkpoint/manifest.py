@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from .. import storage
@@ -204,8 +205,8 @@ class StoreIO(Folder):
     def write(
         self,
         tensors: Mapping[str, Tensor],
-        references: Mapping[str, Tensor],
-        parent: VersionRecord | None,
+        parent: VersionRecord | None = None,
+        references: Mapping[str, Tensor] = MappingProxyType({}),
         *,
         tree: Tree,
         **fields: Any,
@@ -214,8 +215,8 @@ class StoreIO(Folder):
 
         Args:
             tensors: The version's tensors by path, in the order of the tree.
-            references: The parent's tensors.
             parent: The version that deltas refer to; ``None`` for a keyframe.
+            references: The parent's tensors.
             tree: The state without its tensors.
             **fields: ``number``, ``metrics`` and ``saved``.
 

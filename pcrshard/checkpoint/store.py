@@ -199,7 +199,7 @@ class DeltaStore:
         return self.read(work)
 
     def delete(self, *, keep: Collection[int], progress: Progress | None = None) -> None:
-        """Delete all versions except some; deltas to deleted versions are rewritten losslessly.
+        """Delete all versions except some; deltas to deleted versions become keyframes, losslessly.
 
         Args:
             keep: Numbers of the versions to keep; negative ones count back from the newest.
@@ -214,30 +214,18 @@ class DeltaStore:
         kept = sorted({before.record(number).number for number in keep})
         records = []
         for number in reported(kept, progress):
-            record, *ancestors = before.chain(number)
-            parent = next((each for each in ancestors if each.number in kept), None)
-            if record.parent != (None if parent is None else parent.number):
-                record = self._moved(before, record, parent)
+            record = before.record(number)
+            if record.parent not in (None, *kept):
+                file = io.open(record)
+                record = io.write(
+                    read_tensors(io, before, file),
+                    number=number,
+                    tree=file.header.tree,
+                    metrics=record.metrics,
+                    saved=record.saved,
+                )
             records.append(record)
         io.commit(before, before.with_versions(records))
-
-    def _moved(
-        self, manifest: Manifest, record: VersionRecord, parent: VersionRecord | None
-    ) -> VersionRecord:
-        """Rewrite a version as a delta to another parent."""
-        references: Mapping[str, Tensor] = {}
-        if parent is not None:
-            references = read_tensors(self.io, manifest, self.io.open(parent))
-        file = self.io.open(record)
-        return self.io.write(
-            read_tensors(self.io, manifest, file),
-            references,
-            parent,
-            number=record.number,
-            tree=file.header.tree,
-            metrics=record.metrics,
-            saved=record.saved,
-        )
 
     def close(self) -> None:
         """Wait until all versions are stored.
@@ -322,8 +310,8 @@ class DeltaStore:
                 parent = None
             record = self.io.write(
                 tensors,
-                before,
                 parent,
+                before,
                 number=number,
                 tree=tree,
                 metrics=metrics,
