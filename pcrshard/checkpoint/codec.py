@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import hashlib
+import itertools
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,8 @@ class Precision:
         first_moment: Bound for ``exp_avg`` and ``momentum_buffer`` of torch's Adam, AdamW, and SGD,
             with the same conditions on dimensions and size.
         second_moment: Bound for ``exp_avg_sq`` and ``max_exp_avg_sq``, likewise.
-        exact: Path patterns (``"*.embedding.*"``) of tensors to store bit for bit.
+        exact: Path patterns (``"*.embedding.*"``) of tensors to store bit for bit, under any of
+            the paths of tied tensors.
     """
 
     weights: Bound | None = None
@@ -100,7 +102,8 @@ class Precision:
         dtype = str(tensor.dtype).removeprefix("torch.")
         if tensor.dim() < 2 or tensor.numel() < _SMALLEST_LOSSY or dtype not in FLOAT_TYPES:
             return None
-        if any(fnmatch.fnmatchcase(leaf.path, pattern) for pattern in self.exact):
+        pairs = itertools.product(leaf.uses, self.exact)
+        if any(fnmatch.fnmatchcase(path, pattern) for path, pattern in pairs):
             return None
         bound: Bound | None = getattr(self, leaf.role) if leaf.role else None
         return bound

@@ -55,12 +55,14 @@ class Leaf:
         tensor: The tensor.
         role: The field of :class:`Precision` that bounds its error; ``None`` if it is exact.
         path: Its unique path, once the state's tree is complete.
+        uses: The paths of all tensors that share its memory.
     """
 
     tag: str
     tensor: torch.Tensor
     role: str | None
     path: str = ""
+    uses: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def layout(self) -> tuple[Any, ...]:
@@ -123,10 +125,12 @@ def flatten(state: Any) -> tuple[Tree, list[Leaf]]:
             start = offset - base.tensor.storage_offset()
             tokens += ("v", numbers[base], start, len(shape), *shape, *strides)
     tree = Tree(tokens, packer.blobs)
-    names = TreeReader(tree).names
+    read = TreeReader(tree)
+    for path, number in read.uses:
+        leaves[number].uses.append(path)
     copies = snapshot([leaf.tensor for leaf in leaves])
-    for number, (leaf, copy) in enumerate(zip(leaves, copies, strict=True)):
-        leaf.path, leaf.tensor = names[number], copy
+    for leaf, copy in zip(leaves, copies, strict=True):
+        leaf.path, leaf.tensor = read.names[numbers[leaf]], copy
     return tree, leaves
 
 

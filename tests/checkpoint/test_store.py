@@ -85,9 +85,10 @@ def test_only_known_optimizer_entries_are_lossy(group, name, is_exact):
 
 
 def test_patterns_and_special_values_stay_exact(tmp_path):
-    """Tensors selected by path and special values, such as NaN payloads, stay exact."""
+    """Tensors selected by any of their paths and special values, such as NaN, stay exact."""
     special = torch.tensor([math.nan, math.inf, -math.inf, -0.0, 1e-42])
-    state = {"emb": {"w": torch.randn(30, 30)}, "w": torch.randn(30, 30)}
+    tied = torch.randn(30, 30)
+    state = {"head": tied, "emb": {"w": tied}, "w": torch.randn(30, 30)}
     state["w"][0, :5] = special
     absolute = Precision(weights=Absolute(0.01), exact=("emb.*",))
     with DeltaStore(str(tmp_path), absolute) as store:
