@@ -319,10 +319,11 @@ class PCRLoader:
         collate = self.dataset.collator(self.rules.seed, epoch)
 
         def begin(rows: list[Row]) -> Callable[[], dict[Scan, Any]]:
-            def at(scan: Scan) -> Any:
-                return collate.begin([(each, prefix.at(scan), row) for each, prefix, row in rows])()
-
-            return lambda: {scan: at(scan) for scan in scans}
+            at = {
+                scan: collate.begin([(each, prefix.at(scan), row) for each, prefix, row in rows])
+                for scan in scans
+            }
+            return lambda: {scan: finish() for scan, finish in at.items()}
 
         highest = FULL if FULL in scans else max(map(int, scans))
         ids = [self.dataset.ids[numbers] for numbers in batches]
