@@ -28,13 +28,6 @@ print(json.dumps([describe(sample) for sample in samples]))
 """
 
 
-def read_by_stock(*paths):
-    result = subprocess.run(
-        [sys.executable, "-c", READ, *map(str, paths)], capture_output=True, check=True
-    )
-    return json.loads(result.stdout)
-
-
 @pytest.fixture(scope="module")
 def preview(synthetic_folder, tmp_path_factory):
     """The synthetic folder in the preview layout, one shard."""
@@ -54,27 +47,25 @@ def cut_at(url, folder, scan):
     return path
 
 
-def test_a_compact_shard_is_one_record(shard_urls, tmp_path):
-    """Stock WebDataset reads a shard as one sample whose fields are index, scan groups and tail,
-    and a prefix cut at a member boundary as the same sample with fewer fields.
+def test_stock_webdataset_reads_both_layouts(shard_urls, preview, tmp_path):
+    """A compact shard is one sample whose fields are index, scan groups and tail, a prefix the same
+    with fewer fields; of a preview, every sample is a real image with its label, in any prefix.
     """
-    url = shard_urls[0]
-    prefixes = [cut_at(url, tmp_path, scan) for scan in (1, 5, 10)]
-    records = read_by_stock(url, *prefixes)
+    scans = (1, 5, 10)
+    (tmp_path / "compact").mkdir()
+    compact = [cut_at(shard_urls[0], tmp_path / "compact", scan) for scan in scans]
+    shown = [cut_at(preview, tmp_path, scan) for scan in (2, 5, "full")]
+    command = [sys.executable, "-c", READ, shard_urls[0], *map(str, [*compact, *shown])]
+    records = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     groups = [f"scan{k:02d}" for k in range(1, 11)]
     assert list(records[0]["fields"]) == ["pcr", *groups, "tail"]
-    for scan, record in zip((1, 5, 10), records[1:], strict=True):
+    for scan, record in zip(scans, records[1:4], strict=True):
         assert list(record["fields"]) == ["pcr", *groups[:scan]]
-
-
-def test_a_preview_shard_shows_images(preview, tmp_path):
-    """Stock WebDataset sees every sample as a real image with its label, also in any prefix."""
     index = pcrshard.Shard(str(preview)).index
-    records = read_by_stock(*(cut_at(preview, tmp_path, scan) for scan in (2, 5, "full")))
-    assert [record["key"] for record in records] == 3 * list(index.keys)
-    assert all(list(record["fields"]) == ["cls", "jpg"] for record in records)
+    assert [record["key"] for record in records[4:]] == 3 * list(index.keys)
+    assert all(list(record["fields"]) == ["cls", "jpg"] for record in records[4:])
     sizes = [[width, height] for height, width in index.dims.tolist()]
-    assert [record["size"] for record in records] == 3 * sizes
+    assert [record["size"] for record in records[4:]] == 3 * sizes
 
 
 def test_preview_images_are_the_base_scans(preview):
