@@ -233,13 +233,12 @@ def read_file(fs: Any, path: str, max_bytes: int, retry: Retry) -> bytes:
     Raises:
         StorageError: The file is larger.
     """
-    end = time.monotonic() + retry.deadline
     # A buffered file allocates everything that is requested from it.
     bounds = {} if max_bytes >= 1 << 40 else {"start": 0, "end": max_bytes + 1}
 
     async def send() -> bytes:
         if fs.async_impl and _is_http(fs):
-            request = in_thread(lambda: _stream(fs, path, max_bytes, end))
+            request = in_thread(lambda: _stream(fs, path, max_bytes))
         else:
             request = begin(fs, "cat_file", path, **bounds)
         data = await answer(request, retry.deadline)
@@ -250,7 +249,7 @@ def read_file(fs: Any, path: str, max_bytes: int, retry: Retry) -> bytes:
     return run(retried(send, retry))
 
 
-def _stream(fs: Any, path: str, max_bytes: int, end: float) -> bytearray:
+def _stream(fs: Any, path: str, max_bytes: int) -> bytearray:
     """Read an HTTP body in chunks, because a server may send it endlessly.
 
     A block size of 0 makes fsspec stream; given a size, it sends no request to find it out.
@@ -262,8 +261,6 @@ def _stream(fs: Any, path: str, max_bytes: int, end: float) -> bytearray:
             max_bytes = min(max_bytes, _MAX_EXPANDED)
         while len(data) <= max_bytes and (chunk := file.read(_STREAM_BYTES)):
             data += chunk
-            if time.monotonic() > end:
-                raise TimeoutError("the server is too slow or silent")
         if len(data) > max_bytes:
             raise Refused(f"expected a file of at most {max_bytes} bytes, got {len(data)} or more")
     return data
