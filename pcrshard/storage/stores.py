@@ -134,7 +134,8 @@ async def answer(request: Request, seconds: float) -> Any:
         async with asyncio.timeout(seconds):
             return await asyncio.wrap_future(request)
     except TimeoutError as error:
-        raise TimeoutError("the server is too slow or silent") from error
+        message = f"the server is too slow or silent: no answer within {seconds:g} s"
+        raise TimeoutError(message) from error
 
 
 def run(coroutine: Coroutine[Any, Any, T], cancel: Cancel = None) -> T:
