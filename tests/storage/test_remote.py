@@ -173,7 +173,7 @@ def test_one_request_of_exactly_the_prefix(request, dataset, index, truth, store
     and of an object store.
     """
     with contextlib.ExitStack() as stack:
-        reading = {"index": index}
+        reading = {"index": index, "retry": Retry()}
         if store == "s3":
             server = request.getfixturevalue("bucket")
             reading["storage_options"] = server.storage_options
