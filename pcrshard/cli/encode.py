@@ -136,16 +136,15 @@ def encode(
     if keep_order:
         options = replace(options, seed=None)
     reports = {}
-    run: Callable[..., DatasetIndex | None] = partial(encode_dataset.encode, part=part)
     try:
         splits = _splits(src, options, storage_option)
         with ExitStack() as stack:
+            run: Callable[..., DatasetIndex | None]
             if engine == "slurm":
                 run = partial(encode_on_slurm, jobs=workers or 8, sbatch=slurm_option)
-            elif scheduler is not None:
-                run = partial(run, executor=stack.enter_context(dask_executor(scheduler)))
             else:
-                run = partial(run, workers=workers)
+                dask = stack.enter_context(dask_executor(scheduler)) if scheduler else None
+                run = partial(encode_dataset.encode, part=part, workers=workers, executor=dask)
             for split in splits:
                 target = storage.join(dst, split) if split else dst
                 with ProgressBar("encode", "images") as progress:

@@ -14,10 +14,8 @@ import json
 import re
 from argparse import (
     SUPPRESS,
-    Action,
     ArgumentParser,
     ArgumentTypeError,
-    Namespace,
     RawDescriptionHelpFormatter,
     _ActionsContainer,
 )
@@ -67,15 +65,6 @@ class UsageError(Exception):
     """Options that are valid individually but not together."""
 
 
-class _AddPair(Action):
-    """Collect (key, value) pairs of a repeated option in a dict."""
-
-    def __call__(
-        self, _: ArgumentParser, namespace: Namespace, pair: Any, option: str | None = None
-    ) -> None:
-        setattr(namespace, self.dest, {**getattr(namespace, self.dest, {}), **dict([pair])})
-
-
 def add_command(commands: Any, function: Callable[..., Report]) -> None:
     """Add a function as a subcommand of a parser."""
     doc = inspect.getdoc(function) or ""
@@ -100,7 +89,9 @@ def run_command(source: Callable[..., Any], values: dict[str, Any]) -> Any:
         if is_dataclass(hints[name]):
             taken[name] = run_command(hints[name], values)
         elif name in values:
-            taken[name] = values[name]
+            value = values[name]
+            are_pairs = isinstance(value, list) and value and isinstance(value[0], tuple)
+            taken[name] = dict(value) if are_pairs else value
     return source(**taken)
 
 
@@ -203,7 +194,7 @@ def from_file(read: Callable[[str], Any], metavar: str = "FILE") -> Keywords:
 
 def pairs(parse: Callable[[str], Any], metavar: str = "KEY=VALUE") -> Keywords:
     """Return the keywords of a repeatable option, whose (key, value) pairs make a dict."""
-    return Keywords(type=parse, metavar=metavar, action=_AddPair)
+    return Keywords(type=parse, metavar=metavar, action="append")
 
 
 Count = Annotated[int, Meta(ge=1, le=1 << 20)]

@@ -44,16 +44,13 @@ class Agreement:
                 return
             work.wait()  # raises the error of a failed exchange
             self._agreed = int(numbers)
-        self._exchange = _exchange(number, self._group)
+        import torch
+        import torch.distributed as dist
 
-
-def _exchange(number: int, group: Any) -> tuple[Any, Any]:
-    """Start a minimum over all ranks; return the work handle and its result tensor."""
-    import torch
-    import torch.distributed as dist
-
-    numbers = torch.tensor(number)
-    return dist.all_reduce(numbers, dist.ReduceOp.MIN, group=group, async_op=True), numbers
+        number_of_all = torch.tensor(number)
+        minimum = dist.ReduceOp.MIN
+        work = dist.all_reduce(number_of_all, minimum, group=self._group, async_op=True)
+        self._exchange = (work, number_of_all)
 
 
 def _new_group() -> Any:

@@ -204,8 +204,7 @@ class ScanTuner(ScanPolicy):
         with _untouched(model):
             trials = [self._cosines(model, first + trial) for trial in range(self.trials)]
         return [
-            # The interval may extend beyond the range of a cosine.
-            Similarity(scan, *(max(-1.0, min(1.0, bound)) for bound in confidence(cosines)))
+            Similarity(scan, *confidence(cosines))
             for scan, *cosines in zip(self.candidates, *trials, strict=True)
         ]
 

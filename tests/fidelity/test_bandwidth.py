@@ -118,16 +118,6 @@ def test_a_drop_is_answered_and_a_return_too(factor, seed):
     assert {row[3] for row in rows[back:]} == {"full"}
 
 
-def test_a_slow_loop_is_no_slow_link():
-    """When the loop itself gets slower, more bytes fit into a step."""
-    tuner = make_tuner()
-    simulate(tuner, lambda time: 0.3 * SPEED * SIZES[-1], 200)
-    low = tuner.level.value
-    for _ in range(400):
-        tuner.record(0.0, 10 * USED, BATCH)
-    assert tuner.level.value == "full" != low
-
-
 @pytest.mark.parametrize("share", [0.1, 0.3])
 def test_waits_that_are_not_for_bytes_are_excused(share):
     """A loader that is slow at any scan, by decoding or the processor, costs no fidelity."""
