@@ -60,6 +60,15 @@ class Folder:
                 return None
             raise
 
+    def create(self, name: str, data: bytes) -> bool:
+        """Create a file; return ``False`` if another process has created it before."""
+        try:
+            storage.create(self.join(name), data, options=self.options)
+        except FileExistsError:
+            # The client library may have retried a request whose response was lost.
+            return self.read_bytes(name) == data
+        return True
+
     def clean(self, is_leftover: Callable[[str], bool]) -> None:
         """Remove temporary and other leftover files that killed writers left over an hour ago."""
         for name in self.list():

@@ -174,12 +174,7 @@ class StoreIO(Folder):
         name = manifest_name(after.number)
         data = pack_frame(MAGIC, after)
         old, new = ({record.file for record in each.versions} for each in (before, after))
-        try:
-            storage.create(self.join(name), data, options=self.options)
-            is_ours = True
-        except FileExistsError:
-            # The client library may have retried a request whose response was lost.
-            is_ours = self.read_bytes(name) == data
+        is_ours = self.create(name, data)
         numbers = manifest_numbers(self.list())
         is_newest = max(numbers) == after.number
         if is_ours and not is_newest:

@@ -269,13 +269,10 @@ class WeightPublisher:
     def _write(self, kind: str, header: StepHeader, payloads: Sequence[Any]) -> StepHeader:
         """Create a file and return its header with the digest."""
         header = header.replace(digest=header.digest_with(payloads))
-        url = self._folder.join(f"{kind}-{header.number:09d}.pcw")
         data = b"".join([pack_frame(MAGIC, header), *payloads])
-        try:
-            storage.create(url, data, options=self._folder.options)
-        except FileExistsError:
+        if not self._folder.create(f"{kind}-{header.number:09d}.pcw", data):
             message = "another process publishes to this folder"
-            raise ConcurrentWriter(message, url=self._folder.url) from None
+            raise ConcurrentWriter(message, url=self._folder.url)
         return header
 
     def _files(self) -> dict[str, int]:

@@ -6,9 +6,12 @@ import shutil
 import signal
 
 import pytest
+import torch
 from states import damage, same, saved, tiny_state
 
+from pcrshard import storage
 from pcrshard.checkpoint import DeltaStore
+from pcrshard.checkpoint.sync import WeightPublisher
 from pcrshard.errors import PCRError, StorageError
 
 
@@ -57,6 +60,20 @@ def test_damage_is_found(tmp_path, harm, every):
                 assert isinstance(state, PCRError) or same(state, expected[number])
             path.write_bytes(data)
     assert store.verify() == []
+
+
+def test_a_lost_answer_is_no_conflict(tmp_path, monkeypatch):
+    """If a client library repeats a request that had succeeded, nothing is reported as lost."""
+
+    def repeat(*args, **options):
+        create(*args, **options)
+        create(*args, **options)
+
+    create = storage.create
+    monkeypatch.setattr(storage, "create", repeat)
+    assert saved(tmp_path / "store", 2, tiny_state).verify() == []
+    publisher = WeightPublisher(str(tmp_path / "stream"))
+    assert [publisher.publish({"w": torch.ones(n)}) for n in (1, 2)] == [1, 2]
 
 
 def test_training_goes_on_after_damage(tmp_path, caplog):
