@@ -27,7 +27,6 @@ from ..errorbound import (
     quantize,
     restore,
 )
-from ..errorbound import Quantized as LatticeCodes
 from ..errors import BrokenChain
 from ..memory import borrow_array
 from .frame import Checksum, Count, Digest, Record
@@ -45,7 +44,6 @@ _FEW = 1 / 16
 _SMALLEST_LOSSY = 256
 # Upper bound on the expansion of a payload byte: zstd and pcodec reach 32 Ki and 75 Ki on zeros.
 _MAX_RATIO = 1 << 17
-_NO_ESCAPES = np.empty(0, np.int64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +69,7 @@ class Tensor:
         """Return the tensor's words (N,)."""
         words: Words = self.values
         if self.lattice is not None:
-            codes = LatticeCodes(self.values, _NO_ESCAPES, np.empty(0, self.spec.word))
-            words = restore(codes, FLOAT_TYPES[self.spec.dtype], self.lattice)
+            words = restore(self.values, FLOAT_TYPES[self.spec.dtype], self.lattice)
             apply_patch(words, self.patch)
         return words
 

@@ -86,15 +86,10 @@ def _quantize_block(
     return codes, kept, restored
 
 
-def restore(
-    quantized: Quantized,
-    float_type: FloatType,
-    lattice: Lattice,
-) -> Words:
-    """Return the words (N,) of a tensor; the inverse of :func:`quantize` within the bound."""
-    words = np.empty(len(quantized.codes), float_type.word)
+def restore(codes: Codes, float_type: FloatType, lattice: Lattice) -> Words:
+    """Return the words (N,) of codes (N,): what :func:`quantize` made, without escaped values."""
+    words = np.empty(len(codes), float_type.word)
     for start in range(0, len(words), _BLOCK):
-        codes = quantized.codes[start : start + _BLOCK]
-        words[start : start + _BLOCK] = float_type.narrow(lattice.values(codes))
-    words[quantized.escape_index] = quantized.escape_words
+        place = slice(start, start + _BLOCK)
+        words[place] = float_type.narrow(lattice.values(codes[place]))
     return words

@@ -32,7 +32,9 @@ def worst_error(words, restored, kind, lattice):
 
 def there_and_back(words, kind, lattice):
     quantized = quantize(words, kind, lattice)
-    return quantized, restore(quantized, kind, lattice)
+    restored = restore(quantized.codes, kind, lattice)
+    restored[quantized.escape_index] = quantized.escape_words
+    return quantized, restored
 
 
 @PATIENT
