@@ -61,8 +61,7 @@ def check_label(key: str, fields: Mapping[str, bytes], classes: Sequence[str]) -
     label = label_of(fields)
     if classes and label is not None and label >= len(classes):
         raise EncodeError(
-            f"expected labels from 0 to {len(classes) - 1}, one for each of the {len(classes)} "
-            f"class names, got {label}",
+            f"expected labels below {len(classes)}, the number of class names, got {label}",
             key=key,
         )
 
@@ -87,8 +86,6 @@ def read_classes(url: str, *, options: StorageOptions = None) -> tuple[str, ...]
     try:
         classes = tuple(map(str.strip, data.decode("utf-8-sig").rstrip().split("\n")))
         check_classes(classes)
-    except UnicodeDecodeError as error:
-        raise EncodeError(f"expected class names in UTF-8: {error}", url=url) from error
-    except EncodeError as error:
-        raise EncodeError(str(error), url=url) from error
+    except (UnicodeDecodeError, EncodeError) as error:
+        raise EncodeError(f"not class names: {error}", url=url) from error
     return classes

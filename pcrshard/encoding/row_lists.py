@@ -45,8 +45,13 @@ def list_rows(path: str, options: StorageOptions) -> list[ListedImage]:
             yield line.removesuffix(b"\r").decode() + "\n"
 
     rows = []
+    found: Iterator[Row]
     try:
-        for row in _json_rows(lines()) if is_json else _table_rows(lines(), path.endswith(".tsv")):
+        if is_json:
+            found = map(json.loads, filter(str.strip, lines()))
+        else:
+            found = _table_rows(lines(), path.endswith(".tsv"))
+        for row in found:
             _check_row(row)
             rows.append(row)
     except (ValueError, RecursionError, csv.Error) as error:
@@ -73,15 +78,6 @@ def list_rows(path: str, options: StorageOptions) -> list[ListedImage]:
     return images
 
 
-def _json_rows(lines: Iterator[str]) -> Iterator[Row]:
-    for line in lines:
-        if line.strip():
-            row = json.loads(line)
-            if not isinstance(row, dict):
-                raise EncodeError("expected a JSON object")
-            yield row
-
-
 def _table_rows(lines: Iterator[str], is_tsv: bool) -> Iterator[Row]:
     """Yield rows with the columns of the header, by default path, label, extra."""
     how: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if is_tsv else {"strict": True}
@@ -106,8 +102,10 @@ def _table_rows(lines: Iterator[str], is_tsv: bool) -> Iterator[Row]:
         yield {name: value for name, value in zip(columns, cells, strict=False) if value}
 
 
-def _check_row(row: Row) -> None:
+def _check_row(row: Any) -> None:
     """Check that a row has a path to a file, and that its label is a number or a name."""
+    if not isinstance(row, dict):
+        raise EncodeError("expected a JSON object")
     path = row.get("path")
     if not isinstance(path, str) or posixpath.basename(path) in ("", ".", ".."):
         raise EncodeError(f"expected a path to a file, got {path!r}")

@@ -6,7 +6,7 @@ import collections
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .. import storage
 from ..errors import PCRError
@@ -120,7 +120,6 @@ def read_samples(
         with storage.unchanged(tars, options=options):
             values = iter(storage.read_ranges(ranges, options=options))
         for sample in batch:
-            found = {ref.name: next(values) for ref in sample.refs}
-            errors = [value for value in found.values() if isinstance(value, PCRError)]
-            fields = {name: value for name, value in found.items() if isinstance(value, bytes)}
-            yield sample, errors[0] if errors else fields | dict(sample.known)
+            found: dict[str, Any] = {ref.name: next(values) for ref in sample.refs}
+            errors = (value for value in found.values() if isinstance(value, PCRError))
+            yield sample, next(errors, None) or found | dict(sample.known)

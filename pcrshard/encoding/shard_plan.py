@@ -178,18 +178,20 @@ def convert_names(samples: list[SampleRef], options: EncodeOptions) -> list[Samp
     folder has a JPEG extension, each field is named after its file's extension. In folders that
     also have JPEGs the field stays ``jpg``, so that a job finds all images in one field.
     """
-    names = [[ref.name for ref in sample.refs] for sample in samples]
     if options.reencode_quality is not None:
+        names = [[ref.name for ref in sample.refs] for sample in samples]
         for own in names:
             images = [name for name in own if name in CONVERTIBLE]
             if images and not any(map(is_jpeg_field, own)):
                 own[own.index(images[0])] = "jpg"
     elif options.on_error == "keep":
         files = [storage.split_query(sample.refs[0].url)[0] for sample in samples]
-        extensions = [file.rpartition(".")[2].lower() for file in files]
         # A sample of a folder has one file; that of a tar is no image.
-        if CONVERTIBLE.issuperset(extensions):
-            names = [[extension] for extension in extensions]
+        names = [[file.rpartition(".")[2].lower()] for file in files]
+        if not all(own[0] in CONVERTIBLE for own in names):
+            return samples
+    else:
+        return samples
     return [
         sample._replace(
             refs=tuple(ref._replace(name=name) for ref, name in zip(sample.refs, own, strict=True))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
 from typing import Any, NamedTuple
 
 from .. import storage
@@ -130,9 +128,10 @@ def _gather_lists(fields: dict[str, Any], names: FieldNames) -> None:
     """Replace numbered images by lists."""
     for name, codec in names.streams:
         if codec == IMAGE_LIST:
-            numbers = map(functools.partial(numbered, name), itertools.count())
-            found = list(itertools.takewhile(fields.__contains__, numbers))
-            fields[name] = [fields.pop(field) for field in found]
+            images: list[Any] = []
+            while (field := numbered(name, len(images))) in fields:
+                images.append(fields.pop(field))
+            fields[name] = images
 
 
 def _to_jpeg(image: bytes, options: EncodeOptions) -> bytes:

@@ -32,6 +32,10 @@ _log = get_logger("pcrshard")
 CONVERTIBLE = frozenset({"png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "jp2"})
 _IMAGES = JPEG_EXTENSIONS | CONVERTIBLE
 _HTTP = ("http://", "https://")
+_HTTP_ADVICE = (
+    "; a web server may not list its folders: name tars with a brace pattern (x-{000..099}.tar), "
+    "or images by a .csv list of URLs"
+)
 _TRAINING = frozenset({"train", "training"})
 _OTHER_SPLITS = frozenset({"val", "valid", "validation", "eval", "test", "testing"})
 _SPLITS = _TRAINING | _OTHER_SPLITS
@@ -45,8 +49,7 @@ def find_splits(src: str, *, options: StorageOptions = None) -> tuple[str, ...]:
     Raises:
         StorageError: The source cannot be listed, or does not answer.
     """
-    files = [] if src.endswith(LISTS) else _find_files(src, options, storage.Retry())
-    return tuple(_split_files(files))
+    return tuple(_split_files(_find_files(src, options)))
 
 
 def list_source(
@@ -56,7 +59,6 @@ def list_source(
     split: str | None = None,
     classes: tuple[str, ...] = (),
     options: StorageOptions = None,
-    retry: storage.Retry = storage.Retry(),
 ) -> Source:
     """List the samples of a source.
 
@@ -70,15 +72,13 @@ def list_source(
             treats the split folders as classes.
         classes: Class names, in label order. Default: the sorted names in the source.
         options: fsspec storage options.
-        retry: ``deadline`` limits the time without a new file or sample.
 
     Raises:
         EncodeError: Nothing to encode was found, two samples have the same key, the split does not
             exist or several would be mixed, or a class is not among ``classes``.
         StorageError: The source cannot be listed, or does not answer.
     """
-    is_list = src.endswith(LISTS)
-    files = [] if is_list else _find_files(src, options, retry)
+    files = _find_files(src, options)
     splits = {} if split == NO_SPLIT else _split_files(files)
     if split not in (NO_SPLIT, *(splits or (None,))):
         raise EncodeError(
@@ -91,9 +91,9 @@ def list_source(
     if tars and len(tars) < len(files):
         raise EncodeError("found both images and tars: select the tars with a pattern", url=src)
     if tars:
-        samples = list_tars(tars, prefix_keys, options, retry)
+        samples = list_tars(tars, prefix_keys, options)
     else:
-        images = list_rows(src, options) if is_list else _label_files(src, files)
+        images = list_rows(src, options) if src.endswith(LISTS) else _label_files(src, files)
         groups = [_label_files(src, own) for own in splits.values()] or [images]
         names = {image.label for own in groups for image in own if isinstance(image.label, str)}
         classes = classes or tuple(sorted(names))
@@ -101,40 +101,16 @@ def list_source(
     if not samples:
         raise EncodeError(
             "expected images, .tar files, or a .csv, .tsv or .jsonl list in "
-            f"{redact_url(src)}, found none{_http_advice(src)}"
+            f"{redact_url(src)}, found none"
         )
     return Source(samples, classes)
 
 
-def _find_files(src: str, options: StorageOptions, retry: storage.Retry) -> list[FieldRef]:
+def _find_files(src: str, options: StorageOptions) -> list[FieldRef]:
     """Return the images or tars of a source, named by their paths from a common folder."""
-    urls = storage.expand(src)
-    if len(urls) > 1 or urls[0].endswith(".tar") or storage.is_pattern(urls[0]):
-        found: dict[str, int | None] = {}
-        for url in urls:
-            matches = storage.is_pattern(url)
-            found |= (
-                storage.list_matching(url, options=options, retry=retry) if matches else {url: None}
-            )
-        shared = posixpath.commonprefix(
-            [redact_url(storage.fixed_folder(url), query="") for url in urls]
-        )
-        start = shared.rfind("/") + 1
-        named = [
-            (redact_url(url, query="")[start:], url, size) for url, size in sorted(found.items())
-        ]
-    else:
-        folder = urls[0].rstrip("/") or "/"
-        try:
-            listed = storage.list_files(folder, options=options, retry=retry)
-        except StorageError as error:
-            if advice := _http_advice(folder):
-                raise StorageError(f"{error}{advice}") from error.__cause__
-            raise
-        named = [(name, storage.join(folder, name), size) for name, size in listed]
     usable, others = [], []
-    for listed_name, url, size in named:
-        name = listed_name
+    for url_name, url, size in [] if src.endswith(LISTS) else _list_files(src, options):
+        name = url_name
         if src.startswith(_HTTP):
             # HTML listings contain sort links, and their names are URL-quoted.
             name = "." if "?" in name else urllib.parse.unquote(name)
@@ -155,13 +131,27 @@ def _find_files(src: str, options: StorageOptions, retry: storage.Retry) -> list
     return usable
 
 
-def _http_advice(src: str) -> str:
-    if not src.startswith(_HTTP):
-        return ""
-    return (
-        "; a web server may not list its folders: name tars with a brace pattern "
-        "(x-{000..099}.tar), or images by a .csv list of URLs"
-    )
+def _list_files(src: str, options: StorageOptions) -> list[tuple[str, str, int | None]]:
+    """Return the files of a folder, pattern or list of URLs, as (name, URL, bytes if known)."""
+    urls = storage.expand(src)
+    if len(urls) > 1 or urls[0].endswith(".tar") or storage.is_pattern(urls[0]):
+        found: dict[str, int | None] = {}
+        for url in urls:
+            matches = storage.is_pattern(url)
+            found |= storage.list_matching(url, options=options) if matches else {url: None}
+        folders = [redact_url(storage.fixed_folder(url), query="") for url in urls]
+        start = posixpath.commonprefix(folders).rfind("/") + 1
+        return [
+            (redact_url(url, query="")[start:], url, size) for url, size in sorted(found.items())
+        ]
+    folder = urls[0].rstrip("/") or "/"
+    try:
+        listed = storage.list_files(folder, options=options)
+    except StorageError as error:
+        if folder.startswith(_HTTP):
+            raise StorageError(f"{error}{_HTTP_ADVICE}") from error.__cause__
+        raise
+    return [(name, storage.join(folder, name), size) for name, size in listed]
 
 
 def _label_files(src: str, files: Sequence[FieldRef]) -> list[ListedImage]:
@@ -185,8 +175,8 @@ def _number_labels(images: Sequence[ListedImage], classes: Sequence[str]) -> Ite
         number = numbers.get(label, label)
         if isinstance(number, str):
             raise EncodeError(
-                f"expected classes among the {len(classes)} given names, such as {classes[0]!r}, "
-                f"got {number!r} in the source"
+                f"expected classes among the {len(classes)} given names, got {number!r} in the "
+                "source"
             )
         labels = () if number is None else ((LABEL_FIELD, str(number).encode()),)
         yield SampleRef(key, (file._replace(name="jpg"),), (*labels, *known))

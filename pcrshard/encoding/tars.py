@@ -18,14 +18,9 @@ from .samples import FieldRef, SampleRef, StorageOptions
 
 _MEMBER = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")
 # Bounds the memory of a listing (gigabytes beyond this) and terminates on endless streams.
-_MAX_MEMBERS = 1 << 22
-_LONG_HEADERS = (
-    tarfile.XHDTYPE,
-    tarfile.XGLTYPE,
-    tarfile.SOLARIS_XHDTYPE,
-    tarfile.GNUTYPE_LONGNAME,
-    tarfile.GNUTYPE_LONGLINK,
-)
+MAX_MEMBERS = 1 << 22
+# pax headers, and GNU's long names.
+_LONG_HEADERS = (b"x", b"g", b"X", b"L", b"K")
 _MAX_HEADER_BYTES = 1 << 20
 
 
@@ -33,7 +28,7 @@ def list_tars(
     tars: Sequence[FieldRef],
     prefix_keys: bool,
     options: StorageOptions,
-    retry: storage.Retry,
+    retry: storage.Retry = storage.Retry(),
 ) -> list[SampleRef]:
     """List the samples of tars, whole files with their names, grouped as WebDataset does.
 
@@ -104,9 +99,9 @@ class _CheckedInfo(tarfile.TarInfo):
 def _fields(tar: tarfile.TarFile, url: str) -> Iterator[tuple[str, FieldRef]]:
     """Yield the key and the field of each member that WebDataset would read."""
     for number, info in enumerate(tar):
-        if number == _MAX_MEMBERS:
+        if number == MAX_MEMBERS:
             raise tarfile.ReadError(
-                f"expected at most {_MAX_MEMBERS} members, got more; split the tar"
+                f"expected at most {MAX_MEMBERS} members, got more; split the tar"
             )
         name = info.name.removeprefix("./")
         match = _MEMBER.fullmatch(name)

@@ -30,10 +30,16 @@ class Columns(io.BytesIO):
     def byte_strings(self, count: int) -> tuple[bytes | None, ...]:
         """Return ``count`` values, ``None`` for absent ones."""
         sizes = self.array("<u4", count).tolist()
-        stop = self.tell() + sum(size for size in sizes if size != ABSENT)
-        values = tuple(None if size == ABSENT else self.read(size) for size in sizes)
+        # Most samples have the field, so the common case takes one pass.
+        some_absent = ABSENT in sizes
+        stored = [0 if size == ABSENT else size for size in sizes] if some_absent else sizes
+        stop = self.tell() + sum(stored)
+        values = tuple(map(self.read, stored))
         require(self.tell() == stop, _TOO_LONG)
-        return values
+        if not some_absent:
+            return values
+        pairs = zip(values, sizes, strict=True)
+        return tuple(None if size == ABSENT else value for value, size in pairs)
 
 
 def encode_byte_strings(values: Sequence[bytes | None]) -> bytes:

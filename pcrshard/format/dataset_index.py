@@ -197,29 +197,10 @@ def prefix_totals(entries: Sequence[ShardEntry]) -> list[int]:
     return [*scans, sum(own[-1] for own in stops)]
 
 
-def scan_of_fraction(totals: Sequence[int], held: int, fraction: float) -> int:
-    """Return the highest scan whose prefixes take at most a fraction of the full bytes.
-
-    Args:
-        totals: From :func:`prefix_totals`.
-        held: The highest readable scan.
-        fraction: In (0, 1).
-
-    Raises:
-        ScanUnavailable: Even scan 1 takes more.
-    """
-    full = totals[-1]
-    scans = [scan for scan, total in enumerate(totals[:-1], 1) if total <= fraction * full]
-    if not scans:
-        raise ScanUnavailable(
-            f"expected at least {totals[0] / full:.3f} of the full bytes, which scan 1 takes, "
-            f"got scan={fraction}"
-        )
-    return min(scans[-1], held)
-
-
 def resolve_scan(entries: Sequence[ShardEntry], scan: Any) -> Any:
-    """Convert a fraction in (0, 1) with :func:`scan_of_fraction`; return other values unchanged.
+    """Convert a fraction in (0, 1) to the highest scan that takes at most that much of all bytes.
+
+    Other values are returned unchanged. A staged copy has at most the scans that it holds.
 
     Raises:
         ScanUnavailable: Even scan 1 takes more.
@@ -229,5 +210,11 @@ def resolve_scan(entries: Sequence[ShardEntry], scan: Any) -> Any:
         return scan
     if not is_fraction(scan):
         raise TypeError(f"expected a scan number, a fraction in (0, 1) or 'full', got {scan!r}")
-    held = min(entry.scan or entry.num_groups for entry in entries)
-    return scan_of_fraction(prefix_totals(entries), held, scan)
+    *totals, full = prefix_totals(entries)
+    scans = [number for number, total in enumerate(totals, 1) if total <= scan * full]
+    if not scans:
+        raise ScanUnavailable(
+            f"expected at least {totals[0] / full:.3f} of the full bytes, which scan 1 takes, "
+            f"got scan={scan}"
+        )
+    return min(scans[-1], *(entry.scan or entry.num_groups for entry in entries))

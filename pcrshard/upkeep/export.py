@@ -73,7 +73,8 @@ def export_shard(
         return 0
     create = partial(_create, dst, overwrite=overwrite, options=options)
     name = storage.file_name(shard.url)
-    if form == "wds" and _true_name(storage.join(dst, name)) == _true_name(shard.url):
+    paths = map(storage.plain_path, (storage.join(dst, name), shard.url))
+    if form == "wds" and len(set(map(os.path.realpath, paths))) == 1:
         raise EncodeError("expected another folder, not the shard's own", url=dst)
     taken = set() if taken is None else taken
     count = 0
@@ -135,11 +136,6 @@ def _create(
         raise EncodeError("the file exists: use another folder or overwrite", url=target)
     with storage.atomic_write(target, options=options) as file:
         yield file
-
-
-def _true_name(url: str) -> str:
-    """Return a name to compare files by: the real path if local, otherwise the URL."""
-    return os.path.realpath(storage.plain_path(url)) if storage.is_local(url) else url
 
 
 def _write_images(sample: Sample, path: str, create: Create) -> None:

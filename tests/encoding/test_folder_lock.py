@@ -12,7 +12,7 @@ from support import read_all, run_encode, wait_for
 
 from pcrshard import EncodeOptions, encode
 from pcrshard.encoding.resume_journal import LOCK
-from pcrshard.errors import EncodeError, StorageError
+from pcrshard.errors import EncodeError
 
 
 @contextlib.contextmanager
@@ -65,23 +65,6 @@ def test_a_part_that_starts_twice(synthetic_folder, dataset, tmp_path):
     assert read_all(tmp_path) == read_all(dataset)
 
 
-def test_two_encodes_in_one_process(synthetic_folder, tmp_path):
-    """Threads are no exception."""
-    inside = threading.Event(), threading.Event()
-
-    def wait(done, total):
-        inside[0].set()
-        inside[1].wait(20)
-
-    with concurrent.futures.ThreadPoolExecutor() as threads:
-        first = threads.submit(run_encode, synthetic_folder, tmp_path, num_shards=4, progress=wait)
-        assert inside[0].wait(20)
-        with pytest.raises(EncodeError, match="another encode"):
-            run_encode(synthetic_folder, tmp_path, num_shards=4)
-        inside[1].set()
-        assert first.result().num_samples == 24
-
-
 def test_a_file_system_without_locks(synthetic_folder, dataset, tmp_path, monkeypatch):
     """There it works as well, with a warning."""
 
@@ -91,10 +74,3 @@ def test_a_file_system_without_locks(synthetic_folder, dataset, tmp_path, monkey
     monkeypatch.setattr(fcntl, "flock", refuse)
     run_encode(synthetic_folder, tmp_path, num_shards=4)
     assert read_all(tmp_path) == read_all(dataset)
-
-
-def test_a_folder_that_cannot_be_written(synthetic_folder, tmp_path):
-    """The error names it."""
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="file"):
-        run_encode(synthetic_folder, tmp_path / "file", num_shards=4)

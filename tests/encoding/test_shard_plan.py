@@ -74,15 +74,6 @@ def test_stratified_shards_share_every_class(labels, seed, data):
         assert all(sorted(shard, key=places.__getitem__) == shard for shard in shards)
 
 
-def test_stratified_shards_do_not_come_class_by_class():
-    """Within a shard classes are mixed: a loader that reads shards in order sees them all."""
-    labels = [str(number // 100).encode() for number in range(300)]
-    options = EncodeOptions(num_shards=3, stratify=True)
-    label_of = dict(zip(SAMPLES, labels, strict=True))
-    for shard in plan_shards(SAMPLES, options, labels):
-        assert len({label_of[sample] for sample in shard[:20]}) == 3
-
-
 @pytest.mark.parametrize(
     ("how", "shards"),
     [

@@ -168,5 +168,6 @@ def test_a_fraction_is_the_highest_scan_within_it(fraction, scan):
 def test_a_dataset_index_describes_itself():
     """In a line, also of a dataset with thousands of shards and classes."""
     many = DatasetIndex("standard", 2, (ENTRY,) * 1000, tuple(map(str, range(1000))))
+    assert many.num_classes == 1000
     assert f"{1000 * ENTRY.num_samples} samples in 1000 shards" in repr(many)
     assert len(repr(many)) < 200

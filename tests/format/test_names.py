@@ -46,23 +46,6 @@ def test_keys_stay_inside_a_folder_and_split_as_joined(key, valid):
     assert valid_key(key) is valid
 
 
-@pytest.mark.parametrize(
-    ("name", "valid"),
-    [
-        ("jpg", True),
-        ("left.jpg", True),
-        ("", False),
-        ("a/b", False),
-        ("JPG", False),
-        ("__x", False),
-        ("a b", False),
-    ],
-)
-def test_field_names(name, valid):
-    """Valid field names are exactly the ones that WebDataset produces."""
-    assert valid_field(name) is valid
-
-
 @given(HOSTILE, HOSTILE)
 def test_a_legal_key_and_field_are_split_as_joined(key, field):
     """WebDataset gives back the key and the field that a member's name was made of."""

@@ -6,7 +6,7 @@ import tarfile
 import pytest
 
 from pcrshard import Shard, open_dataset
-from pcrshard.errors import NotAShard, TruncatedShard, UnsupportedVersion
+from pcrshard.errors import NotAShard, TruncatedShard
 from pcrshard.format.shard_head import HEAD_STOP, Head, is_tar, read_head
 
 HEAD = Head(3, 100, 400, 7, (2048, 2560, 4096), (8, 8, 8), 900)
@@ -53,12 +53,3 @@ def test_a_short_file_says_so(shard_urls):
     """A file that ends inside its head is truncated."""
     with pytest.raises(TruncatedShard, match="expected 1024 bytes of head, got 700"):
         read_head(first_bytes(shard_urls[0])[:700])
-
-
-def test_a_newer_version_asks_for_a_newer_reader(monkeypatch):
-    """A sound head of version 3 is not damage."""
-    monkeypatch.setattr("pcrshard.format.shard_head.VERSION", 3)
-    start = tarfile.TarInfo("x.pcr").tobuf() + HEAD.encode()
-    monkeypatch.undo()
-    with pytest.raises(UnsupportedVersion, match="got 3; a newer pcrshard"):
-        read_head(start)

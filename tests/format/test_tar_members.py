@@ -10,7 +10,6 @@ from pcrshard import Shard, ShardFormat
 from pcrshard.encoding.shard_writer import encode_sample, write_shard
 from pcrshard.errors import EncodeError
 from pcrshard.format.group_table import decode_tables
-from pcrshard.format.shard_head import Head
 from pcrshard.format.tar_members import index_name, lay_out, plan_members
 from pcrshard.testing import make_jpeg
 
@@ -53,21 +52,6 @@ def test_the_plan_is_what_tar_lists(shard):
         assert data[info.offset_data - len(header) : info.offset_data] == header
         ends[member.row] = -(-(info.offset_data + info.size) // 512) * 512
     assert ends == {row: shard.head.prefix_stops[row] for row in ends}
-
-
-def test_an_index_is_laid_out_again_as_it_was(shard):
-    """Offsets, stops and checksums follow from the other columns alone."""
-    with open(shard.url, "rb") as file:
-        data = file.read()
-    tables = tables_of(shard)
-    blank = [dataclasses.replace(table, offsets=table.offsets * 0) for table in tables]
-    head = Head(3, 0, 0, 0, (0,) * 11, (0,) * 11, 0)
-    index, laid_out, written = lay_out(
-        dataclasses.replace(shard.index, head=head), blank, "data-000000"
-    )
-    assert index.head == shard.head
-    assert data[512 : 512 + len(written)] == written
-    assert [table.encoded for table in laid_out] == [table.encoded for table in tables]
 
 
 def test_a_group_beyond_a_tar_header_is_refused(shard):
