@@ -105,15 +105,12 @@ def open_shards(
         with ThreadPoolExecutor(_HEAD_THREADS) as threads:
             entries = list(threads.map(lambda url: _entry(Shard(url, **how)), urls))
         return DatasetIndex("", entries[0].num_groups, tuple(entries)), list(urls)
-    entries_by_name = {entry.name: entry for entry in whole.shards}
-    for url in urls:
-        if storage.file_name(url) not in entries_by_name:
-            raise StorageError(
-                f"the dataset has no such shard, it has {len(whole.shards)} from "
-                f"{whole.shards[0].name} to {whole.shards[-1].name}",
-                url=url,
-            )
-    chosen = tuple(entries_by_name[storage.file_name(url)] for url in urls)
+    by_name = {entry.name: entry for entry in whole.shards}
+    names = list(map(storage.file_name, urls))
+    if unknown := [url for url, name in zip(urls, names, strict=True) if name not in by_name]:
+        held = f"{len(by_name)} from {min(by_name)} to {max(by_name)}"
+        raise StorageError(f"the dataset has no such shard, it has {held}", url=unknown[0])
+    chosen = tuple(by_name[name] for name in names)
     return dataclasses.replace(whole, shards=chosen), list(urls)
 
 

@@ -120,12 +120,12 @@ class Attempts:
 
     def __init__(self, retry: Retry) -> None:
         self.retry = retry
+        self._failed = 0.0
         self.note_progress()
 
     def note_progress(self) -> None:
         """Reset the failures and the deadline."""
         self.failures = 0
-        self._failed = 0.0
         self._progress = time.monotonic()
 
     def pause_after(self, error: BaseException, sent: float = math.inf) -> float | None:
