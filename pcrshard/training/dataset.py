@@ -77,8 +77,6 @@ class PCRDataset(Dataset[Any]):
 
     @checked(
         batch_size="PCRLoader(dataset, batch_size)",
-        cache_limit="cache_bytes",
-        epoch="PCRLoader(shuffle=, seed=, drop_last=, ...)",
         image="decoder",
         local="cache_dir",
         read="cache_dir, cache_bytes, storage_options and retry",

@@ -245,7 +245,7 @@ class PCRLoader:
         """
         cursor = self._cursor
         place: State = {"epoch": cursor.epoch, "segments": cursor.segments}
-        if cursor.ended == cursor.epoch or (cursor.given and cursor.given == cursor.steps):
+        if cursor.epoch == cursor.ended or cursor.given == cursor.steps:
             place = {"epoch": cursor.epoch + 1, "segments": []}
         elif cursor.given:
             place["segments"] = advance(cursor.segments, self._geometry, cursor.given)
