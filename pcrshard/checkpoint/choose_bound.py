@@ -128,6 +128,5 @@ def choose(
     accepted = [row for row in table if row.accepted]
     if not accepted:
         log.warning("every candidate loses more than %s: keeping %s", max_loss, candidates[0])
-        return Choice(candidates[0], is_default=True, table=tuple(table))
-    best = max(accepted, key=lambda row: row.ratio)
-    return Choice(best.bound, is_default=False, table=tuple(table))
+    best = max(accepted or table[:1], key=lambda row: row.ratio)
+    return Choice(best.bound, not accepted, tuple(table))

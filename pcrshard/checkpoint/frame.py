@@ -146,7 +146,8 @@ def damage_named(message: str, url: str | None = None, key: str | None = None) -
             raise
         raise type(error)(str(error), url=url, key=key) from error.__cause__
     except (
-        msgspec.MsgspecError, TypeError, ValueError, ArithmeticError, LookupError, RuntimeError,
+        msgspec.MsgspecError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError,
+        RuntimeError,
     ) as error:  # fmt: skip
         text = f"{message}: {type(error).__name__}: {error}"
         raise CorruptCheckpoint(text, url=url, key=key) from error

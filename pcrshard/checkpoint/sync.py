@@ -181,11 +181,10 @@ class WeightPublisher:
         workers: int = 1,
         options: storage.Options | None = None,
     ) -> None:
-        self._folder = Folder(url, options)
+        self._folder = Folder(url, options, workers)
         self._every = keyframe_every
         self._is_slow_link = slow_link
         self._needs_sha256 = sha256
-        self._workers = workers
         # The last step and the published weights; None if unknown.
         self._last: StepHeader | None = None
         self._held = np.empty(0, np.uint8)
@@ -216,7 +215,7 @@ class WeightPublisher:
         words = [words_of(tensors[name].detach().cpu().contiguous()) for name, _ in layout]
         held = _blocks(_split(layout, self._held))
         encoded = parallel_map(
-            self._workers,
+            self._folder.workers,
             lambda pair: self._encode(*pair, is_new=last is None),
             zip(_blocks(words), held, strict=True),
         )
@@ -335,9 +334,8 @@ class WeightMirror:
         self.url = url
         self.step = 0
         self.path = os.path.join(folder, MODEL_NAME)
-        self._folder = Folder(url, options, max_bytes=max_bytes or memory_bytes())
+        self._folder = Folder(url, options, workers, max_bytes or memory_bytes())
         self._state = os.path.join(folder, _STATE_NAME)
-        self._workers = workers
         self._id = b""
         # The mapped file's.
         self._layout: Layout = []
@@ -454,7 +452,7 @@ class WeightMirror:
             return crc32c(blocks[n])
 
         self.step = 0
-        crcs = _u32(parallel_map(self._workers, work, range(len(blocks))))
+        crcs = _u32(parallel_map(self._folder.workers, work, range(len(blocks))))
         is_same = header.sha256 in (None, hashlib.sha256(self._data.data).digest())
         require(crcs == header.crcs and is_same, "the weights do not match their checksums")
         with storage.atomic_write(self._state, durable=False) as file:
@@ -479,7 +477,7 @@ class WeightMirror:
             if os.path.getsize(self.path) != len(_file_header(layout)) + _num_bytes(layout):
                 return
         self._map(layout)
-        if _u32(parallel_map(self._workers, crc32c, self._blocks())) == header.crcs:
+        if _u32(parallel_map(self._folder.workers, crc32c, self._blocks())) == header.crcs:
             self.step, self._id = header.number, header.id
 
 

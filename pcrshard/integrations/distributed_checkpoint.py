@@ -30,7 +30,6 @@ from torch.distributed.checkpoint.planner import (
     ReadItem,
     SavePlan,
     SavePlanner,
-    WriteItem,
     WriteItemType,
 )
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
@@ -38,7 +37,7 @@ from torch.futures import Future
 
 from .. import storage
 from ..checkpoint import DeltaStore
-from ..errors import CorruptCheckpoint
+from ..checkpoint.frame import damage_named
 from ..redaction import redact_url
 
 _INDEX = "index"
@@ -69,10 +68,6 @@ def _store_name(rank: int) -> str:
 def _shard_key(index: MetadataIndex) -> str:
     offsets = index.offset if index.offset is not None else ()
     return ",".join(map(str, offsets)) or "whole"
-
-
-def _size(item: WriteItem) -> int:
-    return 0 if item.tensor_data is None else item.tensor_data.size.numel()
 
 
 def _optimizer_of(name: str) -> str | None:
@@ -140,7 +135,7 @@ class DeltaStorageWriter(StorageWriter):
         tensors: dict[str, Any] = {}
         optimizers: dict[str, Any] = {}
         objects = {}
-        paths = []
+        written: list[tuple[MetadataIndex, int, str]] = []
         whole = getattr(planner, "state_dict", {})
         for item in plan.items:
             name, key = item.index.fqn, _shard_key(item.index)
@@ -148,24 +143,25 @@ class DeltaStorageWriter(StorageWriter):
             if item.type == WriteItemType.BYTE_IO:
                 look_up: Any = getattr(planner, "lookup_object")  # noqa: B009  # not in its type
                 objects[name] = look_up(item.index)
-                paths.append("")
+                written.append((item.index, 0, ""))
                 continue
             if prefix is None:
-                shards = tensors
-                paths.append(f"tensors.{key}.{name}")
+                shards, path = tensors, f"tensors.{key}.{name}"
             else:
                 # In the form by which a store recognizes optimizers and chooses error bounds.
                 new = {"state": {}, "param_groups": [_group(whole, prefix)]}
                 shards = optimizers.setdefault(prefix, new)["state"]
-                paths.append(f"optimizers.{prefix}.state.{key}.{name}")
-            shards.setdefault(key, {})[name] = planner.resolve_data(item)
+                path = f"optimizers.{prefix}.state.{key}.{name}"
+            tensor: Any = planner.resolve_data(item)
+            shards.setdefault(key, {})[name] = tensor
+            written.append((item.index, tensor.nbytes, path))
         state = {"tensors": tensors, "optimizers": optimizers, "objects": objects}
         number = self._rank_store.save(state, blocking=True)
         done: Future[list[WriteResult]] = Future()
         done.set_result(
             [
-                WriteResult(item.index, _size(item), ShardLocation(_rank(), number, path))
-                for item, path in zip(plan.items, paths, strict=True)
+                WriteResult(index, size, ShardLocation(_rank(), number, path))
+                for index, size, path in written
             ]
         )
         return done
@@ -219,10 +215,8 @@ class DeltaStorageReader(StorageReader):
             CorruptCheckpoint: The index is damaged.
         """
         plain = self._open(_INDEX).load(self._version)
-        try:
+        with damage_named("not an index", self.url):
             return _metadata_from(plain)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CorruptCheckpoint(f"not an index: {error!r}", url=self.url) from error
 
     def _open(self, name: str) -> DeltaStore:
         return DeltaStore(storage.join(self.url, name), options=self._options)
