@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from ..errorbound import Absolute, RelativeStd
 from .bits import from_planes, pack_booleans, to_planes, unpack_booleans
-from .layout import bytes_of, flatten, order_of, restore, size_hint
+from .layout import flatten, order_of, restore, size_hint
 from .options import ActivationOptions
 from .quantizer import MARGIN, MAX_CODE, estimated_deviation, nearest_codes
 from .report import Row
@@ -60,8 +60,7 @@ def tracing() -> Context | None:
 
 
 def kind_of(
-    tensor: Tensor,
-    function: str,
+    row: Row,
     relatives: Iterable[Sequence[Any]],
     options: ActivationOptions,
     *,
@@ -70,26 +69,23 @@ def kind_of(
     """Return how a tensor may be stored: ``lossy``, ``lossless``, or ``exact``.
 
     Args:
-        tensor: The tensor, real or traced.
-        function: The canonical name of the operation that computed it.
+        row: The tensor's row.
         relatives: Shapes that views give to the same elements.
         options: Selects the floats to compress.
         has_gradient: Whether a gradient is computed for it.
     """
-    is_expanded = 0 in map(size_hint, tensor.stride())
-    if bytes_of(tensor) < max(options.min_bytes, 1) or is_expanded:
+    if row.raw_bytes < max(options.min_bytes, 1):
         return "exact"
-    if not tensor.dtype.is_floating_point or not has_gradient:
+    if not row.dtype.is_floating_point or not has_gradient:
         return "lossless"  # integers, masks; inputs and statistics, which are seldom smaller
-    if function in SENSITIVE:
+    if row.function in SENSITIVE:
         return "exact"
     # Flattened features of a classifier have one row per sample; tokens have more.
     least = options.min_dims
-    is_tokens = tensor.dim() > 1 and any(
-        len(shape) >= least and size_hint(shape[0]) < size_hint(tensor.shape[0])
-        for shape in relatives
+    is_tokens = len(row.shape) > 1 and any(
+        len(shape) >= least and size_hint(shape[0]) < row.shape[0] for shape in relatives
     )
-    return "lossy" if tensor.dim() >= least or is_tokens else "lossless"
+    return "lossy" if len(row.shape) >= least or is_tokens else "lossless"
 
 
 class CompiledHooks:
@@ -115,23 +111,30 @@ class CompiledHooks:
     def pack(self, tensor: Tensor, context: Context) -> Tensor | _Packed:
         """Return the packed form of a tensor for the forward graph, or the tensor unchanged."""
         node = context["_node"]
-        kind = self._kind(tensor, context)
-        parts: tuple[Tensor, ...] = (tensor,)
-        if kind == "lossy":
-            parts = self._quantize(tensor, self._width(node))
-        elif kind == "lossless" and tensor.dtype == torch.bool:
-            parts = (pack_booleans(flatten(tensor, order_of(tensor.stride()))),)
-        elif kind == "lossless":
-            parts = (tensor.to(_index_type(node)),)
         name = _module_of(node)
-        producer, _ = _producer(node)
-        row = self.rows[name, node.name] = Row.of(name, _name(producer), kind, tensor)
+        producer, relatives = _producer(node)
+        row = self.rows[name, node.name] = Row.of(name, _name(producer), tensor)
         row.compiled = True
-        row.stored_bytes = sum(map(bytes_of, parts))
-        if kind == "lossy":
+        index_type = _index_type(node)
+        if producer.op != "placeholder" and tensor.dtype != torch.float64:
+            # Secondary results are masks and statistics, such as the logsumexp of attention.
+            has_gradient = not _is_second_result(producer) and node in _differentiable(
+                context["_fw_graph"], context["_bw_graph"]
+            )
+            row.kind = kind_of(row, relatives, self._options, has_gradient=has_gradient)
+        if row.kind == "lossy":
             row.error_bound = math.nan
+            parts = self._quantize(tensor, self._width(node))
+        elif row.kind == "lossless" and tensor.dtype == torch.bool:
+            parts = (pack_booleans(flatten(tensor, order_of(tensor.stride()))),)
+        elif row.kind == "lossless" and index_type is not None:
+            parts = (tensor.to(index_type),)
+        else:
+            row.kind = "exact"
+            return tensor
+        row.stored_bytes = sum(Row.of("", "", part).raw_bytes for part in parts)
         # Symbolic sizes reach the backward graph only as separate values.
-        return tensor if kind == "exact" else (parts, tuple(tensor.shape))
+        return parts, tuple(tensor.shape)
 
     def unpack(self, packed: Tensor | _Packed, context: Context) -> Tensor:
         """Compute the tensor from its packed form, in the backward graph."""
@@ -147,20 +150,6 @@ class CompiledHooks:
         else:
             flat = unpack_booleans(parts[0], 8 * parts[0].shape[0])
         return restore(flat[: math.prod(shape)], shape, order_of(like.stride()))
-
-    def _kind(self, tensor: Tensor, context: Context) -> str:
-        """Return how to store a tensor, by the rules of eager code."""
-        node = context["_node"]
-        producer, relatives = _producer(node)
-        if producer.op == "placeholder" or tensor.dtype == torch.float64:
-            return "exact"
-        # Secondary results are masks and statistics, such as the logsumexp of attention.
-        has_gradient = not _is_second_result(producer) and node in _differentiable(
-            context["_fw_graph"], context["_bw_graph"]
-        )
-        kind = kind_of(tensor, _name(producer), relatives, self._options, has_gradient=has_gradient)
-        can_be_packed = tensor.dtype == torch.bool or _index_type(node) is not None
-        return kind if kind == "lossy" or can_be_packed else "exact"
 
     def _width(self, node: fx.Node) -> tuple[int, bool]:
         """Return the number of bits per code, and whether one of them is the sign."""

@@ -144,22 +144,20 @@ class Hooks:
 
     def _pack(self, tensor: Tensor) -> _Blob | None:
         """Return the compressed tensor; ``None`` to keep it by reference."""
-        if type(tensor) is not Tensor or tensor.layout != torch.strided:
-            return None  # a parameter, or a subclass with unknown semantics
+        if type(tensor) is not Tensor or tensor.layout != torch.strided or 0 in tensor.stride():
+            return None  # a parameter, a subclass with unknown semantics, or an expanded tensor
         storage = _storage_of(tensor)
         if storage in self._parameters or _is_weight(tensor):
             return None
         layout = layout_of(tensor.shape, tensor.stride())
-        function = _operation(tensor.grad_fn)
+        name, convolution = self._module_of(tensor)
+        row = Row.of(name, _operation(tensor.grad_fn), tensor)
+        row.position = len(self.rows)
         relatives = [] if tensor._base is None else [tensor._base.shape]
         has_gradient = tensor.requires_grad or self._options.inputs
-        kind = kind_of(tensor, function, relatives, self._options, has_gradient=has_gradient)
-        key = storage, tensor.data_ptr(), layout.spans, tensor.dtype, tensor._version, kind
-        name, convolution = self._module_of(tensor)
-        row = self.rows.get(key)
-        if row is None:
-            row = self.rows[key] = Row.of(name, function, kind, tensor)
-            row.position = len(self.rows) - 1
+        row.kind = kind_of(row, relatives, self._options, has_gradient=has_gradient)
+        key = storage, tensor.data_ptr(), layout.spans, tensor.dtype, tensor._version, row.kind
+        row = self.rows.setdefault(key, row)
         if convolution is not None and convolution not in row.read_by:
             row.read_by += (convolution,)
         content = self._contents.get(key)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -76,11 +75,6 @@ def restore(flat: Tensor, shape: Sequence[int], order: tuple[int, ...]) -> Tenso
     """Return the tensor from its (n,) elements, without gaps between them in memory."""
     inverse = [order.index(dim) for dim in range(len(order))]
     return flat.view([shape[dim] for dim in order]).permute(inverse)
-
-
-def bytes_of(tensor: Tensor) -> int:
-    """Return the size of a tensor's elements in bytes, real or traced."""
-    return math.prod(map(size_hint, tensor.shape)) * tensor.dtype.itemsize
 
 
 def size_hint(size: Any) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Self
 
 import torch
 
-from .layout import bytes_of, size_hint
+from .layout import size_hint
 
 _LARGEST = 10
 
@@ -49,11 +50,11 @@ class Row:
     compiled: bool = False
 
     @classmethod
-    def of(cls, name: str, function: str, kind: str, tensor: torch.Tensor) -> Self:
-        """Return the row of a tensor before it is packed."""
-        num_bytes = bytes_of(tensor)
+    def of(cls, name: str, function: str, tensor: torch.Tensor) -> Self:
+        """Return the row of a tensor, real or traced, that is kept by reference."""
         shape = tuple(map(size_hint, tensor.shape))
-        return cls(name, function, kind, shape, tensor.dtype, num_bytes, num_bytes)
+        num_bytes = math.prod(shape) * tensor.dtype.itemsize
+        return cls(name, function, "exact", shape, tensor.dtype, num_bytes, num_bytes)
 
     @property
     def label(self) -> str:
