@@ -147,18 +147,15 @@ def _samples_of(loaded: Prefix, url: str, stage: _StageOptions, on_error: Handle
             yield number_lists(sample) | about
         return
 
-    def name_of(key: str, field: str) -> str:
-        name = f"{key}.{field}"
-        return name if stage.rename_files is None else stage.rename_files(name)
-
-    def select(key: str, field: str) -> bool:
-        return stage.select_files is None or stage.select_files(name_of(key, field))
-
     def files() -> Samples:
-        for sample in loaded.samples(select=select, on_error=on_error):
+        for sample in loaded.samples(on_error=on_error):
             key = sample.pop("__key__")
-            for name, data in number_lists(sample).items():
-                yield {"fname": name_of(key, name), "data": data, **about}
+            for own, data in number_lists(sample).items():
+                name = f"{key}.{own}"
+                if stage.rename_files is not None:
+                    name = stage.rename_files(name)
+                if stage.select_files is None or stage.select_files(name):
+                    yield {"fname": name, "data": data, **about}
 
     yield from tariterators.group_by_keys(files(), handler=stage.handler)
 

@@ -324,8 +324,8 @@ def test_labels_lists_and_late_fields(tmp_path):
             writer.write(sample | {"jpg": make_jpeg(i, 20, 30)})
     url = str(tmp_path / "data-000000.tar")
 
-    def fields(scan):
-        samples = wds.WebDataset([url], shardshuffle=False).pcr_scan(scan, index=str(tmp_path))
+    def fields(scan, **options):
+        samples = dataset_of([url], **options).pcr_scan(scan, index=str(tmp_path))
         return [{name for name in sample if not name.startswith("__")} for sample in samples]
 
     assert fields(0) == [{"cls"}] * 3
@@ -335,3 +335,5 @@ def test_labels_lists_and_late_fields(tmp_path):
         {"cls", "jpg", "views.0.jpg", "views.1.jpg"},
     ]
     assert fields(5)[0] == {"cls", "jpg", "npy"}
+    second = fields(2, select_files=lambda name: name.endswith((".cls", "views.1.jpg")))
+    assert second[2] == {"cls", "views.1.jpg"}
