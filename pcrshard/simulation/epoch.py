@@ -170,9 +170,8 @@ class _Epoch:
     def run(self) -> Trace:
         """Run the processes of all ranks and workers."""
         self.environment.process(self._train())
-        if self.job.workers + self.job.threads:
-            for worker in itertools.chain(*self.workers):
-                self.environment.process(worker.run())
+        for worker in itertools.chain(*self.workers):
+            self.environment.process(worker.run())
         self.environment.run()
         return self.trace
 
@@ -191,7 +190,8 @@ class _Epoch:
         number, place = divmod(step, len(workers))
         worker = workers[place]
         begun = self.environment.now
-        yield from worker.hand_over(number)
+        worker.asked.put(1)
+        yield worker.ready.get(1)
         self.trace.waited += self.environment.now - begun
         if step == 0:
             self.trace.first_batch = self.environment.now
@@ -240,17 +240,11 @@ class _Worker:
         self.needed = np.searchsorted(reads.schedule.first, batches, side="right").tolist()
         self.loads: list[Event] = []
         self.begun = 0
-        # Batches that the rank has asked for, and those that are ready.
-        self.asked = epoch.simpy.Container(epoch.environment, init=epoch.job.ahead)
+        # Batches that the rank has asked for, and those that are ready. A rank that decodes itself
+        # has none made ahead.
+        ahead = epoch.job.ahead if epoch.job.workers + epoch.job.threads else 0
+        self.asked = epoch.simpy.Container(epoch.environment, init=ahead)
         self.ready = epoch.simpy.Container(epoch.environment)
-
-    def hand_over(self, number: int) -> Process:
-        """Wait for the next batch, hand it to the rank, and ask for another."""
-        if not self.epoch.job.workers + self.epoch.job.threads:
-            yield from self._make(number)
-            return
-        yield self.ready.get(1)
-        self.asked.put(1)
 
     def run(self) -> Process:
         """Make batches as they are asked for."""
