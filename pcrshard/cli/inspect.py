@@ -260,7 +260,7 @@ def fidelity(
     plot: Picture | None = None,
     contact_sheet: Picture | None = None,
     model: Annotated[str | None, Keywords(metavar="MODULE:FUNCTION")] = None,
-    model_size: Count = 224,
+    model_size: Parallel = 224,
     storage_option: StorageOptions = None,
 ) -> Report:
     """Measure the quality and cost of each scan, and recommend one.

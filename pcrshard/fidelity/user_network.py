@@ -40,7 +40,7 @@ class Network:
             jpegs: JPEGs, or the pieces of each.
 
         Raises:
-            PCRError: The function did not return logits of shape (N, classes).
+            PCRError: The function failed, or did not return logits of shape (N, classes).
             CorruptJpeg: An image cannot be decoded.
         """
         decoder = ImageDecoder(self.size, "center")
@@ -51,7 +51,7 @@ class Network:
                 pixels = pixels.to(parameter.device)
                 break
         with torch.inference_mode():
-            logits = self.function(pixels.float() / 255)
+            logits = _call(self.function, pixels.float() / 255)
         shape = tuple(getattr(logits, "shape", ()))
         if len(shape) != 2 or shape[0] != len(jpegs):
             raise PCRError(f"expected logits ({len(jpegs)}, classes) from the model, got {shape}")
@@ -70,7 +70,7 @@ def load_network(name: str, size: int = 224) -> Network:
         size: Side of the network's input images, in pixels.
 
     Raises:
-        PCRError: There is no such function, or its result is not callable.
+        PCRError: There is no such function, it failed, or its result is not callable.
     """
     if (folder := os.getcwd()) not in sys.path:
         sys.path.insert(0, folder)
@@ -78,7 +78,15 @@ def load_network(name: str, size: int = 224) -> Network:
         make = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise PCRError(f"expected package.module:function, got {name!r}: {error}") from error
-    network = make() if callable(make) else None
+    network = _call(make) if callable(make) else None
     if not callable(network):
         raise PCRError(f"expected a function that returns a network, got {name!r}")
     return Network(network, size)
+
+
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call the user's code, whose errors are named like ours."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        raise PCRError(f"the model failed with {type(error).__name__}: {error}") from error

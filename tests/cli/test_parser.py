@@ -81,6 +81,7 @@ def test_datasets_and_stores_are_read_with_storage_options():
         ("encode a b --engine dask --slurm-option a=b", "--slurm-option: needs --engine slurm"),
         ("encode a.jpg b.jpg c.jpg shards", "c.jpg shards; quote a pattern"),
         ("export a b --scan 0", "expected `int` >= 1, got '0'"),
+        ("fidelity a --model-size 1000000", "expected `int` <= 4096, got '1000000'"),
         ("plan a --ranks 0", "expected `int` >= 1, got '0'"),
         ("plan a --workers nan", "expected `int`, got 'nan'"),
         ("plan a --bandwidth -3", "expected `float` > 0.0, got '-3'"),

@@ -14,6 +14,8 @@ def linear():
     return torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.Flatten(), torch.nn.LazyLinear(4))
 def broken():
     return 5
+def failing():
+    raise RuntimeError("no weights")
 answer = 7
 """
 
@@ -46,6 +48,7 @@ def test_a_function_of_ones_own_module(module):
         ("my networks", "expected package.module:function, got 'my networks'"),
         ("my_networks:answer", "returns a network"),
         ("my_networks:broken", "returns a network"),
+        ("my_networks:failing", "the model failed with RuntimeError: no weights"),
     ],
 )
 def test_a_wrong_name_is_one_line(module, name, words):
@@ -60,3 +63,5 @@ def test_what_is_no_logits_is_refused():
         PCRError, match=r"expected logits \(1, classes\) from the model, got \(5,\)"
     ):
         Network(lambda batch: torch.zeros(5), 32).classify([make_jpeg()])
+    with pytest.raises(PCRError, match="the model failed with RuntimeError: mat1 and mat2"):
+        Network(nn.Linear(5, 5), 32).classify([make_jpeg()])
