@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import Annotated, Literal
+from typing import Literal
 
 from .. import storage
 from ..errors import EncodeError, PCRError
@@ -17,12 +17,12 @@ from ..reading.prefix_cache import PrefixCache
 from ..reading.shard import Shard
 from ..redaction import redact_url
 from ..upkeep.dataset_card import dataset_card
-from ..upkeep.export import FORMATS, export_shard
+from ..upkeep.export import export_shard
 from ..upkeep.stage import Staged
 from ..upkeep.stage import stage as stage_dataset
 from ..upkeep.verify import verify as verify_dataset
 from .inspect import by_split, open_source
-from .parser import Count, Keywords, Parallel, Report, ScanOrFraction, StorageOptions
+from .parser import Count, Parallel, Report, ScanOrFraction, StorageOptions
 from .progress import ProgressBar
 
 
@@ -72,7 +72,7 @@ def export(
     dst: str,
     *,
     scan: ScanOrFraction = FULL,
-    format: Annotated[str, Keywords(choices=FORMATS)] = FORMATS[0],
+    format: Literal["folder", "wds"] = "folder",
     baseline: bool = False,
     on_error: Literal["raise", "skip"] = "raise",
     overwrite: bool = False,

@@ -88,7 +88,7 @@ def encode(
         )
     src = os.fspath(src)
     dst = storage.plain_path(os.fspath(dst))
-    first, step = part or (0, 1)
+    first, step = part = part or (0, 1)
     if not 0 <= first < step:
         raise EncodeError(f"expected a part I/N with I from 0 to N-1, got {first}/{step}")
     _check_apart(src, dst)
@@ -126,9 +126,8 @@ def commit(run: Run, planned: Plan) -> DatasetIndex | None:
     """
     dst, options = run.dst, run.dst_options
     found = run.written()
-    num_shards = len(planned.shards)
-    if missing := num_shards - len(found):
-        _log.info("%d of %d shards remain for other parts", missing, num_shards)
+    if missing := len(planned.shards) - len(found):
+        _log.info("%d shards remain for other parts", missing)
         return None
     # The last two parts may end at the same time.
     with run.lock(wait=True):

@@ -61,8 +61,8 @@ class ShardResult(NamedTuple):
 
     entry: ShardEntry | None
     unlayered: tuple[Unlayered, ...]
-    num_classes: int = 0
-    on_error: str = ""
+    num_classes: int
+    on_error: str
 
 
 Results = dict[int, ShardResult]
@@ -130,7 +130,7 @@ class Run(NamedTuple):
         fingerprint: The fingerprint of the plan.
         src_options: fsspec storage options of the source.
         dst_options: fsspec storage options of the folder.
-        part: (I, N), or ``None`` for a run over all shards.
+        part: (I, N); (0, 1) for a run over all shards.
         token: The content of the permit, a file that exists for as long as the run is active.
     """
 
@@ -140,13 +140,13 @@ class Run(NamedTuple):
     fingerprint: str
     src_options: StorageOptions
     dst_options: StorageOptions
-    part: Part | None
+    part: Part
     token: str
 
     @property
     def _permit(self) -> str:
         # A temporary file, which is cleaned up if this process is killed.
-        number, count = self.part or (0, 1)
+        number, count = self.part
         return storage.join(self.dst, f".pcrshard-run-{number}-of-{count}.tmp")
 
     def check(self) -> None:
@@ -178,7 +178,7 @@ class Run(NamedTuple):
                 is false or the runs do not match.
         """
         storage.make_folder(self.dst, options=self.dst_options)
-        with self.lock(shared=self.part is not None):
+        with self.lock(shared=self.part != (0, 1)):
             todo = self._take_over(numbers, resume)
             permit = storage.atomic_write(self._permit, options=self.dst_options, durable=False)
             with permit as file:
@@ -224,7 +224,7 @@ class Run(NamedTuple):
                 "which --resume would continue",
                 url=self.dst,
             )
-        if self.part is None:
+        if self.part == (0, 1):
             storage.remove_temporary_files(self.dst)
         todo = [
             number
@@ -284,10 +284,16 @@ def new_run(
     plan: Plan,
     src_options: StorageOptions = None,
     dst_options: StorageOptions = None,
-    part: Part | None = None,
+    part: Part = (0, 1),
 ) -> Run:
     """Return a run that has not started."""
-    token = secrets.token_hex(8)
     return Run(
-        dst, plan.options, plan.names, plan.fingerprint, src_options, dst_options, part, token
+        dst,
+        plan.options,
+        plan.names,
+        plan.fingerprint,
+        src_options,
+        dst_options,
+        part,
+        token=secrets.token_hex(8),
     )

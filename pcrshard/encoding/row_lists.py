@@ -32,9 +32,7 @@ def list_rows(path: str, options: StorageOptions) -> list[ListedImage]:
         EncodeError: A row is malformed; the message names its line.
         StorageError: The list cannot be read.
     """
-    # A local list may be a named pipe, which has no size.
-    most = None if storage.is_local(path) else _MAX_LIST_BYTES
-    data = storage.read_bytes(path, options=options, max_bytes=most)
+    data = storage.read_bytes(path, options=options, max_bytes=_MAX_LIST_BYTES)
     is_json = path.endswith(("jsonl", "ndjson"))
     number = 0
 

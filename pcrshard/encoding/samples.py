@@ -92,8 +92,8 @@ def find_lists(samples: Sequence[SampleRef]) -> tuple[str, ...]:
     counts: dict[str, list[int]] = collections.defaultdict(list)
     for sample in samples:
         places = collections.defaultdict(list)
-        for found in map(place_in_list, (ref.name for ref in sample.refs)):
-            if found is not None:
+        for ref in sample.refs:
+            if found := place_in_list(ref.name):
                 places[found[0]].append(found[1])
         for name, own in places.items():
             counts[name].append(len(own))
@@ -116,7 +116,7 @@ def read_samples(
         batch = samples[start : start + _SAMPLES_PER_READ]
         ranges = [(ref.url, ref.start, ref.stop) for sample in batch for ref in sample.refs]
         # All ranges of a tar must come from the same version of it.
-        tars = {url for url, start, stop in ranges if (start, stop) != (0, None)}
+        tars = {url for url, start, _ in ranges if start}
         with storage.unchanged(tars, options=options):
             values = iter(storage.read_ranges(ranges, options=options))
         for sample in batch:

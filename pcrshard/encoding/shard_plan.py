@@ -260,8 +260,7 @@ def plan_shards(
     if options.seed is not None:
         rng.shuffle(order)
     if labels is None:
-        bounds = [total * i // count for i in range(count + 1)]
-        shards = [order[start:stop] for start, stop in itertools.pairwise(bounds)]
+        shards = [order[total * i // count : total * (i + 1) // count] for i in range(count)]
     else:
         # Deal the samples round-robin, class by class.
         order.sort(key=lambda i: (labels[i] is None, labels[i] or b""))

@@ -107,9 +107,10 @@ def _encode(
         check_label(encoded.key, encoded.fields, options.classes)
     except PCRError as error:
         # A failing store must not look like a set of bad images.
-        if not isinstance(error, FormatError) and not isinstance(
+        is_of_file = isinstance(error, FormatError) or isinstance(
             error.__cause__, FileNotFoundError
-        ):
+        )
+        if not is_of_file:
             raise
         if options.on_error == "raise":
             raise type(error)(

@@ -126,7 +126,7 @@ def _find_files(src: str, options: StorageOptions) -> list[FieldRef]:
             "%s: left out %d files that are not images, such as %s",
             redact_url(src),
             len(others),
-            ", ".join(others[:5]),
+            others[0],
         )
     return usable
 
@@ -159,10 +159,10 @@ def _label_files(src: str, files: Sequence[FieldRef]) -> list[ListedImage]:
     outside = [file.name for file in files if "/" not in file.name]
     if 0 < len(outside) < len(files):
         _log.warning(
-            "%s: no class labels, because %s and %d others are not in a subfolder",
+            "%s: no class labels, because %d images, such as %s, are not in a subfolder",
             redact_url(src),
+            len(outside),
             outside[0],
-            len(outside) - 1,
         )
     return [ListedImage(file, None if outside else file.name.partition("/")[0]) for file in files]
 

@@ -8,7 +8,7 @@ import posixpath
 import re
 import tarfile
 from collections.abc import Iterator, Sequence
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 from .. import storage
 from ..errors import EncodeError
@@ -76,13 +76,8 @@ class _CheckedInfo(tarfile.TarInfo):
     """A header that advances the read position; tarfile loops forever on a negative size."""
 
     @classmethod
-    def frombuf(
-        cls,
-        buf: bytes | bytearray,
-        encoding: str,
-        errors: str,
-    ) -> Self:
-        info = super().frombuf(buf, encoding, errors)
+    def frombuf(cls, *args: Any, **how: Any) -> Self:
+        info = super().frombuf(*args, **how)
         # tarfile reads extended headers into memory.
         if info.type in _LONG_HEADERS and info.size > _MAX_HEADER_BYTES:
             raise tarfile.ReadError(f"a header claims {info.size} bytes")
@@ -118,8 +113,7 @@ def _fields(tar: tarfile.TarFile, url: str) -> Iterator[tuple[str, FieldRef]]:
                     "--sparse and with --hard-dereference",
                     url=url,
                 )
-            stop = info.offset_data + info.size
-            yield key, FieldRef(field, url, info.offset_data, stop)
+            yield key, FieldRef(field, url, info.offset_data, info.offset_data + info.size)
         # tarfile would keep every header in memory.
         tar.members = []  # type: ignore[attr-defined]
 

@@ -6,7 +6,7 @@ import errno
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import BinaryIO
 
@@ -21,7 +21,6 @@ from ..jpeg.pixels import make_baseline
 from ..reading.prefix import OnError, Prefix, Sample, number_lists
 from ..reading.shard import Shard
 
-FORMATS = ("folder", "wds")
 Create = Callable[[str], AbstractContextManager[BinaryIO]]
 # The name of a file caused the error, not the disk.
 _BAD_NAME = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY)
@@ -129,10 +128,7 @@ def _create(
         parent = os.path.normpath(os.path.join(root, os.path.dirname(path)))
         if os.path.realpath(parent) != parent:
             raise EncodeError("expected a folder, got a link to another folder", url=parent)
-        is_there = os.path.lexists(storage.plain_path(target))
-    else:
-        is_there = storage.exists(target, options=options)
-    if is_there and not overwrite:
+    if not overwrite and storage.exists(target, options=options):
         raise EncodeError("the file exists: use another folder or overwrite", url=target)
     with storage.atomic_write(target, options=options) as file:
         yield file
@@ -149,18 +145,19 @@ def _write_images(sample: Sample, path: str, create: Create) -> None:
 def _append(sample: Sample, tar: BinaryIO) -> None:
     for field, value in sample.items():
         if field != "__key__":
-            tar.write(tar_header(f"{sample['__key__']}.{field}", len(value)))
-            tar.write(value)
-            tar.write(bytes(-len(value) % BLOCK))
+            name = f"{sample['__key__']}.{field}"
+            tar.writelines((tar_header(name, len(value)), value, bytes(-len(value) % BLOCK)))
 
 
 def _rearrange(sample: Sample, prefix: Prefix) -> None:
     """Rearrange a sample's images into baseline JPEGs."""
     for field in filter(is_jpeg_field, list(sample)):
-        # A passthrough file that cannot be rearranged stays as it is.
-        may_fail = field in prefix.passthrough_images
-        with suppress(FormatError) if may_fail else nullcontext():
+        try:
             sample[field] = make_baseline(sample[field])
+        except FormatError:
+            # A passthrough file that cannot be rearranged stays as it is.
+            if field not in prefix.passthrough_images:
+                raise
 
 
 def _path(

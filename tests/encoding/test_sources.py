@@ -19,7 +19,7 @@ from pcrshard.encoding.samples import FieldRef
 from pcrshard.encoding.sources import list_source
 from pcrshard.encoding.tars import list_tars
 from pcrshard.errors import EncodeError, PCRError, StorageError
-from pcrshard.testing import make_jpeg
+from pcrshard.testing import CountingFS, make_jpeg
 
 JPEG = make_jpeg()
 
@@ -108,7 +108,7 @@ def test_hidden_and_other_files(make_folder, caplog):
     """
     folder = make_folder("c/a.jpg", "c/._a.jpg", ".cache/b.jpg", "README.md", "c/list.csv")
     assert keys_of(folder) == ["c/a"]
-    assert "left out 2 files that are not images, such as README.md, c/list.csv" in caplog.text
+    assert "left out 2 files that are not images, such as README.md" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -386,6 +386,18 @@ def test_a_file_that_nobody_answers_for(tmp_path):
         list_tars([FieldRef("a.tar", str(tmp_path / "a.tar"))], False, None, Retry(deadline=0.2))
     # Lets the thread go that waits for a writer.
     os.close(os.open(tmp_path / "a.tar", os.O_WRONLY | os.O_NONBLOCK))
+
+
+def test_a_remote_image_costs_one_request(make_folder, monkeypatch):
+    """Each image is read without look-ups before and after, of which a store charges every one."""
+    fsspec.register_implementation("counting", CountingFS, clobber=True)
+    source = list_source(f"counting://{make_folder('a.jpg', 'b.jpg')}")
+    looked = []
+    info = CountingFS.info
+    monkeypatch.setattr(CountingFS, "info", lambda *args: looked.append(args) or info(*args))
+    CountingFS.requests.clear()
+    assert [read_fields(sample)["jpg"] for sample in source.samples] == [JPEG] * 2
+    assert (len(CountingFS.requests), looked) == (2, [])
 
 
 def test_a_tar_without_end(tmp_path, monkeypatch):
