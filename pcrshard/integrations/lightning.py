@@ -13,10 +13,15 @@ if TYPE_CHECKING:
     from ..fidelity.tuner import ScanTuner
 
 
-def _callback_class() -> Any:
-    for name in ("lightning.pytorch", "pytorch_lightning"):
+def lightning_class(module: str, name: str) -> Any:
+    """Return a class of Lightning, from whichever of its two packages is installed.
+
+    Raises:
+        MissingDependency: Neither ``lightning`` nor ``pytorch_lightning`` is installed.
+    """
+    for package in ("lightning.pytorch", "pytorch_lightning"):
         with suppress(ImportError):
-            return importlib.import_module(name).Callback
+            return getattr(importlib.import_module(package + module), name)
     raise MissingDependency("Lightning is not installed: pip install lightning")
 
 
@@ -28,7 +33,7 @@ def lightning_callback(tuner: ScanTuner) -> Any:
     Raises:
         MissingDependency: Neither ``lightning`` nor ``pytorch_lightning`` is installed.
     """
-    callback_class: Any = _callback_class()
+    callback_class: Any = lightning_class("", "Callback")
 
     class ScanTunerCallback(callback_class):  # type: ignore[misc]  # known at run time
         """Tunes before the epoch's first batch; the level applies from the next shard read."""
@@ -50,15 +55,3 @@ def lightning_callback(tuner: ScanTuner) -> Any:
             tuner.load_state_dict(state_dict)
 
     return ScanTunerCallback()
-
-
-def checkpoint_io_class() -> Any:
-    """Return Lightning's ``CheckpointIO``, from whichever of its two packages is installed.
-
-    Raises:
-        MissingDependency: Neither ``lightning`` nor ``pytorch_lightning`` is installed.
-    """
-    for name in ("lightning.pytorch.plugins.io", "pytorch_lightning.plugins.io"):
-        with suppress(ImportError):
-            return importlib.import_module(name).CheckpointIO
-    raise MissingDependency("Lightning is not installed: pip install lightning")

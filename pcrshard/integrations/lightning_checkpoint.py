@@ -10,7 +10,7 @@ from .. import storage
 from ..checkpoint import DeltaStore
 from ..errors import CorruptCheckpoint
 from ..redaction import redact_url
-from .lightning import checkpoint_io_class
+from .lightning import lightning_class
 
 _MAX_POINTER_BYTES = 1 << 16
 
@@ -28,7 +28,7 @@ def delta_checkpoint_io(store: DeltaStore) -> Any:
     Raises:
         MissingDependency: Neither ``lightning`` nor ``pytorch_lightning`` is installed.
     """
-    base: Any = checkpoint_io_class()
+    base: Any = lightning_class(".plugins.io", "CheckpointIO")
 
     class DeltaCheckpointIO(base):  # type: ignore[misc]  # known at run time
         """Versions in a store, each named by a file."""
