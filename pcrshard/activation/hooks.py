@@ -153,7 +153,9 @@ class Hooks:
         name, convolution = self._module_of(tensor)
         row = Row.of(name, _operation(tensor.grad_fn), tensor)
         row.position = len(self.rows)
-        relatives = [] if tensor._base is None else [tensor._base.shape]
+        # What a projection copies to a matrix has no base; the copy remembers its shape.
+        sizes = getattr(tensor.grad_fn, "_saved_self_sym_sizes", tensor.shape)
+        relatives = [sizes, sizes if tensor._base is None else tensor._base.shape]
         has_gradient = tensor.requires_grad or self._options.inputs
         row.kind = kind_of(row, relatives, self._options, has_gradient=has_gradient)
         key = storage, tensor.data_ptr(), layout.spans, tensor.dtype, tensor._version, row.kind

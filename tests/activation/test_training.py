@@ -322,6 +322,16 @@ def test_dynamic_graphs_and_short_batches():
     assert saver.ledger.live_bytes == 0
 
 
+def test_all_tokens_of_attention_are_compressed():
+    """Also where PyTorch's own attention copies them, transposed, to a matrix."""
+    model = nn.TransformerEncoderLayer(64, 2, 128, 0.0, batch_first=True)
+    saver = saver_of(model)
+    with saver:
+        model(torch.randn(8, 32, 64, requires_grad=True) * 1.0).sum().backward()
+    large = [row for row in saver.report().rows if row.raw_bytes >= 16_384]
+    assert {row.kind for row in large} == {"lossy"}
+
+
 def test_one_block_at_a_time():
     """Nesting one saver in itself is refused; its outer block still ends well."""
     saver = compress_activations(nn.Identity())
