@@ -33,18 +33,6 @@ def test_a_cache_is_listed_and_cleared(shard_urls, tmp_path, cli, fails):
     fails("cache", "ls", tmp_path / "none", words=["none"])
 
 
-@pytest.mark.parametrize("action", ["ls", "clear"])
-def test_a_folder_that_is_no_cache_is_left_alone(dataset, tmp_path, fails, action):
-    """A dataset, an empty folder and a file are refused as caches, and stay unchanged."""
-    shutil.copytree(dataset, tmp_path / "dataset")
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "file").write_text("mine")
-    before = sorted(tmp_path.rglob("*"))
-    for name in ("dataset", "empty", "file"):
-        fails("cache", action, tmp_path / name, words=["used as cache_dir", name])
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 @pytest.mark.parametrize(
     ("damage", "layout"), [("cut", "folder"), ("head", "wds"), ("gone", "folder")]
 )
