@@ -63,7 +63,7 @@ def _alone(dataset, threads):
         with Pool(threads) as pool:
             for ids in batches:
                 own = [keys[number] for number in ids]
-                assert all(IMAGE.begin(pool, table[ids], [out], own, keep=held).decoded)
+                assert all(IMAGE.begin(pool, table[ids], [out], own, keep=held).wait())
         return batches.size
 
     return run
