@@ -69,19 +69,17 @@ class Classifier:
 
 
 class Trainable(nn.Module):
-    """A network where it is fast; what it takes and gives is on the processor.
-
-    Its batch normalization keeps the statistics that it has, unless it ``gathers`` others.
+    """A network where it is fast; what it takes and gives is on the processor. Its batch
+    normalization keeps the statistics that it has.
     """
 
-    def __init__(self, network, *, gathers=False):
+    def __init__(self, network):
         super().__init__()
-        self.gathers = gathers
         self.network = network.to(device(), memory_format=torch.channels_last)
 
     def train(self, mode=True):
         """Gradients need no mode."""
-        return super().train(mode and self.gathers)
+        return super().train(False)
 
     def forward(self, inputs):
         number = fast_type()

@@ -116,7 +116,11 @@ MISSING = {
     "pcr": {"'bandwidth' is undefined"},
     "activations": {"'memory' is undefined"},
     "imagenet": {"'dict object' has no attribute 'lite2'", "'crops' is undefined"},
-    "finetuning": {"'link' is undefined"},
+    "finetuning": {
+        "'link' is undefined",
+        "'dict object' has no attribute 'lite0'",
+        "'dict object' has no attribute 'resnet'",
+    },
 }
 
 

@@ -15,10 +15,10 @@ from training.models import Head, Residual, ResNet, conv
 from pcrshard import compress_activations
 from pcrshard.activation import ActivationOptions, GradientNoise
 
-from .. import lites
 from ..learning import Data, files_of, fit, floats, pictures, vgg
 
 BATCH = 32
+RATE = 0.1
 # Epochs at the end whose accuracies are averaged: the rate is near 0 there, before that they swing.
 LAST = 2
 PRINTED = "adaptive, as printed"
@@ -87,7 +87,7 @@ def load(lab, side):
     return Data(*pictures(parts[0], side), *pictures(parts[1], side))
 
 
-def crops(images, size, scale, generator):
+def crops(images, size, generator):
     """A crop of each picture, at random."""
     room = images.shape[1] - size + 1
     corners = torch.randint(0, room, (len(images), 2), generator=generator).tolist()
@@ -95,85 +95,62 @@ def crops(images, size, scale, generator):
         image[top : top + size, left : left + size]
         for image, (top, left) in zip(images, corners, strict=True)
     ]
-    return floats(torch.stack(cut), scale=scale)
+    return floats(torch.stack(cut))
 
 
 @torch.no_grad()
-def evaluate(model, data, size, scale):
+def evaluate(model, data, size):
     """Accuracy and loss on the middle of each test picture."""
     model.eval()
     edge = (data.test.shape[1] - size) // 2
     right = 0
     loss = 0.0
     for part, labels in zip(data.test.split(BATCH), data.test_labels.split(BATCH), strict=True):
-        logits = model(floats(part[:, edge : edge + size, edge : edge + size], scale=scale))
+        logits = model(floats(part[:, edge : edge + size, edge : edge + size]))
         right += int((logits.argmax(1) == labels).sum())
         loss += float(functional.cross_entropy(logits, labels, reduction="sum"))
     model.train()
     return right / len(data.test), loss / len(data.test)
 
 
-def batches(data, size, batch, scale, generator):
+def batches(data, size, generator):
     """An epoch of crops in a random order, without a short batch at the end."""
     order = torch.randperm(len(data.train), generator=generator)
-    for chosen in order[: len(order) // batch * batch].split(batch):
-        yield crops(data.train[chosen], size, scale, generator), data.train_labels[chosen]
+    for chosen in order[: len(order) // BATCH * BATCH].split(BATCH):
+        yield crops(data.train[chosen], size, generator), data.train_labels[chosen]
 
 
-def train(spec, model, data, batch, rate, *, scale=64.0, every_epoch=True):
+def train(spec, data):
     """Train with SGD on a one-cycle learning rate; return the results per epoch."""
+    torch.manual_seed(spec.seed)
+    model = NETWORKS[spec.network](data.classes)
     saver = compress_activations(model, **ARMS[spec.arm] or {"codec": "none"})
     optimizer = torch.optim.SGD(
-        model.parameters(), rate, momentum=0.9, nesterov=True, weight_decay=5e-4
+        model.parameters(), RATE, momentum=0.9, nesterov=True, weight_decay=5e-4
     )
-    steps = len(data.train) // batch * spec.epochs
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, steps)
+    steps = len(data.train) // BATCH * spec.epochs
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, steps)
     generator = torch.Generator().manual_seed(spec.seed)
     rows = []
     begun = time.process_time()
-    for epoch in range(spec.epochs):
-        order = batches(data, spec.size, batch, scale, generator)
-        row = [statistics.fmean(fit(model, optimizer, order, schedule=schedule, saver=saver))]
-        if every_epoch or epoch + 1 == spec.epochs:
-            row += evaluate(model, data, spec.size, scale)
-        rows.append(row)
+    for _ in range(spec.epochs):
+        order = batches(data, spec.size, generator)
+        loss = statistics.fmean(fit(model, optimizer, order, schedule=schedule, saver=saver))
+        rows.append([loss, *evaluate(model, data, spec.size)])
     report = saver.report()
-    last = [row for row in rows[-LAST:] if len(row) > 1]
+    _, accuracy, test_loss = zip(*rows[-LAST:], strict=True)
     return {
         "spec": dataclasses.asdict(spec),
         "columns": ["loss", "accuracy", "test loss"],
         "rows": rows,
-        "accuracy": statistics.fmean(row[1] for row in last),
-        "test_loss": statistics.fmean(row[2] for row in last),
+        "accuracy": statistics.fmean(accuracy),
+        "test_loss": statistics.fmean(test_loss),
         "ratio": report.ratio,
         "ratio_of_conv_inputs": report.ratio_of_conv_inputs,
         "cpu_seconds": time.process_time() - begun,
         "train": len(data.train),
         "test": len(data.test),
     }
-
-
-def perform(spec, data):
-    """A training from scratch, or of the pretrained network."""
-    torch.manual_seed(spec.seed)
-    if spec.network == LITE:
-        model = lites.pretrained("lite0", data.classes)
-        return train(spec, model, data, 8, 0.01, scale=LITE_SCALE, every_epoch=False)
-    return train(spec, NETWORKS[spec.network](data.classes), data, BATCH, 0.1)
-
-
-LITE = "lite0, pretrained"
-LITE_ARMS = ("plain", "0.1 std, images too")
-# Its pictures are of pixels in about -1 to 1; one of ten of the train split is trained on.
-LITE_SCALE = 127.5
-LITE_STRIDE = 10
-
-
-def load_flowers(lab, side):
-    """255 flowers to train on, and the 600 of the val split to test on."""
-    root = pathlib.Path(lab.classify("flowers"))
-    train = files_of(root / "train")[::LITE_STRIDE]
-    return Data(*pictures(train, side), *pictures(files_of(root / "val"), side))
 
 
 # (network, epochs, size, seeds, arms); the arms of a seed are next to each other, so that a stop
@@ -183,7 +160,6 @@ PLAN = (
     ("vgg8", 12, 32, 3, FIRST),
     ("resnet10", 12, 48, 3, OTHERS),
     ("resnet10", 12, 48, 2, (PRINTED,)),
-    (LITE, 1, 224, 3, LITE_ARMS),
 )
 QUICK_PLAN = (("resnet10", 2, 32, 2, FIRST),)
 
@@ -193,7 +169,6 @@ def specs(lab):
     return [
         Spec(network, arm, seed, epochs, size)
         for network, epochs, size, seeds, arms in (QUICK_PLAN if lab.quick else PLAN)
-        if network != LITE or lites.available("lite0")
         for seed in range(seeds)
         for arm in arms
     ]
@@ -206,6 +181,5 @@ def train_all(lab):
     for key in lab.missing({"spec": dataclasses.asdict(spec)} for spec in specs(lab)):
         spec = Spec(**key["spec"])
         if spec.size not in data:
-            small = spec.network != LITE
-            data[spec.size] = load(lab, spec.size * 9 // 8) if small else load_flowers(lab, 224)
-        lab.append(perform(spec, data[spec.size]))
+            data[spec.size] = load(lab, spec.size * 9 // 8)
+        lab.append(train(spec, data[spec.size]))

@@ -15,7 +15,7 @@ from pcrshard.format.scan import FULL
 
 from ..lab import SAMPLES_PER_SHARD, SCANS
 from ..learning import classify, fit, share
-from . import layers, tails
+from . import tails
 
 # What is trained on; the first are those whose figures are read first. Of "mostly 2", one picture
 # of five is at full fidelity.
@@ -129,8 +129,12 @@ def _train(task, kind, seed, look):
     return row
 
 
-def _measure_tails(lab):
-    """The runs that are missing, the smallest task first."""
+KEPT = ("layers", "link")  # measured once
+
+
+def measure(lab, _parts=()):
+    """The runs that are missing, the smallest task first; there are no parts."""
+    torch.set_num_threads(len(os.sched_getaffinity(0)) if lab.quick else 1)
     look = tails.trunk()
     for task in sorted(lab.tasks, key=lambda task: lab.index(task.name, "train").num_samples):
         seeds = range(lab.scale * (1 if lab.quick else SEEDS))
@@ -139,14 +143,3 @@ def _measure_tails(lab):
         for key in lab.missing(keys):
             prepared = prepared or Task(lab, task)
             lab.append(key | _train(prepared, key["kind"], key["seed"], look))
-
-
-KEPT = ("link",)  # measured once
-PARTS = {"tails": _measure_tails, "layers": layers.measure}
-
-
-def measure(lab, parts=()):
-    """What is missing of some parts, or of both."""
-    torch.set_num_threads(len(os.sched_getaffinity(0)) if lab.quick else 1)
-    for part in parts or PARTS:
-        PARTS[part](lab)
