@@ -678,6 +678,13 @@ def faulty(folder: str | os.PathLike[str], faults: Faults = ()) -> Iterator[Faul
         yield server
 
 
+@contextlib.contextmanager
+def proxy(upstream: str, faults: Faults = ()) -> Iterator[FaultServer]:
+    """Pass on requests to another server, with these faults in its answers."""
+    with contextlib.closing(FaultServer(_proxy_origin(upstream), faults)) as server:
+        yield server
+
+
 # ---------------------------------------------------------------- S3
 
 

@@ -2,13 +2,13 @@
 storage, real reads and decoding; only the accelerator is a sleep. What the simulation is held to.
 """
 
-import asyncio
 import contextlib
 import dataclasses
 import math
 import multiprocessing
 import os
 import random
+import signal
 import statistics
 import subprocess
 import time
@@ -152,54 +152,35 @@ def real(lab, setup):
     }
 
 
-# Latency: the first bytes of a request wait in a proxy, on the node itself.
-
-
 @contextlib.contextmanager
 def _latency(setup, server, nodes):
-    """The URL of the dataset, through a proxy where a set-up has latency."""
+    """The URL of the dataset; where a set-up has latency, through a proxy on the node itself, in
+    which the answers to requests wait.
+    """
     if setup.latency is None:
         yield server.url()
         return
     context = multiprocessing.get_context("fork")
     receive, send = context.Pipe(duplex=False)
-    target = (server.host, server.port)
-    process = context.Process(target=_serve_late, args=(send, nodes[0], target, setup.latency))
+    process = context.Process(target=_serve_late, args=(send, nodes[0], server.url(), setup))
     process.start()
     try:
-        yield f"http://127.0.0.1:{receive.recv()}/"
+        yield receive.recv()
     finally:
         process.terminate()
         process.join()
 
 
-def _serve_late(send, namespace, target, latency):
+def _serve_late(send, namespace, upstream, setup):
     enter(namespace)
-    asyncio.run(_proxy(send, target, latency))
-
-
-async def _proxy(send, target, latency):
     rng = random.Random(0)
 
-    async def copy(reader, writer, late):
-        with contextlib.closing(writer):
-            while data := await reader.read(1 << 16):
-                if late:
-                    await asyncio.sleep(draw_latency(latency, rng))
-                writer.write(data)
-                await writer.drain()
+    def late(_):
+        return servers.Fault(stall=draw_latency(setup.latency, rng))
 
-    async def serve(reader, writer):
-        far_reader, far_writer = await asyncio.open_connection(*target)
-        await asyncio.gather(
-            copy(reader, far_writer, late=True),
-            copy(far_reader, writer, late=False),
-            return_exceptions=True,
-        )
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    send.send(server.sockets[0].getsockname()[1])
-    await server.serve_forever()
+    with servers.proxy(upstream, late) as server:
+        send.send(server.url())
+        signal.pause()
 
 
 # What the machine does in a second, for the simulation.
