@@ -1,7 +1,7 @@
 """Ways to save memory for backward, side by side: peak memory, time, and error of the gradients.
 
 On a CPU, CPU time and the resident set of a process whose C library gives freed memory back. Each
-row of the first tables is a process. ``--worker overhead`` measures the time of a step alone.
+row of the first tables is a process.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from training.models import conv, resnet18, resnet50
 from pcrshard import compress_activations
 from pcrshard.activation import Compressor, peak_memory
 
-from .harness import Bench, ratios
+from .harness import ratios
 
 ROUNDS = 5
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -32,12 +32,8 @@ NETWORKS = {
     "narrow": lambda _: resnet18(10, 16, conv(3, 16)),  # for small images
 }
 EAGER = ("plain", "int8", "bits", "zstd", "offload", "checkpoint", "zstd+checkpoint")
-# In each of two compilers; fp8 is Inductor's own activation quantization.
-COMPILED = ("aot_eager plain", "aot_eager int8", "inductor plain", "inductor int8",
-            "inductor bits", "inductor fp8")  # fmt: skip
+COMPILED = ("aot_eager plain", "aot_eager int8", "inductor plain", "inductor int8", "inductor bits")
 STEPS = (("ResNet-18", 112, 1.08, 1.15), ("ViT", 112, 1.08, 1.15), ("narrow", 32, 1.2, 1.2))
-FP8 = {"quant_type": "torch.float8_e5m2", "size_in_mb": 1, "use_scaling": True,
-       "allowed_dtypes": "torch.float32;torch.bfloat16"}  # fmt: skip
 
 
 class Step:
@@ -58,9 +54,6 @@ class Step:
             self.context = compress_activations(self.model, codec=codec)
         elif method == "offload":
             self.context = torch.autograd.graph.save_on_cpu(pin_memory=DEVICE == "cuda")
-        elif method == "fp8":
-            options = {"activation_quantization_aten_pass": FP8}
-            torch._inductor.config.post_grad_fusion_options = options
         if backend:
             self.forward = torch.compile(self.model, backend=backend, fullgraph=True)
 
@@ -94,7 +87,7 @@ def held_bytes(loss, model, images):
 
 
 def measure(way, network, batch, size, rounds):
-    """As JSON: a row of figures of one way."""
+    """A row of figures of one way."""
     torch.set_num_threads(1)
     both = []
     for each in ("plain", way):
@@ -118,9 +111,8 @@ def measure(way, network, batch, size, rounds):
     return row
 
 
-def overhead(rounds=ROUNDS, bench=None):
-    """As JSON: the time of a step with each codec over that of a plain one."""
-    bench = bench or Bench("activation", int(rounds))
+def _overhead(bench):
+    """The time of a step with each codec over that of a plain one."""
     for network, size, *limits in STEPS:
         steps = {way: Step(way, network, 64, size) for way in ("plain", "int8", "zstd")}
         for threads in (1, 2):
@@ -131,11 +123,8 @@ def overhead(rounds=ROUNDS, bench=None):
             is_wall = threads > 1 and DEVICE == "cpu"
             seconds = bench.compare(title, steps, time.perf_counter if is_wall else _clock)
             for way, limit in zip(("int8", "zstd"), limits, strict=True):
-                packing = steps[way].context.report().seconds
-                print(f"{way}: {packing:.3f} s of packing and unpacking in the last step")
                 over = ratios(seconds[way], seconds["plain"])
                 bench.target(f"{title}: {way} over plain", over, most=limit)
-    return bench.targets
 
 
 def run(bench):
@@ -156,4 +145,4 @@ def run(bench):
         assert packed["error of gradients"] < 1.1 * by_way["int8"]["error of gradients"]
         ratio = plain["held MB"] / packed["held MB"]
         bench.target(f"{title}, compiled: saved bytes, int8", ratio, least=3.5)
-    overhead(bench=bench)
+    _overhead(bench)

@@ -12,10 +12,7 @@ import sys
 import tempfile
 import time
 
-import webdataset as wds
-
 from evidence.lab import stamp, unpack
-from pcrshard import ShardWriter
 from pcrshard.fidelity.costs import table
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -58,21 +55,6 @@ def read(path):
     """The bytes of a file."""
     with open(path, "rb") as file:
         return file.read()
-
-
-def write_shards(files, shards, count, tars=None):
-    """Write photographs as a dataset of ``count`` shards, and as plain tars of the same size."""
-    per_shard = -(-len(files) // count)
-    with contextlib.ExitStack() as stack:
-        writers = [stack.enter_context(ShardWriter(shards, samples_per_shard=per_shard))]
-        if tars is not None:
-            os.makedirs(tars)
-            pattern = os.path.join(tars, "%06d.tar")
-            stock = wds.ShardWriter(pattern, maxcount=per_shard, verbose=0)
-            writers.append(stack.enter_context(stock))
-        for number, file in enumerate(files):
-            for writer in writers:
-                writer.write({"__key__": f"{number:06d}", "jpg": read(file), "cls": number})
 
 
 class Bench:

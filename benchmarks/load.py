@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader
 from pcrshard import ImageDecoder, PCRDataset, PCRLoader, open_dataset
 from pcrshard.native.pool import Draw, Pool, draw_boxes, draw_keys
 
-from .harness import Quartiles, cpu, ratios, write_shards
+from .harness import Quartiles, cpu, ratios
+from .read import write_shards
 
 ROUNDS = 5
 SCAN, SIZE, BATCH, SHARDS = 5, 224, 64, 8

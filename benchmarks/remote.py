@@ -18,7 +18,8 @@ import pcrshard
 from evidence.links import network
 from pcrshard.format.scan import FULL
 
-from .harness import Quartiles, ratios, write_shards
+from .harness import Quartiles, ratios
+from .read import write_shards
 
 ROUNDS = 3
 RATE = 20_000_000

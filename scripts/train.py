@@ -138,10 +138,8 @@ class Run:
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
         momentum, decay = cfg.optim.momentum, cfg.optim.weight_decay
         self.optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum, weight_decay=decay)
-        if cfg.memory not in ("plain", "compressed"):
-            raise ValueError(f"expected memory=plain or memory=compressed, got {cfg.memory!r}")
         self.saving = contextlib.nullcontext()
-        if cfg.memory == "compressed":
+        if cfg.codec:
             self.saving = pcrshard.compress_activations(self.model, codec=cfg.codec)
         self.criterion = nn.CrossEntropyLoss(label_smoothing=cfg.optim.label_smoothing)
         self.policy = make_policy(cfg, self.level, self.loader, self.loss)

@@ -58,13 +58,10 @@ def train(folder):
 
 
 def test_devices_and_precisions():
-    """V100 gets fp16, newer GPUs bf16, CPUs fp32; a task takes its own GPU or the only one."""
-    assert doctest.testmod(hardware).attempted >= 3
-    assert doctest.testmod(hardware).failed == 0
-    with pytest.raises(ValueError, match="2 for task 3"):
-        hardware.gpu_of(3, 2)
+    """V100 gets fp16, newer GPUs bf16, CPUs fp32; other precisions are refused."""
+    assert doctest.testmod(hardware) == (0, 2)
     with pytest.raises(ValueError, match="expected precision=auto"):
-        hardware.precision_of("fp8", hardware.choose_device({}))
+        hardware.precision_of("fp8", hardware.choose_device())
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("resnet18", 11689512), ("resnet50", 25557032)])

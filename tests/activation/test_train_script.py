@@ -1,4 +1,4 @@
-"""``memory=compressed`` of scripts/train.py."""
+"""``codec=`` of scripts/train.py."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ def train(dataset, out, *settings):
 def test_a_run_is_compressed_by_one_setting(dataset, tmp_path):
     """Nearly the same losses as without."""
     losses = []
-    for name, settings in (("plain", []), ("small", ["memory=compressed", "codec=int8"])):
+    for name, settings in (("plain", []), ("small", ["codec=int8"])):
         result = train(dataset, tmp_path / name, *settings)
         assert result.returncode == 0, result.stderr
         rows = (tmp_path / name / "log.jsonl").read_text().splitlines()
