@@ -51,7 +51,7 @@ def render(lab):
         f"python -m evidence {lab.subject}",
         lambda name, plot: plots.draw(lab.path(f"{name}.png"), plot),
     )
-    pages.write_text(lab.path("README.md"), page.strip() + "\n")
+    lab.write("README.md", page.strip() + "\n")
     print(lab.path("README.md"))
 
 

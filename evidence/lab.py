@@ -12,6 +12,7 @@ import tempfile
 from typing import NamedTuple
 
 import pcrshard
+from pcrshard import storage
 from pcrshard.testing import make_jpeg
 
 from . import ROOT, pages
@@ -163,8 +164,13 @@ class Lab:
     def save(self, name, results):
         """Keep what was measured of a part, whole or not at all, and return it."""
         report = {"experiment": name, "quick": self.quick, **stamp(), "results": results}
-        pages.write_text(self.path(f"{name}.json"), json.dumps(report, indent=1) + "\n")
+        self.write(f"{name}.json", json.dumps(report, indent=1) + "\n")
         return results
+
+    def write(self, name, text):
+        """Write a file of the subject's results, whole or not at all."""
+        with storage.atomic_write(self.path(name)) as file:
+            file.write(text.encode())
 
     def measured(self, name, measure):
         """The results of a part, measured unless they are there."""

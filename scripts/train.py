@@ -28,6 +28,7 @@ from training.hardware import PRECISIONS, choose_device, precision_of
 from training.models import MODELS
 
 import pcrshard
+from pcrshard import storage
 from pcrshard.fidelity.bandwidth import BandwidthTuner, bytes_per_sample
 from pcrshard.fidelity.schedule import ScanSchedule
 from pcrshard.fidelity.tuner import ScanTuner
@@ -251,9 +252,8 @@ class Run:
 def write_log(run):
     """Replace OUT/log.jsonl; a killed job may have written rows of epochs that it did not save."""
     path = os.path.join(run.cfg.out, "log.jsonl")
-    with open(f"{path}.new", "w") as file:
-        file.writelines(json.dumps(row) + "\n" for row in run.rows)
-    os.replace(f"{path}.new", path)
+    with storage.atomic_write(path) as file:
+        file.writelines(f"{json.dumps(row)}\n".encode() for row in run.rows)
     print(run.rows[-1], flush=True)
 
 

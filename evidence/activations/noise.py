@@ -96,12 +96,11 @@ def measure_network(lab, name):
     }
     found = {case: gradient_errors(model, images, rounding)
              for case, (model, rounding) in cases.items()}  # fmt: skip
-    shown = found["settled, stochastic"]
     drawn = DRAWN[name]
-    _, errors = shown[drawn]
+    _, errors = found["settled, stochastic"][drawn]
     histogram = _histogram(_by_channel(errors), EDGE)
     layers = {case: _layers(rows) for case, rows in found.items()}
-    return {"layers": layers, "drawn": drawn, "histogram": histogram, "weights": errors.numel()}
+    return {"layers": layers, "drawn": drawn, "histogram": histogram}
 
 
 def measure_errors(lab):

@@ -114,18 +114,12 @@ def validate(lab):
         print(f"{setup.name}: {found['images_per_second']:.1f} images/s, simulated x{ratio:.3f}")
 
 
-def imagenet(scan, per_record=PER_RECORD, mean=PAPER_MEAN, times=PAPER_TIMES):
-    """Samples and prefix bytes of ImageNet's records at a scan."""
-    whole, rest = divmod(IMAGENET, per_record)
-    sizes = [per_record] * whole + [rest] * (rest > 0)
-    return sizes, [round(size * mean / times[scan]) for size in sizes]
-
-
-def run(cluster, job, scan, steps=None, **dataset):
-    """The outcome of an epoch of ImageNet."""
-    sizes, prefixes = imagenet(scan, **dataset)
-    phases = max(job.workers, 1)
-    simulation = Simulation(cluster, job, sizes, prefixes, lanes_per_rank=phases)
+def run(cluster, job, scan, steps=None):
+    """The outcome of an epoch of ImageNet's records at a scan."""
+    whole, rest = divmod(IMAGENET, PER_RECORD)
+    sizes = [PER_RECORD] * whole + [rest]
+    prefixes = [round(size * PAPER_MEAN / PAPER_TIMES[scan]) for size in sizes]
+    simulation = Simulation(cluster, job, sizes, prefixes, lanes_per_rank=job.workers)
     return simulation.run(steps=steps).outcome(job)._asdict()
 
 

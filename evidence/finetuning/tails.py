@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import pcrshard
+from pcrshard import storage
 from pcrshard.format.scan import FULL
 
 from .. import lites
@@ -91,7 +92,7 @@ def trunk_outputs(lab, task, split, view=0, *, smoothing=False):
         labels.append(batches[scans[0]][1])
     found = {scan: torch.cat(parts) for scan, parts in outputs.items()}, torch.cat(labels)
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    torch.save(found, f"{path}.new")
-    os.replace(f"{path}.new", path)
+    with storage.atomic_write(path) as file:
+        torch.save(found, file)
     print(f"{name}: {len(found[1])} pictures", flush=True)
     return found

@@ -81,11 +81,10 @@ def _classify(lab):
     """What is missing of the rows."""
     chosen = photographs(lab)
     blocks = [chosen[start : start + BLOCK] for start in range(0, len(chosen), BLOCK)]
-    cases = [case for case in (QUICK_CASES if lab.quick else CASES) if lites.available(case[0])]
     early = min(len(blocks), EARLY * lab.scale)
     keys = [
         {"network": name, "crop": crop, "smoothing": smoothing, "block": block}
-        for number, (name, crop, smoothing) in enumerate(cases)
+        for number, (name, crop, smoothing) in enumerate(QUICK_CASES if lab.quick else CASES)
         for block in range(len(blocks) if number < MOST else early)
     ]
     for key in lab.missing(keys):
@@ -165,7 +164,6 @@ def _resized(lab):
     """
     chosen = photographs(lab)
     labels = {photograph.path.stem: photograph.label for photograph in chosen}
-    networks = [name for name in lites.NAMES if lites.available(name)]
     decoder = pcrshard.ImageDecoder(64 if lab.quick else 224, "center")
     found = {}
     for point in SCANS:
@@ -180,7 +178,7 @@ def _resized(lab):
         row["milliseconds"] = _milliseconds(decoder, files[:BLOCK])
         wanted = torch.tensor([labels[sample["__key__"]] for sample in samples])
         images = torch.as_tensor(np.stack([decoder(file) for file in files])).split(BLOCK)
-        for name in networks:
+        for name in lites.NAMES:
             right = torch.cat([_network(name)(part).argmax(1) for part in images]) == wanted
             row[name] = "".join(map(str, right.int().tolist()))
         found[point.name] = row

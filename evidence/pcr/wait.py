@@ -8,6 +8,7 @@ import time
 import fsspec
 
 import pcrshard
+from pcrshard import storage
 from pcrshard.fidelity.bandwidth import BandwidthTuner, bytes_per_sample
 from pcrshard.testing import ThrottledFS, TokenBucket
 
@@ -37,9 +38,8 @@ class _VaryingFS(ThrottledFS):
 
 
 def _set_rate(state, rate):
-    with open(state + ".rate.new", "w") as file:
-        file.write(str(rate))
-    os.replace(state + ".rate.new", state + ".rate")
+    with storage.atomic_write(state + ".rate", durable=False) as file:
+        file.write(str(rate).encode())
 
 
 def _open(lab, task, state, level):

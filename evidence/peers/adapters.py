@@ -6,7 +6,6 @@ batches of pixels. Imports stand in the functions, because each peer runs in an 
 own.
 """
 
-import dataclasses
 import functools
 import io
 import json
@@ -16,6 +15,7 @@ import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable
+from typing import NamedTuple
 
 from images import (
     BATCH,
@@ -473,14 +473,13 @@ FORMS = {
 }
 
 
-@dataclasses.dataclass
-class Peer:
+class Peer(NamedTuple):
     """A form, the environment that it is read in, and how."""
 
     form: str
     environment: str
     read: Callable
-    options: dict = dataclasses.field(default_factory=dict)
+    options: dict = {}
     server: str = ""  # of its files: "http", "s3" or none
 
 

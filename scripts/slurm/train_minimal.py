@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 import pcrshard
+from pcrshard import storage
 from pcrshard.training import ranks
 
 STOPPED = 75  # EX_TEMPFAIL: not done, try again
@@ -54,17 +55,6 @@ def backward(model, images, labels, slots):
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient.view_as(parameter)
     return loss.item()
-
-
-def save(path, state):
-    """Whole or not at all."""
-    if dist.get_rank() == 0:
-        with open(f"{path}.new", "wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(f"{path}.new", path)
-    dist.barrier()
 
 
 def log(path, row, keys):
@@ -120,7 +110,11 @@ def main():
             part.load_state_dict(state[name])
 
     def save_all():
-        save(checkpoint, {"step": step} | {name: part.state_dict() for name, part in parts.items()})
+        if rank == 0:
+            state = {"step": step} | {name: part.state_dict() for name, part in parts.items()}
+            with storage.atomic_write(checkpoint) as file:
+                torch.save(state, file)
+        dist.barrier()
 
     for _ in range(loader.epoch, args.epochs):
         for batch in loader:

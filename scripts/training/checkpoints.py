@@ -1,11 +1,10 @@
 """Where scripts/train.py keeps its states: the last one as a file, or every epoch's as a delta."""
 
 import os
-import tempfile
 
 import torch
 
-from pcrshard import DeltaStore
+from pcrshard import DeltaStore, storage
 from pcrshard.checkpoint import Precision
 from pcrshard.errorbound import PointwiseRelative, RelativeStd
 
@@ -41,7 +40,8 @@ class Checkpoints:
             noted = {name: state[name] for name in ("epoch", "step")}
             self.store.save(state, metrics=noted)
         else:
-            save_file(self.path, state)
+            with storage.atomic_write(self.path) as file:
+                torch.save(state, file)
 
     def load(self, device):
         """The state that is farthest, or ``None``; after an epoch's end the epoch is done."""
@@ -66,13 +66,3 @@ def precision(fraction):
         return "lossless"
     coarse = fraction * OPTIMIZER_SHARE
     return Precision(RelativeStd(fraction), RelativeStd(coarse), PointwiseRelative(coarse))
-
-
-def save_file(path, state):
-    """Write a file that appears whole or not at all."""
-    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), suffix=".tmp")
-    with os.fdopen(handle, "wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

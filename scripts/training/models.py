@@ -96,11 +96,9 @@ def resnet50(classes, width=64, stem=None):
 
 
 def efficientnet_lite0(classes):
-    """EfficientNet-Lite0, the paper's second network, from timm."""
-    try:
-        import timm
-    except ImportError:
-        raise SystemExit("train: model=efficientnet_lite0 needs timm: pip install timm") from None
+    """EfficientNet-Lite0, the paper's second network, from timm, which it needs."""
+    import timm
+
     return timm.create_model("efficientnet_lite0", num_classes=classes)
 
 
