@@ -5,9 +5,8 @@ import importlib
 import json
 import os
 import pkgutil
-import sys
 
-from .harness import ROOT, Bench
+from .harness import Bench
 
 SUBJECTS = sorted(
     module.name
@@ -25,7 +24,6 @@ def main():
     parser.add_argument("--json", help="where to write the figures")
     parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    sys.path += [os.path.join(ROOT, "tests"), os.path.join(ROOT, "scripts")]  # servers, training
     module = importlib.import_module(f".{args.subject}", __package__)
     if args.worker:
         name, *values = args.worker

@@ -12,10 +12,10 @@ import sys
 import tempfile
 import time
 
+from evidence import ROOT
 from evidence.lab import stamp, unpack
 from pcrshard.fidelity.costs import table
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PACKAGES = ("pcrshard", "numpy", "fsspec", "PyTurboJPEG", "webdataset", "torch", "pillow")
 
 

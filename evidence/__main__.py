@@ -6,7 +6,8 @@
     python -m evidence imagenet --existing    render what is there, without measuring
     python -m evidence finetuning --quick     a smoke run on synthetic pictures, elsewhere
 
-Rows are written as each run ends: a command that was stopped resumes where it was.
+Rows are written as each run ends: a command that was stopped resumes where it was. It needs
+``pip install "pcrshard[evidence]"``.
 """
 
 import argparse
@@ -15,11 +16,8 @@ import os
 import tempfile
 import warnings
 
-try:
-    from . import ROOT, pages, plots
-    from .lab import Lab
-except ModuleNotFoundError as error:
-    raise SystemExit(f'needs {error.name}: pip install "pcrshard[evidence]"') from error
+from . import ROOT, pages, plots
+from .lab import Lab
 
 SUBJECTS = (
     "pcr",
@@ -84,7 +82,4 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ModuleNotFoundError as error:
-        raise SystemExit(f'needs {error.name}: pip install "pcrshard[evidence]"') from error
+    main()

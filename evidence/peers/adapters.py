@@ -479,7 +479,7 @@ class Peer(NamedTuple):
     form: str
     environment: str
     read: Callable
-    options: dict = {}
+    options: dict | None = None
     server: str = ""  # of its files: "http", "s3" or none
 
 

@@ -69,7 +69,7 @@ def read_epoch(peer, place, workers):
     cpu, start = cpu_seconds(), time.perf_counter()
     first = None
     images = 0
-    for pixels in peer.read(place, workers, **peer.options):
+    for pixels in peer.read(place, workers, **peer.options or {}):
         first = first or time.perf_counter() - start
         images += len(pixels)
     wall = time.perf_counter() - start
