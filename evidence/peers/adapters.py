@@ -92,7 +92,7 @@ def read_pcr_by_webdataset(folder, workers):
     decoder = pcrshard.ImageDecoder(SIDE, "random", layout="hwc")
     dataset = wds.WebDataset(urls, shardshuffle=len(urls), seed=1)
     dataset = dataset.pcr_scan(5).shuffle(500).to_tuple("jpg", "cls")
-    dataset = dataset.map_tuple(lambda jpeg: decoder(jpeg, random), int)
+    dataset = dataset.map_tuple(decoder, int)
     return torch_batches(dataset, workers)
 
 
