@@ -3,7 +3,7 @@
 from . import noise, ratios, training
 
 PARTS = {"ratios": ratios.measure, "noise": noise.measure}
-KEPT = ("memory",)  # measured once
+KEPT = ("errors", "memory")  # measured once
 
 
 def measure(lab, parts=()):
