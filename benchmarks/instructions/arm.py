@@ -63,7 +63,7 @@ def main():
         print(f"{'scan':10} {'plain C':>12} {'vectors':>12}  ratio, at most")
         for scan, limit in LIMITS.items():
             pictures = sorted(folder.glob(f"{scan}-*.jpg"))
-            expected = run(folder / "here", "auto", "1", *pictures)
+            expected = run(folder / "here", "auto", "1", *pictures, stderr=subprocess.DEVNULL)
             per_image = []
             for backend in ("portable", "auto"):
                 once, pixels = count(folder, backend, 1, pictures)
