@@ -99,6 +99,16 @@ def test_a_run_goes_on_by_default(train, folder, capsys):
     assert {path.name: path.read_bytes() for path in (folder / "run").iterdir()} == before
 
 
+@pytest.mark.parametrize(
+    "policy", [["bandwidth"], ["milestones"], ["tuner", "policy.first=0", "policy.images=8"]]
+)
+def test_each_policy_sets_the_scan(train, folder, policy):
+    """The loop is the same with every policy, and the log says which scan was read."""
+    assert train("epochs=1", "model=small_cnn", "out=run", f"policy={policy[0]}", *policy[1:]) == 0
+    row = json.loads((folder / "run" / "log.jsonl").read_text())
+    assert row["scan"] in (*range(1, 11), "full")
+
+
 def test_wrong_settings_are_refused(train, folder):
     """Validation labels that mean other classes, and unknown values, raise an error at once."""
     write(folder / "val", "ac")
