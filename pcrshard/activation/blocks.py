@@ -34,7 +34,7 @@ def blocks_of(count: int) -> list[slice]:
     """Return a block of (count,) elements for each thread, all equally long."""
     number = min(max(count // _LEAST, 1), torch.get_num_threads())
     size = -(-count // number)
-    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+    return [slice(start, start + size) for start in range(0, count, size)]
 
 
 def share(work: Callable[[S], T], items: Sequence[S]) -> list[T]:

@@ -121,7 +121,6 @@ def test_parts_of_a_projection_are_read_where_they_lie():
     with saver:
         parts = (tokens.requires_grad_() * 1.0).permute(2, 0, 3, 1, 4).unbind()
         outs = [part.pow(2) for part in parts]
-    assert len(saver.report().rows) == 3
     for row, part, out in zip(saver.report().rows, parts, outs, strict=True):
         assert row.error_bound == pytest.approx(0.05 * float(part.detach().std()), rel=0.02)
         check(row, part.detach(), out.grad_fn._saved_self.detach())
@@ -207,7 +206,6 @@ def test_codecs_differ_in_size_only():
     """Every codec gives back the same values; zstd is smaller than bits, bits than int8."""
     values = torch.randn(50_000, generator=torch.Generator().manual_seed(0)).relu()
     found = {codec: saved(values, 0.1, codec) for codec in ("int8", "bits", "zstd")}
-    sizes = [row.stored_bytes for row, _ in found.values()]
-    assert sizes == sorted(sizes, reverse=True)
-    assert sizes[0] > 1.2 * sizes[1] > 1.2 * sizes[2]
+    first, second, third = (row.stored_bytes for row, _ in found.values())
+    assert first > 1.2 * second > 1.4 * third
     assert all(torch.equal(back, found["int8"][1]) for _, back in found.values())
