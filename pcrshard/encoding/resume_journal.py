@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -166,7 +166,7 @@ class Run(NamedTuple):
         Saved(self.fingerprint, results).write(url, self.dst_options)
 
     @contextlib.contextmanager
-    def open(self, numbers: Iterable[int], *, resume: bool) -> Iterator[list[int]]:
+    def open(self, numbers: range, *, resume: bool) -> Iterator[list[int]]:
         """Permit tasks to write shards of these numbers; yield those that are still missing.
 
         Until the end of the block no other run may write to the folder, except parts. If a part
@@ -189,8 +189,9 @@ class Run(NamedTuple):
                 self.revoke()
 
     def revoke(self) -> None:
-        """Revoke the permit, so that tasks fail without writing."""
-        with contextlib.suppress(StorageError):
+        """Revoke the permit, unless another run has taken over, so that tasks do not write."""
+        with contextlib.suppress(StorageError, EncodeError):
+            self.check()
             storage.remove(self._permit, options=self.dst_options)
 
     @contextlib.contextmanager
@@ -211,7 +212,7 @@ class Run(NamedTuple):
                 stack.callback(Path(path).unlink, missing_ok=True)
             yield
 
-    def _take_over(self, numbers: Iterable[int], resume: bool) -> list[int]:
+    def _take_over(self, numbers: range, resume: bool) -> list[int]:
         files, fingerprints, results = self._read()
         names = {DATASET_INDEX, *(shard_name(self.options.name, number) for number in numbers)}
         held = sorted(names & files.keys())

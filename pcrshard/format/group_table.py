@@ -192,14 +192,14 @@ def _decode(
         columns.append(found)
         packed.append(part[layout.itemsize :])
 
-    def column(name: str) -> npt.NDArray[Any]:
-        return np.concatenate([found[name] for found in columns])
-
-    header_sizes = column("header_sizes")
+    sizes, crcs, header_sizes = (
+        np.concatenate([found[name] for found in columns])
+        for name in ("sizes", "crcs", "header_sizes")
+    )
     return GroupTable(
         range(places[0].rows.start, places[-1].rows.stop),
-        column("sizes"),
-        column("crcs"),
+        sizes,
+        crcs,
         header_sizes,
         _unpack_headers(header_sizes, packed),
         columns[0]["offsets"],

@@ -159,8 +159,9 @@ def verify_shard(task: VerifyTask) -> VerifyResult:
         problems += _check_samples(shard, task, scan)
         if entry and scan == FULL and (entry.shard_bytes, entry.shard_crc32c) != (stop, checksum):
             # Damage found above explains the difference.
-            old = f"size or checksum of the file differ from {DATASET_INDEX}; is the index old?"
-            problems = problems or [f"{old} (shard={url})"]
+            problems = problems or [
+                f"size or checksum differ from {DATASET_INDEX}; is the index old? (shard={url})"
+            ]
         keys = index.keys
     except PCRError as error:
         problems.append(str(error))
