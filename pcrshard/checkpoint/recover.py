@@ -71,7 +71,9 @@ def recover(
         except FormatError as error:
             lost[name] = str(error)
     parents = {file.header.parent_id for file in files}
-    # Parents before deltas; of two files of one version, the one that others refer to.
+    # Parents before deltas; of two files of one version, the one that others refer to, or else the
+    # newest: a writer that was killed leaves a file, and the next one reuses its number.
+    files.sort(key=lambda file: -file.header.saved)
     files.sort(key=lambda file: (file.header.number, file.header.id not in parents))
     manifest = Manifest()
     for file in reported(files, progress):

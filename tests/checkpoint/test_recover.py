@@ -51,17 +51,30 @@ def test_what_is_lost_is_named(tmp_path):
 
 
 def test_of_two_files_of_a_version_one_is_used(tmp_path):
-    """Versions keep their records; the file that others refer to is used, a misnamed one is not."""
-    before = make(tmp_path / "store", count=3)
-    stranger = saved(tmp_path / "stranger", 1).versions()[0].file
-    misnamed = stranger.replace("000001", "000002")
-    for name in (stranger, misnamed):
-        shutil.copy(tmp_path / "stranger" / stranger, tmp_path / "store" / name)
+    """The file that others refer to is used, then the newest; a misnamed one is not."""
+    stranger = saved(tmp_path / "stranger", 1)
+    with DeltaStore(str(tmp_path / "store")) as store:
+        for number in (1, 2):
+            store.save(tiny_state(number), blocking=True)
+        shutil.copytree(tmp_path / "store", tmp_path / "killed")
+        with DeltaStore(str(tmp_path / "killed")) as killed:
+            killed.save(tiny_state(9))
+        store.save(tiny_state(3))
+    before = store.versions()
+    reasons = {}
+    for number, source, reason in (
+        (1, stranger, "another file of this version"),
+        (2, stranger, "the number in the name"),
+        (3, killed, "another file of this version"),
+    ):
+        name = f"{number:06d}-{0:016x}.pcd"
+        shutil.copy(f"{source.url}/{source.versions()[-1].file}", tmp_path / "store" / name)
+        reasons[name] = reason
     damage(max((tmp_path / "store").glob("manifest-*")), 30)
     found = recover(str(tmp_path / "store"))
     assert found.versions == tuple(before)
-    assert "another file of this version" in found.lost[stranger]
-    assert "the number in the name" in found.lost[misnamed]
+    assert found.lost.keys() == reasons.keys()
+    assert all(reason in found.lost[name] for name, reason in reasons.items())
 
 
 @pytest.mark.parametrize("recovered", [False, True])

@@ -65,16 +65,20 @@ class StoreMachine(RuleBasedStateMachine):
     def start(self):
         self.folder = tempfile.mkdtemp(prefix="pcrshard-property-")
         self.options = None
-        place = self.folder
+        self.place = self.folder
         if self.server is not None:
-            place = self.server.url(f"property-{uuid.uuid4().hex}")
+            self.place = self.server.url(f"property-{uuid.uuid4().hex}")
             self.options = self.server.storage_options
-        self.url = f"{place}/store"
+        self.url = f"{self.place}/store"
         self.versions = {}
         self.seeds = itertools.count(1)
-        self.mirrored = {}
-        self.mirror = DeltaStore(f"{place}/mirror", options=self.options)
+        self.new_mirror()
         self.writers = [self.opened(), self.opened()]
+
+    def new_mirror(self):
+        self.mirrored = {}
+        url = f"{self.place}/mirror-{next(self.seeds)}"
+        self.mirror = DeltaStore(url, options=self.options)
 
     def opened(self):
         return DeltaStore.lossless(self.url, keyframe_every=3, options=self.options)
@@ -138,6 +142,8 @@ class StoreMachine(RuleBasedStateMachine):
         assert set(fs.ls(folder, detail=False)) == files
         found = recover(self.url, options=self.options, allow_loss=True)
         assert {record.number for record in found.versions} >= set(self.versions)
+        # Numbers of versions that had been deleted may be used again.
+        self.new_mirror()
         # Files of killed writers, and of versions whose deletion was interrupted.
         self.opened().delete(keep=self.versions)
         with pytest.raises(ValueError, match="nothing to recover"):
