@@ -104,7 +104,8 @@ def group_starts(index: ShardIndex, rows: range) -> list[int]:
 def late_starts(index: ShardIndex, table: GroupTable) -> dict[str, int]:
     """Return the absolute start of each deferred field's values, which are contiguous."""
     starts = group_starts(index, table.rows)
-    ends = dict(zip(table.rows, map(sum, zip(starts, table.row_bytes, strict=True)), strict=True))
+    places = zip(table.rows, starts, table.row_bytes, strict=True)
+    ends = {row: start + size for row, start, size in places}
     base = index.schema.base
     if table.rows.start < base:
         # The values of the base groups are at the end of their members.
