@@ -112,8 +112,7 @@ def _read(url: str, options: StorageOptions) -> Saved | None:
             raise
         return None
     except (ValueError, RecursionError) as error:
-        message = f"not a journal: {error}; remove it to start over"
-        raise EncodeError(message, url=url) from error
+        raise EncodeError(f"not a journal: {error}; remove it to start over", url=url) from error
 
 
 class Run(NamedTuple):

@@ -12,7 +12,7 @@ from .. import storage
 from ..errors import PCRError
 from ..format.names import is_metadata, place_in_list
 from ..format.shard_index import MAX_LISTED
-from ..redaction import redact_url
+from ..redaction import links_of
 
 StorageOptions = storage.Options
 LABEL_FIELD = "cls"
@@ -75,7 +75,8 @@ def unique_keys(paths: Iterable[str]) -> list[str]:
 
 def _legal_key(path: str) -> str:
     """Return a valid key for a file name, or for the path of a URL."""
-    usable = re.sub("^.*?://[^/]*/", "", redact_url(path, query="")) if "://" in path else path
+    link = next((link for link in links_of(path) if link.scheme), None)
+    usable = path if link is None else link.path.strip("/") or link.host
     parts = [part for part in re.split(r"[/\\\0]", usable) if part not in ("", ".", "..")] or ["_"]
     parts[-1] = posixpath.splitext(parts[-1])[0].replace(".", "_") or "_"
     key = "/".join(parts).encode("utf-8", "replace").decode()

@@ -80,7 +80,7 @@ class EncodeOptions:
     def __post_init__(self) -> None:
         check_name(self.name)
         check_classes(self.classes)
-        if self.num_shards is not None and self.samples_per_shard is not None:
+        if None not in (self.num_shards, self.samples_per_shard):
             raise EncodeError("expected num_shards or samples_per_shard, got both")
         if self.on_error not in ON_ERROR:
             raise EncodeError(f"expected on_error among {ON_ERROR}, got {self.on_error!r}")

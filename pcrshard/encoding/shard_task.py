@@ -94,8 +94,8 @@ def _encode(
                 return None
             if options.on_error != "reencode":
                 raise
-            quality = options.reencode_quality or _QUALITY
-            image = encode_jpeg(to_jpeg(file, quality, options.resize_short), script)
+            jpeg = to_jpeg(file, options.reencode_quality or _QUALITY, options.resize_short)
+            image = encode_jpeg(jpeg, script)
             note("reencoded", reason)
             return image
 
@@ -138,7 +138,7 @@ def _gather_lists(fields: dict[str, Any], names: FieldNames) -> None:
 def _to_jpeg(image: bytes, options: EncodeOptions) -> bytes:
     """Convert an image that is not a JPEG or needs resizing; return any other image unchanged."""
     if image[:2] != SOI:
-        if options.reencode_quality is None or not image:
+        if options.reencode_quality is None:
             return image
     elif options.resize_short is None:
         return image

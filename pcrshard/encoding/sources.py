@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from .. import storage
 from ..errors import EncodeError, StorageError
 from ..format.names import JPEG_EXTENSIONS
-from ..redaction import get_logger, redact_url
+from ..redaction import get_logger, redact, redact_url
 from .row_lists import LISTS, list_rows
 from .samples import (
     LABEL_FIELD,
@@ -88,9 +88,9 @@ def list_source(
         )
     files = splits.get(split or "", files)
     tars = [file for file in files if file.name.endswith(".tar")]
-    if tars and len(tars) < len(files):
-        raise EncodeError("found both images and tars: select the tars with a pattern", url=src)
     if tars:
+        if len(tars) < len(files):
+            raise EncodeError("found both images and tars: select the tars with a pattern", url=src)
         samples = list_tars(tars, prefix_keys, options)
     else:
         images = list_rows(src, options) if src.endswith(LISTS) else _label_files(src, files)
@@ -126,7 +126,7 @@ def _find_files(src: str, options: StorageOptions) -> list[FieldRef]:
             "%s: left out %d files that are not images, such as %s",
             redact_url(src),
             len(others),
-            others[0],
+            redact(others[0], src),
         )
     return usable
 
@@ -175,8 +175,7 @@ def _number_labels(images: Sequence[ListedImage], classes: Sequence[str]) -> Ite
         number = numbers.get(label, label)
         if isinstance(number, str):
             raise EncodeError(
-                f"expected classes among the {len(classes)} given names, got {number!r} in the "
-                "source"
+                f"expected classes among the given names, got {number!r} in the source"
             )
         labels = () if number is None else ((LABEL_FIELD, str(number).encode()),)
         yield SampleRef(key, (file._replace(name="jpg"),), (*labels, *known))

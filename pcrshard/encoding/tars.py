@@ -127,5 +127,4 @@ def _check_end(file: BinaryIO, offset: int, url: str) -> None:
                 "expected nothing after the end of the tar, got a damaged header or another tar; "
                 "join tars with `tar --concatenate`",
                 url=url,
-                offset=offset,
             )
