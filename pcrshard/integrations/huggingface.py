@@ -1,7 +1,8 @@
 """Hugging Face ``datasets`` integration: :func:`load_dataset`, and the builder behind it.
 
 Each shard is a shard of ``datasets``, which handles splitting by node, shuffling, DataLoader
-workers and ``state_dict()``. Images stay encoded until ``datasets`` decodes them.
+workers and ``state_dict()``. Images stay encoded until ``datasets`` decodes them. Works with
+``datasets`` 3 and newer; ``scripts/hf/pcr_dataset.py`` is the loading script for versions before 4.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ Also what stock `datasets` shows of a preview.
 import atexit
 import contextlib
 import glob
+import importlib.metadata
 import io
 import json
 import os
@@ -30,6 +31,7 @@ datasets = pytest.importorskip("datasets", reason="NO HUGGINGFACE: pip install '
 
 from datasets.distributed import split_dataset_by_node
 from PIL import Image
+from support import ROOT
 from torch.utils.data import DataLoader
 
 import pcrshard
@@ -460,6 +462,77 @@ def test_a_card_names_the_labels_and_finds_the_shards(streaming, carded, tmp_pat
         row["__key__"].startswith(f"{names[row['cls']]}/") and row["jpg"].size for row in rows
     )
     assert len(list(rows)) == 24
+
+
+_ON_DATASETS_3 = """
+import json, sys, datasets, pcrshard.hf
+script, url, carded = sys.argv[1:]
+def shown(rows):
+    rows = rows.cast_column("jpg", datasets.Image(decode=False))
+    return [[row["__key__"], row["cls"], row["jpg"]["bytes"].hex()] for row in rows]
+def load(streaming):
+    how = {"split": "train", "streaming": streaming, "trust_remote_code": True}
+    return datasets.load_dataset(script, data_dir=url, scan=5, **how)
+def ours(streaming):
+    return pcrshard.hf.load_dataset(url, scan=5, streaming=streaming)
+rows = pcrshard.hf.load_dataset(url, scan=5, streaming=True)
+source = iter(rows)
+done = [next(source)["__key__"] for _ in range(8)]
+rows.load_state_dict(rows.state_dict())
+card = datasets.load_dataset(carded, split="train", streaming=True)
+print(json.dumps({
+    "version": datasets.__version__,
+    "script": [shown(load(True)), shown(load(False))],
+    "hf": [shown(ours(True)), shown(ours(False))],
+    "resumed": done + [row["__key__"] for row in rows],
+    "names": load(True).features["cls"].names,
+    "card": [len(list(card)), card.features["cls"].names],
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def datasets_3(tmp_path_factory):
+    """A Python that has datasets 3 and what pcrshard needs; this package comes by PYTHONPATH."""
+    folder = tmp_path_factory.mktemp("hf3") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    needed = [line for line in importlib.metadata.requires("pcrshard") if "extra ==" not in line]
+    pip = [
+        folder / "bin" / "python",
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    ]
+    subprocess.run(
+        [*pip, "datasets>=3,<4", "Pillow", *needed], check=True
+    )  # without our constraints, which name a newer datasets
+    return folder / "bin" / "python"
+
+
+@pytest.mark.long
+def test_datasets_3_and_its_loading_script(datasets_3, dataset, carded, tmp_path):
+    """With datasets 3 the script, pcrshard.hf and the card give the rows of the current version."""
+    environment = os.environ | {
+        "HF_HOME": str(tmp_path),
+        "PYTHONPATH": str(ROOT),
+        "PYTHONWARNINGS": "ignore",
+    }
+    script = ROOT / "scripts" / "hf" / "pcr_dataset.py"
+    command = [datasets_3, "-c", _ON_DATASETS_3, script, dataset, carded]
+    result = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    got = json.loads(result.stdout.splitlines()[-1])
+    assert got["version"].startswith("3.")
+    samples = expected(dataset, 5)
+    rows = [[sample["__key__"], int(sample["cls"]), sample["jpg"].hex()] for sample in samples]
+    assert got["script"] == got["hf"] == [rows, rows]
+    assert got["resumed"] == keys(samples)
+    assert got["names"] == ["cat", "dog"]
+    assert got["card"] == [24, ["cat", "dog"]]
 
 
 def test_lists_late_fields_and_kept_files(tmp_path):
