@@ -44,8 +44,8 @@ def test_an_image_folder_with_splits(run, tmp_path):
     train = [f"train/{label}/{n}.jpg" for label in ("cat", "dog", "emu") for n in range(4)]
     write_images(tmp_path / "root", *train, "val/dog/0.jpg", "val/emu/1.jpg")
     said = run("encode", "root", "pcr", status=1)
-    assert "splits train, val" in said
-    assert "--split all root DST" in said
+    assert "splits of root (train, val)" in said
+    assert "`--split all`" in said
     run("encode", "--split", "all", "root", "pcr")
     for split, count in (("train", 12), ("val", 2)):
         index, _ = open_dataset(tmp_path / "pcr" / split)

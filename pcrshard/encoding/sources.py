@@ -81,10 +81,11 @@ def list_source(
     files = _find_files(src, options)
     splits = {} if split == NO_SPLIT else _split_files(files)
     if split not in (NO_SPLIT, *(splits or (None,))):
+        got = "none was chosen" if split is None else f"got {split!r}"
         raise EncodeError(
             f"expected one of the splits of {redact_url(src)} ({', '.join(splits) or 'it has none'}"
-            f"), got {split!r}; `--split all` encodes each into its own folder, and `--split "
-            f"{NO_SPLIT}` treats their folders as classes"
+            f"), {got}; `--split all` encodes each into its own folder, and `--split {NO_SPLIT}` "
+            "treats their folders as classes"
         )
     files = splits.get(split or "", files)
     tars = [file for file in files if file.name.endswith(".tar")]

@@ -80,7 +80,8 @@ class ShardSet:
         if not datasets:
             raise ValueError("expected one or several datasets, got none")
         self.options = options
-        groups = itertools.groupby(storage.expand(datasets), _group)
+        named = [datasets] if isinstance(datasets, str | os.PathLike) else datasets
+        groups = itertools.groupby(storage.expand(named), _group)
         found = [_open(list(urls), options) for _, urls in groups]
         self.urls = [url for _, urls in found for url in urls]
         self.entries = [entry for index, _ in found for entry in index.shards]
@@ -88,7 +89,6 @@ class ShardSet:
         self.datasets = np.cumsum([0, *(len(index.shards) for index, _ in found)]).tolist()
         self.classes = found[0][0].classes
         self.num_classes = found[0][0].num_classes
-        named = [datasets] if isinstance(datasets, str | os.PathLike) else datasets
         self.name = " and ".join(redact_url(os.fspath(url)) for url in named)
 
     def __str__(self) -> str:

@@ -77,6 +77,8 @@ def verify(
     if against:
         journal = read_journal(folder, options=storage_options)
         options = replace(journal.options, classes=journal.options.classes or classes)
+        if storage.file_name(against.rstrip("/")) == options.split:
+            options = replace(options, split=None)  # the split itself, not the folder of all
         samples = list_samples(against, options, storage_options).samples
         sources = {sample.key: sample for sample in samples}
         skipped = {row.key for row in journal.unlayered if row.outcome == "skipped"}
