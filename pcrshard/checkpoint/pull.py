@@ -38,7 +38,7 @@ class Pulled:
 
 
 def pull(
-    url: str,
+    url: str | os.PathLike[str],
     store: DeltaStore,
     *,
     version: int = -1,
@@ -69,7 +69,7 @@ def pull(
         ConcurrentWriter: Another process is writing to the store.
     """
     limit = max_bytes or memory_bytes()
-    source = StoreIO(url, options, max_bytes=limit)
+    source = StoreIO(os.fspath(url), options, max_bytes=limit)
     offered = source.existing()
     wanted = offered.record(version)
     target = dataclasses.replace(store.settled(), max_bytes=limit)
@@ -81,7 +81,7 @@ def pull(
             raise CorruptCheckpoint(
                 f"expected versions of at most {limit} bytes, version {record.number} has {size}: "
                 "see max_bytes",
-                url=url,
+                url=source.url,
             )
     if not missing:
         return Pulled(wanted.number, (), 0)

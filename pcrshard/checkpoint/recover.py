@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from contextlib import suppress
 
@@ -35,7 +36,7 @@ class Recovered:
 
 
 def recover(
-    url: str,
+    url: str | os.PathLike[str],
     *,
     allow_loss: bool = False,
     options: storage.Options | None = None,
@@ -54,14 +55,14 @@ def recover(
         CorruptCheckpoint: A version cannot be restored; nothing is written.
         VersionUnavailable: The folder contains no versions.
     """
-    io = StoreIO(url, options)
+    io = StoreIO(os.fspath(url), options)
     with suppress(CorruptCheckpoint):
         if io.newest().number:
             raise ValueError("the manifest is sound: there is nothing to recover")
     names = io.list()
     numbers = {name: number for name in names if (number := number_in(name)) is not None}
     if not numbers:
-        raise VersionUnavailable("there are no files of versions to recover", url=url)
+        raise VersionUnavailable("there are no files of versions to recover", url=io.url)
     files, lost = [], {}
     for name, number in sorted(numbers.items()):
         try:

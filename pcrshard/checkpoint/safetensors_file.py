@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from typing import Any
 
@@ -44,7 +45,7 @@ def _safetensors_module() -> Any:
 def export_safetensors(
     store: DeltaStore,
     version: int,
-    url: str,
+    url: str | os.PathLike[str],
     *,
     names: Collection[str] | None = None,
     options: storage.Options | None = None,
@@ -71,6 +72,7 @@ def export_safetensors(
         VersionUnavailable: The version or a name does not exist.
         StorageError: The file cannot be written.
     """
+    url = os.fspath(url)
     if not storage.file_name(url).endswith(".safetensors"):
         raise ValueError(f"expected a name like model.safetensors, got {url.rpartition('/')[2]!r}")
     safetensors = _safetensors_module()

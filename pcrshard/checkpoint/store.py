@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Self, TypeVar
@@ -65,7 +66,7 @@ class DeltaStore:
 
     def __init__(
         self,
-        url: str,
+        url: str | os.PathLike[str],
         precision: str | Precision = "balanced",
         *,
         keyframe_every: int = 10,
@@ -76,10 +77,10 @@ class DeltaStore:
             raise ValueError(f"expected a precision of {sorted(PRESETS)}, got {precision!r}")
         if keyframe_every < 1:
             raise ValueError(f"expected keyframe_every to be at least 1, got {keyframe_every}")
-        self.url = url
+        self.url = os.fspath(url)
         self.precision = PRESETS[precision] if isinstance(precision, str) else precision
         self._every = keyframe_every
-        self.io = StoreIO(url, options, workers)
+        self.io = StoreIO(self.url, options, workers)
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "pcrshard-checkpoint")
         self._pending: concurrent.futures.Future[None] | None = None
         # The newest manifest, while this writer knows it; None before the first save.
@@ -89,7 +90,7 @@ class DeltaStore:
         self._sample: dict[str, Words] = {}
 
     @classmethod
-    def lossless(cls, url: str, **how: Any) -> Self:
+    def lossless(cls, url: str | os.PathLike[str], **how: Any) -> Self:
         """Open a store that saves every tensor bit for bit."""
         return cls(url, "lossless", **how)
 

@@ -173,7 +173,7 @@ class WeightPublisher:
 
     def __init__(
         self,
-        url: str,
+        url: str | os.PathLike[str],
         *,
         keyframe_every: int = 50,
         slow_link: bool = False,
@@ -181,7 +181,7 @@ class WeightPublisher:
         workers: int = 1,
         options: storage.Options | None = None,
     ) -> None:
-        self._folder = Folder(url, options, workers)
+        self._folder = Folder(os.fspath(url), options, workers)
         self._every = keyframe_every
         self._is_slow_link = slow_link
         self._needs_sha256 = sha256
@@ -289,7 +289,7 @@ def _publisher(url: str) -> WeightPublisher:
     return WeightPublisher(url)
 
 
-def publish_weights(weights: Mapping[str, torch.Tensor] | str, url: str) -> int:
+def publish_weights(weights: Mapping[str, torch.Tensor] | str, url: str | os.PathLike[str]) -> int:
     """Publish weights with this process's :class:`WeightPublisher` for the folder.
 
     Args:
@@ -299,7 +299,7 @@ def publish_weights(weights: Mapping[str, torch.Tensor] | str, url: str) -> int:
     Returns:
         The number of the step.
     """
-    return _publisher(url).publish(weights)
+    return _publisher(os.fspath(url)).publish(weights)
 
 
 class WeightMirror:
@@ -324,17 +324,18 @@ class WeightMirror:
 
     def __init__(
         self,
-        url: str,
-        folder: str,
+        url: str | os.PathLike[str],
+        folder: str | os.PathLike[str],
         *,
         workers: int = 1,
         options: storage.Options | None = None,
         max_bytes: int | None = None,
     ) -> None:
-        self.url = url
+        folder = os.fspath(folder)
+        self.url = os.fspath(url)
         self.step = 0
         self.path = os.path.join(folder, MODEL_NAME)
-        self._folder = Folder(url, options, workers, max_bytes or memory_bytes())
+        self._folder = Folder(self.url, options, workers, max_bytes or memory_bytes())
         self._state = os.path.join(folder, _STATE_NAME)
         self._id = b""
         # The mapped file's.

@@ -180,7 +180,9 @@ class Packer:
         elif isinstance(value, np.generic) and value.dtype.name in NUMPY_TYPES:
             self.add_bytes(value.tobytes(), "g", value.dtype.name)
         else:
-            raise UnsupportedState(f"cannot store a {kind.__module__}.{kind.__name__}", key=where)
+            advice = "; save its state_dict()" if hasattr(value, "state_dict") else ""
+            name = f"{kind.__module__}.{kind.__name__}"
+            raise UnsupportedState(f"cannot store a {name}{advice}", key=where)
 
     def _pack_items(self, value: Any, path: tuple[str, ...], roles: Roles) -> None:
         tag = _CONTAINERS[type(value)]

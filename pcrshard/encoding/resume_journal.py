@@ -166,7 +166,7 @@ class Run(NamedTuple):
 
     @contextlib.contextmanager
     def open(self, numbers: range, *, resume: bool) -> Iterator[list[int]]:
-        """Permit tasks to write shards of these numbers; yield those that are still missing.
+        """Permit tasks to write shards of these numbers; yield the missing ones.
 
         Until the end of the block no other run may write to the folder, except parts. If a part
         runs twice at once, or two runs share an object store, which has no locks, the tasks of the

@@ -32,7 +32,7 @@ def contact_sheet(
     Args:
         url: The dataset's folder.
         path: Target file, a PNG.
-        scans: Scans shown before the last one; those that are not below it are left out.
+        scans: Scans shown before the last one; others are left out.
         num_images: Number of images.
         seed: Random seed; the same seed picks the same images.
         side: Maximum side in pixels of the square center crop shown of each image.

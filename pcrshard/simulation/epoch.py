@@ -240,8 +240,8 @@ class _Worker:
         self.needed = np.searchsorted(reads.schedule.first, batches, side="right").tolist()
         self.loads: list[Event] = []
         self.begun = 0
-        # Batches that the rank has asked for, and those that are ready. A rank that decodes itself
-        # has none made ahead.
+        # Batches that the rank has requested, and batches that are ready. A rank that decodes
+        # itself has none made ahead.
         ahead = epoch.job.ahead if epoch.job.workers + epoch.job.threads else 0
         self.asked = epoch.simpy.Container(epoch.environment, init=ahead)
         self.ready = epoch.simpy.Container(epoch.environment)

@@ -43,8 +43,8 @@ class Staged(NamedTuple):
 
 
 def stage(
-    src: str,
-    dst: str,
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
     scan: Scan | float,
     *,
     workers: int = 8,
@@ -81,6 +81,7 @@ def stage(
     """
     source, urls = open_dataset(src, storage_options=storage_options, retry=retry)
     highest: Scan = resolve_scan(source.shards, scan)
+    dst = os.fspath(dst)
     if not storage.is_local(dst):
         raise EncodeError(f"expected a local folder to stage to, got {dst}")
     dst = storage.plain_path(dst)

@@ -131,6 +131,7 @@ LOOP.append(LOOP)
         (Point(1, 2), "a test_states.Point"),
         (collections.defaultdict(int), "a collections.defaultdict"),
         (torch.float32, "a torch.dtype"),
+        (torch.nn.Linear(1, 1), "Linear; save its state_dict"),
         ({(1, 2): 3}, "a key of tuple"),
         ("\ud800", "surrogate"),
         (np.array([object()]), "arrays of type"),

@@ -109,7 +109,7 @@ def test_a_link_makes_no_file(tmp_path, name):
 
 
 def test_what_is_made_is_the_owners_alone(tmp_path):
-    """Nobody else can write to what a cache is made of, whatever the umask; backups skip it."""
+    """No other user can write to a cache, whatever the umask; backups skip it."""
     folder = tmp_path / "cache"
     old = os.umask(0)
     try:
