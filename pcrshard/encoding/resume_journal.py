@@ -246,7 +246,8 @@ class Run(NamedTuple):
                 raise
         # Another part may merge and remove the files meanwhile. It writes the merged file first, so
         # reading that one last misses nothing.
-        names = [*(name for name in files if name.startswith(f"{PARTS}/")), JOURNAL]
+        names = [name for name in files if name.startswith(PARTS) and name.endswith(".json")]
+        names.append(JOURNAL)
         found = [_read(storage.join(self.dst, name), self.dst_options) for name in names]
         # The files of the tasks are newer.
         saved = [each for each in reversed(found) if each is not None]

@@ -203,8 +203,11 @@ def test_a_part_mends_its_shards(synthetic_folder, dataset, copy):
 
 
 def test_a_run_without_parts_completes_them(synthetic_folder, dataset, tmp_path):
-    """``--resume`` without ``--part`` keeps the parts' shards and makes the others."""
+    """``--resume`` without ``--part`` keeps the parts' shards and makes the others, also beside an
+    unfinished file of a part that was killed.
+    """
     encode_parts(synthetic_folder, tmp_path, 4, (1, 3))
+    (tmp_path / "encode-parts" / ".pcrshard-a1b2c3d4.tmp").touch()
     before = shard_times(tmp_path)
     with pytest.raises(EncodeError, match="already holds"):
         run_encode(synthetic_folder, tmp_path, num_shards=4)
