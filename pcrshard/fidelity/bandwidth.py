@@ -125,6 +125,8 @@ class BandwidthTuner(ScanPolicy):
         # Steps since the last try of a higher scan, and the waits that it has caused.
         self._since_try = _Sums()
         self._is_trying = False
+        # Index of the size before the current try, which still holds.
+        self._before_try: int | None = None
         # Steps since one that waited; data arrive at full speed.
         self._supply: _Sums | None = None
         # Index of the size at the start of the descent, and seconds per sample there.
@@ -202,6 +204,10 @@ class BandwidthTuner(ScanPolicy):
         supply = self._supply
         if supply is not None:
             supply.add(waited, used, samples)
+        if has_waited and self._before_try is not None:
+            # Shards of the higher scan are in flight: do not wait for a measurement.
+            before, self._before_try = self._before_try, None
+            return min(before, here)
         if has_waited and (supply is None or 2 * supply.samples > self.ahead):
             # A single wait may be a hiccup and measures nothing.
             if supply is not None and supply.has_waited(limit):
@@ -211,13 +217,16 @@ class BandwidthTuner(ScanPolicy):
         if self._window.steps < self.window or self._window.samples < self.ahead:
             return here
         window, self._window = self._window, _Sums()
-        if window.has_waited(limit):
-            return here
-        self._supply = self._peak = None
+        return here if window.has_waited(limit) else self._climb(here)
+
+    def _climb(self, here: int) -> int:
+        """Try a higher scan after a calm window, unless tries have caused too many waits."""
+        self._supply = self._peak = self._before_try = None
         self._is_trying = False
         if self._since_try.has_waited(_MAX_TRIES * self.max_wait) or here == self._last:
             return here
         self._is_trying = True
+        self._before_try = here
         self._since_try = _Sums()
         enough = _WORTH_TRYING * self.sizes[here]
         return next((i for i in range(self._last) if self.sizes[i] >= enough), self._last)

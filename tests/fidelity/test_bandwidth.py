@@ -64,7 +64,7 @@ def test_constant_bandwidth_is_matched_without_oscillation(factor, seed):
     assert all(stalls(rows[i : i + 1000]) < 0.05 for i in range(100, 3000, 250))
     late = [row[3] for row in rows[1000:]]
     changes = sum(a != b for a, b in itertools.pairwise(late))
-    assert changes < 40, "a try up and back takes at most 60 % of the waits allowed"
+    assert changes < 100, "fewer than one change in 30 steps"
     assert sum(size(scan) for scan in late) / len(late) > 0.7 * affordable
 
 
