@@ -11,11 +11,11 @@ import time
 
 import fsspec
 import hydra
+import numpy as np
 import torch
 import train
 
 import pcrshard
-from pcrshard.fidelity.tuner import ScanTuner
 from pcrshard.testing import ThrottledFS
 
 from .. import ROOT
@@ -152,7 +152,7 @@ def _replay(lab, record, bandwidth):
             loader.set_epoch(epoch)
             begun = time.monotonic()
             if epoch in tuned:
-                _read_as_tuner(loader, level, cfg.policy, epoch)
+                _read_as_tuner(loader, cfg.policy, epoch)
                 time.sleep(max(0.0, spent[epoch] - usual))
             level.value = row["scan"]
             paced(loader, min(spent[epoch], usual) / len(loader))
@@ -161,10 +161,13 @@ def _replay(lab, record, bandwidth):
     return seconds
 
 
-def _read_as_tuner(loader, level, policy, epoch):
-    tuner = ScanTuner(loader, None, level, images=policy.images, trials=policy.trials)
-    for trial in range(tuner.trials):
-        for _ in loader.views(tuner._batches(epoch, trial), ["full"], epoch=-1 - trial):
+def _read_as_tuner(loader, policy, epoch):
+    """Read random images of each trial at full fidelity, as ScanTuner does."""
+    for trial in range(policy.trials):
+        rng = np.random.default_rng((epoch, trial))
+        ids = rng.permutation(len(loader.dataset))[: policy.images]
+        batches = np.array_split(ids, -(-len(ids) // loader.batch_size))
+        for _ in loader.views(batches, ["full"], epoch=trial):
             pass
 
 
