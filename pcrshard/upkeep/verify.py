@@ -77,6 +77,11 @@ def verify(
     if against:
         journal = read_journal(folder, options=storage_options)
         options = replace(journal.options, classes=journal.options.classes or classes)
+        if options.resize_short:
+            raise EncodeError(
+                f"the images were resized to {options.resize_short} pixels when they were encoded, "
+                "so they differ from the source: verify without --against"
+            )
         if storage.file_name(against.rstrip("/")) == options.split:
             options = replace(options, split=None)  # the split itself, not the folder of all
         samples = list_samples(against, options, storage_options).samples

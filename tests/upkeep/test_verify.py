@@ -201,6 +201,13 @@ def test_against_a_changed_source(whole, tmp_path, change, key, word):
     assert word in problem
 
 
+def test_resized_images_are_not_compared(whole, tmp_path):
+    """After --resize-short, --against says at once why no image equals its source."""
+    encode(str(whole[0]), str(tmp_path), EncodeOptions(resize_short=8), workers=1)
+    with pytest.raises(EncodeError, match="resized to 8 pixels"):
+        compare(tmp_path, whole[0])
+
+
 def test_one_shard_is_compared_with_the_labels_of_its_dataset(whole, tmp_path):
     """A single shard is verified like its dataset, also where classes were numbered by a user."""
     options = EncodeOptions(num_shards=2, classes=("b", "a"))
