@@ -7,8 +7,7 @@ import time
 
 import numpy as np
 
-from pcrshard.training.epoch_order import Geometry, epoch_order, rank_batches
-from pcrshard.training.epoch_sequence import Rules
+from pcrshard.training.epoch_order import Geometry, Rules, epoch_order, rank_batches
 
 from .harness import Quartiles, peak_memory
 

@@ -34,8 +34,7 @@ from ..simulation.cluster import Cluster, Job
 from ..simulation.decoding import image_seconds
 from ..simulation.epoch import Simulation
 from ..simulation.reads import epoch_reads, plan_costs
-from ..training.epoch_order import Geometry
-from ..training.epoch_sequence import Rules
+from ..training.epoch_order import Geometry, Rules
 from .parser import (
     MEGABYTES,
     Bandwidth,

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..format.dataset_index import prefix_totals
 from ..format.scan import FULL, Scan
 from ..reading.scan_level import ScanLevel
-from ..training.epoch_sequence import Rules, shuffled_passes
+from ..training.epoch_order import Rules, shuffled_pass
 from ..training.loader import PCRLoader
 from .schedule import ScanPolicy
 
@@ -216,7 +216,7 @@ class ScanTuner(ScanPolicy):
         """
         loader = self.loader
         rules = Rules(loader.rules.seed)
-        order = shuffled_passes(loader.dataset.shard_sizes, rules, 0, epoch, epoch + 1)
+        order = shuffled_pass(loader.dataset.shard_sizes, rules, 0, epoch)
         rank, world = loader.rank
         ids = order[: self.images]
         # Every rank has equally many batches; the first images fill those of the last ranks.

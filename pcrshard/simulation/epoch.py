@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import MissingDependency
-from ..training.epoch_order import Geometry
-from ..training.epoch_sequence import Counts, Rules
+from ..training.epoch_order import Counts, Geometry, Rules
 from .cluster import Cluster, Job, draw_latency
 from .reads import WorkerReads, epoch_reads
 

@@ -9,9 +9,15 @@ import msgspec
 import numpy as np
 
 from ..format.scan import Scan
-from ..training.epoch_order import Geometry, epoch_order, rank_batches
-from ..training.epoch_sequence import Counts, Rules
-from ..training.shard_schedule import Schedule, schedule
+from ..training.epoch_order import (
+    Counts,
+    Geometry,
+    Rules,
+    Schedule,
+    epoch_order,
+    rank_batches,
+    schedule,
+)
 
 
 class WorkerReads(NamedTuple):

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arguments import Positive, check_fields
-from .epoch_order import Geometry
-from .epoch_sequence import BUCKETS, Ints, Rules, random_words
+from .epoch_order import BUCKETS, Geometry, Ints, Rules, random_words
 
 if TYPE_CHECKING:
     from .collate import Collator

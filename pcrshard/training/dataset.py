@@ -25,7 +25,7 @@ from ..reading.prefix_cache import CacheStats
 from ..reading.scan_level import ScanOrFraction, current_scan
 from ..storage.retry import Retry
 from .collate import Collator, ImageChoice
-from .epoch_sequence import SPLIT, Ints, Rules, random_words, share_out
+from .epoch_order import SPLIT, Ints, Rules, random_words, share_out
 from .shard_set import RecentPrefixes, ShardSet
 
 # Annotated, so that a wrong argument is refused in these words.

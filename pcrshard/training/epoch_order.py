@@ -1,7 +1,7 @@
 """Assign samples to ranks and workers, in order: pure functions of numbers.
 
 A sample's id is its shard's first id plus its row in the shard; ``sizes`` holds the number of
-samples of each shard. An epoch is laid out in three steps, the first in ``epoch_sequence``:
+samples of each shard. An epoch is laid out in three steps:
 
 1. **Sequence**: every sample once, shard after shard in a seeded order, and the samples of each
    shard in a seeded order (``mixture`` makes a sequence from several datasets).
@@ -9,39 +9,66 @@ samples of each shard. An epoch is laid out in three steps, the first in ``epoch
    only on the batch geometry, so each cut splits at most one shard. Inside a lane a sliding window
    mixes at most ``shuffle_shards`` neighboring shards at a time.
 3. **Rows**: row t is the global batch of step t. Slot c, which is rank c at the largest world size,
-    contributes the columns [c, c + 1) * global_batch / max_world_size, from its lane t %
-    lanes_per_rank.
+   contributes the columns [c, c + 1) * global_batch / max_world_size, from its lane t %
+   lanes_per_rank.
 
 The order depends on neither the number of DataLoader workers nor the world size. A loader takes
 batches from W workers in turn: worker w makes the steps t % W == w, which are whole lanes if W
 divides ``lanes_per_rank``.
+
+Randomness is the raw output of Philox 4x64, a counter-based generator whose values NumPy guarantees
+(the values of NumPy's distributions may change).
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import Positive, check_fields
-from .epoch_sequence import (
-    WINDOWS,
-    Counts,
-    Ints,
-    Rules,
-    random_words,
-    run_begins,
-    shards_of,
-    shuffled_passes,
-)
+from ..arguments import Natural, Positive, check_fields
 
+Ints = NDArray[np.int64]
+Counts = Sequence[int] | Ints
+# Sample ids of each batch.
+Batches = Sequence[Ints]
 Segment = Sequence[int]
 # Called with the (samples,) ids of a layout, its cuts, its geometry and its (epoch, stage); returns
 # a permutation of the ids and new cuts.
 Regroup = Callable[[Ints, Ints, "Geometry", tuple[int, int]], tuple[Ints, Ints]]
+# Purposes are words of the generator's counter, so that no two uses share a random number. Changing
+# them changes every order.
+SHARDS, ROWS, WINDOWS, MERGE, BUCKETS, SPLIT = range(6)
+MAX_EPOCH = 2**32 - 1
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Rules of the order that must not change during an epoch.
+
+    Attributes:
+        seed: Integer in [0, 2**64).
+        shuffle_shards: Number of shards mixed at a time in a lane; 0 keeps the order of the
+            dataset. Twice a lane's number of shards or more shuffles it completely.
+        last: What happens to the samples that do not fill a global batch. "drop": they are left
+            out, different ones in each epoch. "pad": the sequence wraps around to its beginning.
+            "short": the last step is smaller and spread evenly over the ranks, some of which may
+            get none.
+    """
+
+    seed: Natural = 0
+    shuffle_shards: Natural = 4
+    last: Literal["drop", "pad", "short"] = "drop"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.seed >= 1 << 64:
+            raise ValueError(f"expected seed to be below 2**64, got {self.seed}")
 
 
 @dataclass(frozen=True)
@@ -89,16 +116,6 @@ class Order:
         return (len(self.cuts) - 1) // self.geometry.max_world_size
 
 
-def even_cuts(samples: int, size: int, parts: int) -> Ints:
-    """Return where each part of each step of ``size`` samples begins, then ``samples``.
-
-    A short last step is divided evenly, too.
-    """
-    starts = np.arange(0, samples, size)
-    lengths = np.minimum(size, samples - starts)
-    return np.append(starts[:, None] + lengths[:, None] * np.arange(parts) // parts, samples)
-
-
 def epoch_order(
     sizes: Counts,
     geometry: Geometry,
@@ -136,11 +153,10 @@ def epoch_order(
     1
     """
     sizes = np.asarray(sizes, np.int64)
-    left = shuffled_passes(sizes, rules, 0, epoch, epoch + 1) if sequence is None else sequence
+    left = shuffled_pass(sizes, rules, 0, epoch) if sequence is None else sequence
     for stage, (*numbers, steps) in enumerate(advance(history, geometry, 0)):
         cut = Geometry(*numbers)
-        entries = _lay_out(shards_of(left, sizes), cut, rules, (epoch, stage))
-        cuts = even_cuts(len(entries), cut.global_batch, cut.max_world_size)
+        entries, cuts = _lay_out(shards_of(left, sizes), cut, rules, (epoch, stage))
         if regroup is not None and len(entries):
             places, cuts = regroup(left[entries], cuts, cut, (epoch, stage))
             entries = entries[places]
@@ -152,8 +168,7 @@ def epoch_order(
         if steps > order.steps:
             raise ValueError(f"expected at most {order.steps} steps of {cut}, got {steps}")
         done = cuts[steps * cut.max_world_size]
-        if done:
-            left = np.delete(left, entries[:done])
+        left = np.delete(left, entries[:done])
     return Order(order.ids[done:], geometry, cuts[steps * geometry.max_world_size :] - done)
 
 
@@ -162,17 +177,16 @@ def advance(
     geometry: Geometry,
     steps: int,
 ) -> list[list[int]]:
-    """Append completed steps to the history, as plain integers; merge equal neighbors.
+    """Append completed steps to the history, to its last segment if that has this geometry.
 
     >>> advance([[8, 2, 4, 10]], Geometry(8, 2), 5)
     [[8, 2, 4, 15]]
     """
-    segments: list[list[int]] = []
-    for segment in [*history, (*astuple(geometry), steps)]:
-        *cut, done = map(int, segment)
-        if not segments or segments[-1][:3] != cut:
-            segments.append([*cut, 0])
-        segments[-1][3] += done
+    segments = list(map(list, history))
+    cut = list(map(int, astuple(geometry)))
+    if not segments or segments[-1][:3] != cut:
+        segments.append([*cut, 0])
+    segments[-1][3] += steps
     return segments
 
 
@@ -192,11 +206,19 @@ def rank_batches(order: Order, world: int = 1, rank: int = 0) -> list[Ints]:
         raise ValueError(f"expected world to divide global_batch={size}, got {world}")
     cuts = order.cuts
     if world != order.geometry.max_world_size:
-        cuts = even_cuts(len(order.ids), size, world)
-    starts = cuts[:-1][rank::world].tolist()
-    stops = cuts[1:][rank::world].tolist()
-    pairs = zip(starts, stops, strict=True)
-    return [order.ids[start:stop] for start, stop in pairs if start < stop]
+        cuts = _even_cuts(len(order.ids), size, world)
+    batches = [order.ids[start:stop] for start, stop in itertools.pairwise(cuts.tolist())]
+    return [batch for batch in batches[rank::world] if len(batch)]
+
+
+def _even_cuts(samples: int, size: int, parts: int) -> Ints:
+    """Return where each part of each step of ``size`` samples begins, then ``samples``.
+
+    A short last step is divided evenly, too.
+    """
+    starts = np.arange(0, samples, size)
+    lengths = np.minimum(size, samples - starts)
+    return np.append(starts[:, None] + lengths[:, None] * np.arange(parts) // parts, samples)
 
 
 def _lay_out(
@@ -204,8 +226,8 @@ def _lay_out(
     geometry: Geometry,
     rules: Rules,
     key: tuple[int, int],
-) -> Ints:
-    """Return the entry of the sequence at each position, row by row.
+) -> tuple[Ints, Ints]:
+    """Return the entry of the sequence at each position, row by row, and the cuts of the rows.
 
     Args:
         shards: (samples,) shard of each entry of the sequence.
@@ -214,84 +236,251 @@ def _lay_out(
         key: Epoch and stage, which seed the random numbers.
     """
     samples = len(shards)
-    size = geometry.global_batch
-    fill = {
-        "drop": -(samples % size),
-        "pad": -samples % size,
-        "short": 0,
-    }
+    size, slots, turns = astuple(geometry)
+    fill = {"drop": -(samples % size), "pad": -samples % size, "short": 0}
     entries = np.arange(samples + fill[rules.last]) % max(samples, 1)
-    lanes = _lanes(len(entries), geometry)
-    if rules.shuffle_shards and len(entries):
-        # Not bincount, which allocates for every lane; there may be more lanes than samples.
-        counts = np.unique(lanes, return_counts=True)[1]
-        entries = _mix(entries, shards, counts, rules, key)
-
+    cuts = _even_cuts(len(entries), size, slots)
+    # The lane of each position; lanes are numbered by slot, then by turn. NumPy sorts 16 bits by
+    # counting, several times faster than 64.
+    step, slot = np.divmod(np.arange(len(cuts) - 1), slots)
+    lane = (slot * turns + step % turns).astype(np.min_scalar_type(slots * turns))
+    lanes = np.repeat(lane, np.diff(cuts))
+    if rules.shuffle_shards:
+        entries = _mix(entries, shards, np.sort(lanes, kind="stable"), rules, key)
     rows = np.empty_like(entries)
     rows[lanes.argsort(kind="stable")] = entries
-    return rows
-
-
-def _lanes(total: int, geometry: Geometry) -> NDArray[Any]:
-    """Return the (total,) lane of each position; lanes are numbered by slot, then by turn.
-
-    A short last row is spread evenly over the slots.
-    """
-    slots = geometry.max_world_size
-    turns = geometry.lanes_per_rank
-    steps, rest = divmod(total, geometry.global_batch)
-
-    def lanes_of_row(length: int) -> Ints:
-        return ((np.arange(length) + 1) * slots - 1) // max(length, 1) * turns
-
-    full = np.add.outer(np.arange(steps) % turns, lanes_of_row(geometry.global_batch))
-    lanes = np.append(full, lanes_of_row(rest) + steps % turns)
-    # NumPy sorts 16 bits by counting, several times faster than 64.
-    return lanes.astype(np.min_scalar_type(slots * turns))
+    return rows, cuts
 
 
 def _mix(
     entries: Ints,
     shards: Ints,
-    counts: Ints,
+    lanes: NDArray[Any],
     rules: Rules,
     key: tuple[int, int],
 ) -> Ints:
     """Shuffle each lane with a window that slides over its pieces (runs of one shard).
-
-    ``counts`` (lanes,) is the number of entries of each nonempty lane.
-    """
-    stops = counts.cumsum()
-    begins = run_begins(shards[entries])
-    begins[stops[:-1]] = True
-    piece = begins.cumsum() - 1
-    pieces = np.add.reduceat(begins, stops - counts, dtype=np.int64)
-
-    width, start, period, lane = _windows(pieces, rules.shuffle_shards)
-    draws = random_words(len(entries), rules, WINDOWS, key) >> np.uint64(32)
-    time = (draws.astype(np.int64) * width[piece] + start[piece]) % period[piece]
-    time = np.minimum(time, period[piece] - 1 - time) + lane[piece]
-    return entries[np.argsort(time, kind="stable")]
-
-
-def _windows(pieces: Ints, shuffle_shards: int) -> tuple[Ints, ...]:
-    """Return when each piece spreads its samples; ``pieces`` (lanes,) is the number per lane.
-
-    Four (pieces,) int64 arrays, with times in units of 2**-32 piece: the width of a piece's window
-    in whole pieces, its start, the period after which a reflected lane repeats, and the start of
-    the lane, which separates lanes.
 
     Piece i of a lane of n pieces spreads its samples evenly over the times [i + 1/2 - w/2, i + 1/2
     + w/2), reflected at 0 and n. So at most w pieces are open at any time, and the first and last
     batches mix at least w/2 pieces, where a plain window would begin and end with one. Every other
     lane runs backwards: the two parts of a split shard are then needed at the same end of the
     epoch, and a worker or rank with both lanes reads it once.
+
+    Args:
+        entries: Entries of the sequence, in its order.
+        shards: (samples,) shard of each entry of the sequence.
+        lanes: The lane of each of these entries, ascending.
+        rules: Seed and window.
+        key: Epoch and stage.
     """
-    lane = np.repeat(np.arange(len(pieces)), pieces)
-    first = (pieces.cumsum() - pieces)[lane]
-    length = pieces[lane]
-    place = np.arange(len(lane)) - first
-    place = np.where(lane % 2, length - 1 - place, place)
+    begins = run_begins(lanes) | run_begins(shards[entries])
+    # Below, one value per piece, and times in units of 2**-32 piece.
+    lane = (run_begins(lanes).cumsum() - 1)[begins]
+    first, stop = (np.searchsorted(lane, lane, side) for side in ("left", "right"))
+    piece = np.arange(len(lane))
+    place = np.where(lane % 2, stop - 1 - piece, piece - first)
     # At width 2n or more, the reflected window is uniform over the whole lane.
-    width = np.minimum(length * 2, shuffle_shards)
-    return width, (2 * place + 1 - width) << 31, length << 33, first << 32
+    width = np.minimum(2 * (stop - first), rules.shuffle_shards)
+    start = (2 * place + 1 - width) << 31
+    period = (stop - first) << 33
+
+    of = begins.cumsum() - 1  # the piece of each entry
+    draws = random_words(len(entries), rules, WINDOWS, key) >> np.uint64(32)
+    time = (draws.astype(np.int64) * width[of] + start[of]) % period[of]
+    time = np.minimum(time, period[of] - 1 - time) + (first << 32)[of]
+    return entries[np.argsort(time, kind="stable")]
+
+
+def shuffled_pass(sizes: Ints, rules: Rules, dataset: int, number: int) -> Ints:
+    """Return (samples,) ids: a pass over a dataset, shard by shard, each shard's samples shuffled.
+
+    Args:
+        sizes: (shards,) samples per shard.
+        rules: Seed, and whether to shuffle.
+        dataset: Position of the dataset in a mixture; 0 without one.
+        number: Number of the pass, from 0.
+    """
+    shards, samples = len(sizes), int(sizes.sum())
+    if not rules.shuffle_shards:
+        return np.arange(samples)
+    draws = random_words(shards, rules, SHARDS, (dataset, 0), number * shards)
+    rank = draws.argsort(kind="stable").argsort()
+    # One sort by shard, then by row: the shard's rank in the bits above 32 random bits.
+    keys = np.repeat(rank, sizes).astype(np.uint64) << np.uint64(32)
+    keys |= random_words(samples, rules, ROWS, (dataset, 0), number * samples) >> np.uint64(32)
+    return keys.argsort(kind="stable")
+
+
+def mixture(
+    sizes: Sequence[Counts],
+    weights: Sequence[float],
+    samples: int,
+    rules: Rules = Rules(),
+    *,
+    epoch: int = 0,
+) -> Ints:
+    """Draw one epoch from several datasets.
+
+    Pass it to ``epoch_order`` as ``sequence``, with the concatenated sizes. Dataset d contributes
+    exactly n_d samples (``samples`` apportioned by weight, largest remainders first) from an
+    endless sequence of seeded passes, each of which has every sample of d once. Epoch k continues
+    where epoch k - 1 stopped, as long as weights and ``samples`` stay the same, so a sample appears
+    twice in an epoch only if a new pass begins in it.
+
+    Args:
+        sizes: Per dataset, (shards,) samples per shard.
+        weights: Per dataset, its fraction of the epoch, on any scale.
+        samples: Samples per epoch.
+        rules: Seed, and whether to shuffle.
+        epoch: Number of the epoch, from 0.
+
+    Returns: (samples,) int64 ids over the concatenation of the datasets, spread so that every
+        stretch has about the right proportions.
+
+    >>> mixture([[4], [2, 2]], [1, 1], 4, Rules(shuffle_shards=0)).tolist()
+    [0, 1, 4, 5]
+    """
+    shares = share_out(weights, samples)
+    if len(sizes) != len(shares):
+        raise ValueError(
+            f"expected as many weights as datasets, got {len(shares)} and {len(sizes)}; "
+            "a torch WeightedRandomSampler weighs samples"
+        )
+
+    parts = []
+    places = []
+    base = 0
+    for dataset, (given, share) in enumerate(zip(sizes, shares, strict=True)):
+        counts = np.asarray(given)
+        total = int(counts.sum())
+        if share:
+            if not total:
+                raise ValueError(f"expected samples in dataset {dataset}, got none")
+            first, skipped = divmod(epoch * share, total)
+            stop = -(-(epoch + 1) * share // total)
+            passes = [shuffled_pass(counts, rules, dataset, n) for n in range(first, stop)]
+            ids = np.concatenate(passes)[skipped:][:share]
+            parts.append(ids + base)
+            places.append(_places(shards_of(ids, counts), rules, (dataset, epoch)))
+        base += total
+
+    order = np.concatenate(places).argsort(kind="stable")
+    return np.concatenate(parts)[order]
+
+
+def _places(
+    shards: Ints,
+    rules: Rules,
+    key: tuple[int, int],
+) -> NDArray[np.float64]:
+    """Return each sample's position in the epoch, in [0, 1); a shard's run shares one."""
+    starts = np.flatnonzero(run_begins(shards))
+    lengths = np.diff(starts, append=len(shards))
+    jitter: Any = 0.5
+    if rules.shuffle_shards:
+        jitter = (random_words(len(starts), rules, MERGE, key) >> 11) * 2.0**-53
+    return np.repeat((starts + jitter * lengths) / len(shards), lengths)
+
+
+def share_out(weights: Sequence[float], total: int) -> list[int]:
+    """Apportion ``total`` by weight in whole numbers, by the largest remainders."""
+    given = np.asarray(weights, np.float64)
+    if given.ndim != 1 or not (given >= 0).all() or not 0 < given.sum() < math.inf:
+        raise ValueError(f"expected weights of at least 0 with a positive sum, got {weights!r}")
+
+    exact = given / given.sum() * total
+    shares = np.floor(exact).astype(np.int64)
+    most_rounded = (shares - exact).argsort(kind="stable")
+    shares[most_rounded[: total - shares.sum()]] += 1
+    found: list[int] = shares.tolist()
+    return found
+
+
+def random_words(
+    count: int,
+    rules: Rules,
+    purpose: int,
+    key: tuple[int, int],
+    start: int = 0,
+) -> NDArray[np.uint64]:
+    """Return (count,) uint64: values [start, start + count) of a seed, purpose and key."""
+    major, minor = key
+    counter, skipped = divmod(start, 4)  # four values per counter
+    stream = np.random.Philox(
+        key=int(rules.seed) | purpose << 64, counter=counter | minor << 64 | major << 128
+    )
+    words: NDArray[np.uint64] = stream.random_raw(skipped + count)
+    return words[skipped:]
+
+
+def shards_of(ids: Ints, sizes: Ints) -> Ints:
+    """Return the shard of each id."""
+    return np.searchsorted(sizes.cumsum(), ids, side="right")
+
+
+def run_begins(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return a (len(values),) bool mask of the first entry of each run of equal values."""
+    begins = np.ones(len(values), bool)
+    begins[1:] = values[1:] != values[:-1]
+    return begins
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """The shard requests of one worker, in order of first use.
+
+    Attributes:
+        shards: (requests,) int64 index of the shard.
+        first: (requests,) int64 index of the worker's first batch that needs the shard.
+        last: (requests,) int64 index of the batch after which it can be released.
+    """
+
+    shards: Ints
+    first: Ints
+    last: Ints
+
+    def peak(self, weights: Counts | None = None) -> int:
+        """Return the largest number of shards held in one batch.
+
+        With ``weights`` (shards,), such as prefix sizes, return the largest sum of weights.
+        """
+        each = 1 if weights is None else np.asarray(weights)[self.shards]
+        change = np.zeros(int(self.last.max(initial=-1)) + 2, np.int64)
+        np.add.at(change, self.first, each)
+        np.subtract.at(change, self.last + 1, each)
+        return int(change.cumsum().max())
+
+
+def schedule(
+    batches: Batches,
+    sizes: Counts,
+    keep: int | None = None,
+) -> Schedule:
+    """Compute when a worker first needs each shard and when it can release it.
+
+    Args:
+        batches: Sample ids of each batch, from ``rank_batches``.
+        sizes: (shards,) samples per shard.
+        keep: Batches for which a shard may go unused before it is released, to be read again later;
+            by default each shard is read once. Set it for a ``mixture`` that repeats a dataset.
+
+    Returns:
+        The requests, in the order of first use.
+    """
+    if not batches:
+        return Schedule(*np.zeros((3, 0), np.int64))
+
+    shards = shards_of(np.concatenate(batches), np.asarray(sizes))
+    # NumPy sorts 16 bits by counting, several times faster than 64.
+    order = shards.astype(np.min_scalar_type(len(sizes))).argsort(kind="stable")
+    shards = shards[order]
+    batch = np.repeat(np.arange(len(batches)), list(map(len, batches)))[order]
+    begins = run_begins(shards)
+    if keep is not None:
+        begins |= np.diff(batch, prepend=0) > keep + 1
+
+    start = np.flatnonzero(begins)
+    by_use = order[start].argsort(kind="stable")
+    last = np.append(start[1:], len(shards)) - 1
+    return Schedule(shards[start][by_use], batch[start][by_use], batch[last][by_use])

@@ -22,13 +22,17 @@ from .collate import Collator
 from .cpus import decoding_threads
 from .dataset import PCRDataset
 from .epoch_order import (
+    MAX_EPOCH,
+    Batches,
     Geometry,
+    Ints,
     Order,
+    Rules,
     advance,
     epoch_order,
+    mixture,
     rank_batches,
 )
-from .epoch_sequence import MAX_EPOCH, Batches, Ints, Rules, mixture
 from .shard_set import Row, read_batches
 
 # JSON values in a loader's state.

@@ -31,8 +31,7 @@ from ..reading.scan_level import (
 )
 from ..reading.shard import Shard
 from ..redaction import redact_url
-from .epoch_sequence import Batches, Ints
-from .shard_schedule import schedule
+from .epoch_order import Batches, Ints, schedule
 
 _INDEX_THREADS = 16
 _AHEAD_BYTES = 1 << 28

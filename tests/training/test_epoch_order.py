@@ -13,12 +13,13 @@ import pytest
 
 from pcrshard.training.epoch_order import (
     Geometry,
+    Rules,
     advance,
     epoch_order,
+    mixture,
     rank_batches,
+    schedule,
 )
-from pcrshard.training.epoch_sequence import Rules, mixture
-from pcrshard.training.shard_schedule import schedule
 
 SEED = 20240607
 GOLDEN_ORDER = [6, 7, 17, 15, 14, 0, 9, 10, 2, 5, 12, 16, 1, 4, 11, 13, 3, 8]

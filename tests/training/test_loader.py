@@ -17,8 +17,7 @@ from numbered import flat, ids, loader_of, numbered, write
 
 from pcrshard import ImageDecoder, PCRDataset, PCRLoader, ScanLevel
 from pcrshard.native.pool import draw_key
-from pcrshard.training.epoch_order import Geometry, epoch_order
-from pcrshard.training.epoch_sequence import Rules
+from pcrshard.training.epoch_order import Geometry, Rules, epoch_order
 
 SAMPLES, ROWS = 60, 6
 

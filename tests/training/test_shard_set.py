@@ -13,9 +13,7 @@ import pytest
 from pcrshard import ReadOptions, ScanLevel, Shard
 from pcrshard.errors import ScanUnavailable, StorageError
 from pcrshard.testing import CountingFS
-from pcrshard.training.epoch_order import Geometry, epoch_order, rank_batches
-from pcrshard.training.epoch_sequence import Rules
-from pcrshard.training.shard_schedule import schedule
+from pcrshard.training.epoch_order import Geometry, Rules, epoch_order, rank_batches, schedule
 from pcrshard.training.shard_set import ShardSet, read_batches
 
 fsspec.register_implementation("counting", CountingFS, clobber=True)
