@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from pcrshard import EncodeOptions, encode
 from pcrshard.encoding.resume_journal import JOURNAL
@@ -106,3 +107,18 @@ def pieces(shard):
         before = sizes[base].cumsum(axis=0) - sizes[base]
         starts[base] = table.offsets.astype(np.int64) + before
     return Pieces(starts.reshape(shape), sizes.reshape(shape))
+
+
+class CountingFS(LocalFileSystem):
+    """Local files under ``counting://``; records (path, start, stop) of every range asked for."""
+
+    protocol = "counting"
+    requests = []
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(str(path).removeprefix(f"{cls.protocol}://"))
+
+    def cat_file(self, path, start=None, end=None, **kwargs):
+        self.requests.append((path, start, end))
+        return super().cat_file(path, start, end, **kwargs)

@@ -54,7 +54,7 @@ IMPORTERS = {
     "cv2": {"fidelity.msssim"},
     "datasets": {"integrations.huggingface"},
     "distributed": {"encoding.clusters"},
-    "fsspec": {"storage.stores", "testing"},
+    "fsspec": {"storage.stores"},
     "lazy_loader": {"__init__"},
     "matplotlib": {"fidelity.plots"},
     "msgspec": {

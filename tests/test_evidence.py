@@ -6,6 +6,8 @@ import re
 import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support import ROOT
@@ -109,6 +111,25 @@ def test_quick_runs_stay_out_of_the_evidence(monkeypatch, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["pcr", "--quick", "--out", str(ROOT / "evidence")])
     assert "need another --out" in capsys.readouterr().err
+
+
+def test_readers_of_a_token_bucket_have_its_rate_together(tmp_path, monkeypatch):
+    """Runs at a limited bandwidth get the file's bytes, and together no more of them than that."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    from evidence.pcr.throttle import ThrottledFS, set_rate
+
+    state, file = str(tmp_path / "state"), tmp_path / "file"
+    file.write_bytes(bytes(range(250)) * 240)
+    set_rate(state, 200_000)
+    systems = [
+        ThrottledFS(state, 1000, 1 << 12, skip_instance_cache=True, number=number)
+        for number in range(2)
+    ]
+    begun = time.monotonic()
+    with ThreadPoolExecutor() as threads:
+        found = list(threads.map(lambda system: system.cat_file(f"throttled://{file}"), systems))
+    assert time.monotonic() - begun > 0.5
+    assert found == [file.read_bytes()] * 2
 
 
 # Sections that were measured once; quick runs have one crop and one network of ImageNet.

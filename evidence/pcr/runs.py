@@ -16,9 +16,9 @@ import torch
 import train
 
 import pcrshard
-from pcrshard.testing import ThrottledFS
 
 from .. import ROOT
+from .throttle import ThrottledFS, set_rate
 
 LR = 0.4  # at a batch of 256, as conf/train has it
 
@@ -71,8 +71,9 @@ def config(lab, spec, out, *more):
     if spec.bandwidth:  # a token bucket that all readers share
         fsspec.register_implementation("throttled", ThrottledFS, clobber=True)
         cfg.data.train = f"throttled://{os.path.abspath(cfg.data.train)}"
-        state = os.path.abspath(os.path.join(out, "bucket"))
-        cfg.data.storage_options = {"rate": spec.bandwidth * 1e6, "state": state}
+        state, rate = os.path.abspath(os.path.join(out, "bucket")), spec.bandwidth * 1e6
+        set_rate(state, rate)
+        cfg.data.storage_options = {"state": state, "burst": rate / 10}
     return cfg
 
 

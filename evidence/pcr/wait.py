@@ -8,50 +8,28 @@ import time
 import fsspec
 
 import pcrshard
-from pcrshard import storage
 from pcrshard.fidelity.bandwidth import BandwidthTuner, bytes_per_sample
-from pcrshard.testing import ThrottledFS, TokenBucket
 
 from .runs import batch
-
-
-class _VaryingBucket(TokenBucket):
-    """A token bucket whose rate is what a file says."""
-
-    def take(self, count):
-        with open(self.state + ".rate") as file:
-            self.rate = float(file.read())
-        return super().take(count)
-
-
-class _VaryingFS(ThrottledFS):
-    """Local files at a bandwidth that changes while processes read; small chunks, so that a change
-    is felt at once.
-    """
-
-    protocol = "varying"
-    _CHUNK_BYTES = 1 << 15
-
-    def __init__(self, state, **kwargs):
-        super().__init__(1.0, state, **kwargs)
-        self.bucket = _VaryingBucket(1.0, state, 20_000)
-
-
-def _set_rate(state, rate):
-    with storage.atomic_write(state + ".rate", durable=False) as file:
-        file.write(str(rate).encode())
+from .throttle import ThrottledFS, set_rate
 
 
 def _open(lab, task, state, level):
     """A loader whose one worker reads through the bucket and decodes."""
-    fsspec.register_implementation("varying", _VaryingFS, clobber=True)
-    _set_rate(state, 1e9)
+    fsspec.register_implementation("throttled", ThrottledFS, clobber=True)
+    set_rate(state, 1e9)
     dataset = pcrshard.PCRDataset(
-        f"varying://{lab.dataset(task.name, 'train')}",
+        f"throttled://{lab.dataset(task.name, 'train')}",
         scan=level,
         decoder=pcrshard.ImageDecoder(lab.size, "random"),
         fields=("jpg", "cls"),
-        storage_options={"state": state, "skip_instance_cache": True},
+        # Small chunks, so that a change is felt at once.
+        storage_options={
+            "state": state,
+            "burst": 20_000,
+            "chunk_bytes": 1 << 15,
+            "skip_instance_cache": True,
+        },
     )
     loader = pcrshard.PCRLoader(dataset, batch(lab), shuffle=1, num_workers=1, lanes_per_rank=1)
     loader.shards_ahead = 1
@@ -71,7 +49,7 @@ def wait(lab):
         tuner = BandwidthTuner(level, sizes, window=15, ahead=2 * per_shard)
         # Half as much again as full fidelity needs.
         top = 1.5 * sizes[-1] * batch(lab) / used
-        _set_rate(state, top)
+        set_rate(state, top)
         ends = list(itertools.accumulate(seconds for seconds, _ in phases))
         origin, factor = time.monotonic(), 1.0
         for begun, came, first in _arrivals(loader, origin + ends[-1]):
@@ -82,7 +60,7 @@ def wait(lab):
             rows.append([done - origin, waited, done - came, scan, factor, first])
             factor = next((f for end, (_, f) in zip(ends, phases, strict=True)
                            if done - origin < end), factor)  # fmt: skip
-            _set_rate(state, top * factor)
+            set_rate(state, top * factor)
     return {
         "task": task.name,
         "rows": rows,

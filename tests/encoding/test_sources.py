@@ -13,13 +13,14 @@ import fsspec
 import pytest
 import webdataset as wds
 from encode_support import make_tar, read_fields, write_files
+from support import CountingFS
 
 from pcrshard import Retry
 from pcrshard.encoding.samples import FieldRef
 from pcrshard.encoding.sources import list_source
 from pcrshard.encoding.tars import list_tars
 from pcrshard.errors import EncodeError, PCRError, StorageError
-from pcrshard.testing import CountingFS, make_jpeg
+from pcrshard.testing import make_jpeg
 
 JPEG = make_jpeg()
 

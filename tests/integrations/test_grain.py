@@ -5,11 +5,11 @@ import random
 
 import fsspec
 import pytest
+from support import CountingFS
 
 import pcrshard
 from pcrshard.errors import ScanUnavailable
 from pcrshard.integrations.grain import PCRSource
-from pcrshard.testing import CountingFS
 
 fsspec.register_implementation("counting", CountingFS, clobber=True)
 

@@ -10,13 +10,13 @@ import fsspec
 import numpy as np
 import pytest
 import webdataset as wds
-from support import pieces
+from support import CountingFS, pieces
 
 import pcrshard
 from pcrshard import ImageDecoder, JpegHandler, ScanLevel, View, pcr_scan
 from pcrshard.errors import CorruptJpeg, NotAShard, PCRError, ScanUnavailable
 from pcrshard.native.pool import draw_key
-from pcrshard.testing import CountingFS, make_jpeg
+from pcrshard.testing import make_jpeg
 
 fsspec.register_implementation("counting", CountingFS, clobber=True)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
-from support import pieces
+from support import CountingFS, pieces
 
 from pcrshard import Shard
 from pcrshard.encoding.shard_writer import encode_sample, write_shard
@@ -14,7 +14,7 @@ from pcrshard.errors import CorruptPiece, PCRError, ScanUnavailable
 from pcrshard.format.scan import FULL
 from pcrshard.format.shard_format import ShardFormat
 from pcrshard.jpeg.orientation import with_orientation
-from pcrshard.testing import CountingFS, make_jpeg
+from pcrshard.testing import make_jpeg
 
 fsspec.register_implementation("counting", CountingFS, clobber=True)
 SCANS = [1, 2, 5, 10, FULL]

@@ -7,7 +7,7 @@ import sys
 
 import fsspec
 import pytest
-from support import ROOT, pieces
+from support import ROOT, CountingFS, pieces
 
 from pcrshard import Shard, open_dataset
 from pcrshard.encoding.shard_writer import encode_sample, write_shard
@@ -21,7 +21,7 @@ from pcrshard.errors import (
 from pcrshard.format.scan import FULL
 from pcrshard.format.shard_format import ShardFormat
 from pcrshard.jpeg.split import join_scans, split_scans
-from pcrshard.testing import CountingFS, make_jpeg
+from pcrshard.testing import make_jpeg
 from pcrshard.upkeep.verify import VerifyTask, verify_shard
 
 SCANS = [*range(1, 11), FULL]

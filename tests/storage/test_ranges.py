@@ -3,11 +3,11 @@
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from support import CountingFS
 
 from pcrshard import storage
 from pcrshard.errors import StorageError, TruncatedShard
 from pcrshard.storage.retry import Retry
-from pcrshard.testing import CountingFS
 
 HASTY = Retry(attempts=2, first_delay=0.01)
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from numbered import ids, write
 from PIL import Image
+from support import CountingFS
 from torch.utils.data import DataLoader, Subset, WeightedRandomSampler
 
 from pcrshard import (
@@ -25,7 +26,7 @@ from pcrshard import (
     stage,
 )
 from pcrshard.errors import ScanUnavailable, StorageError
-from pcrshard.testing import CountingFS, make_jpeg
+from pcrshard.testing import make_jpeg
 
 fsspec.register_implementation("counting", CountingFS, clobber=True)
 SAMPLES, ROWS = 60, 6

@@ -9,10 +9,10 @@ import time
 import fsspec
 import numpy as np
 import pytest
+from support import CountingFS
 
 from pcrshard import ReadOptions, ScanLevel, Shard
 from pcrshard.errors import ScanUnavailable, StorageError
-from pcrshard.testing import CountingFS
 from pcrshard.training.epoch_order import Geometry, Rules, epoch_order, rank_batches, schedule
 from pcrshard.training.shard_set import ShardSet, read_batches
 

@@ -6,12 +6,12 @@ import tarfile
 
 import fsspec
 import pytest
-from support import pieces
+from support import CountingFS, pieces
 
 from pcrshard import EncodeOptions, Shard, ShardFormat, encode, open_dataset
 from pcrshard.cli.main import main
 from pcrshard.errors import EncodeError
-from pcrshard.testing import CountingFS, make_jpeg
+from pcrshard.testing import make_jpeg
 from pcrshard.upkeep.verify import VerifyTask, verify, verify_shard
 
 SCANS = [*range(1, 11), "tail"]
