@@ -25,7 +25,6 @@ from .frame import (
 )
 from .manifest import COPY_NAME, Manifest, StoreIO
 from .manifest import MAGIC as MANIFEST_MAGIC
-from .reader import Decoded, check
 from .store import is_keyframe_due
 from .tensors import TensorSpec
 from .typed_tree import Packer, Tree, TreeReader
@@ -85,7 +84,6 @@ def convert(
     if not files:
         raise VersionUnavailable("there are no versions of format 1", url=source)
     manifest = Manifest()
-    known: Decoded = (b"", {})
     for number in reported(sorted(numbered), progress):
         file = numbered[number]
         with damage_named("the version is damaged", old.join(file.name)):
@@ -97,8 +95,7 @@ def convert(
             tensors = {names[n]: tensor for n, tensor in enumerate(stored)}
             fields = {name: file.header[name] for name in ("number", "metrics", "saved")}
         parent = None if is_keyframe_due(manifest, _KEYFRAME_EVERY) else manifest.versions[-1]
-        record = new.write(tensors, parent, known[1], tree=tree, **fields)
-        known = check(new, manifest, new.open(record), known)
+        record = new.write(tensors, parent, tree=tree, **fields)
         manifest = manifest.with_versions((*manifest.versions, record))
     # Only now does the store exist: a conversion that failed can be repeated.
     return list(new.commit(Manifest(), manifest).versions)

@@ -20,7 +20,7 @@ def memory_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Folder:
     """Access to the files of a folder.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from contextlib import suppress
 from typing import Any
 
 from .. import storage
@@ -40,7 +40,6 @@ _NAME = re.compile(r"manifest-([0-9]{6,12})\.pcm")
 _FILE_NAME = re.compile(r"([0-9]{6,12})-[0-9a-f]{16}\.pcd")
 # Keep recent manifests so that a reader that just listed the folder still finds the one it saw.
 _KEPT_MANIFESTS = 3
-_ATTEMPTS = 5
 
 
 class Manifest(Record, frozen=True):
@@ -75,13 +74,10 @@ class Manifest(Record, frozen=True):
         Raises:
             VersionUnavailable: The version does not exist.
         """
-        if number < 0 and -number <= len(self.versions):
-            return self.versions[number]
-        for record in self.versions:
-            if record.number == number:
-                return record
-        known = ", ".join(str(record.number) for record in self.versions[-20:])
-        raise VersionUnavailable(f"expected one of the versions {known or '(none)'}, got {number}")
+        numbers = [record.number for record in self.versions]
+        with suppress(ValueError, IndexError):
+            return self.versions[number if number < 0 else numbers.index(number)]
+        raise VersionUnavailable(f"expected one of the versions {numbers[-20:]}, got {number}")
 
     def chain(self, number: int) -> list[VersionRecord]:
         """Return the records of a version and its ancestors, ending with a keyframe."""
@@ -114,7 +110,13 @@ def manifest_numbers(names: Iterable[str]) -> set[int]:
 
 
 class StoreIO(Folder):
-    """Access to the manifests and versions of a store."""
+    """Access to the manifests and versions of a store.
+
+    Attributes:
+        decoded: The id and the tensors of the last version that was written or read whole.
+    """
+
+    decoded: tuple[bytes, Mapping[str, Tensor]] = (b"", {})
 
     def newest(self) -> Manifest:
         """Read the newest manifest; return an empty one, number 0, if there is none.
@@ -124,13 +126,20 @@ class StoreIO(Folder):
             StorageError: The manifest cannot be read.
         """
         is_web = self.url.startswith(("http:", "https:"))
-        for _ in range(_ATTEMPTS):
-            numbers = () if is_web else manifest_numbers(self.list())
-            # Only the copy exists in format 1, or if all other manifests were lost.
-            found = self._read(manifest_name(max(numbers)) if numbers else COPY_NAME)
-            if found is not None or not numbers:
-                return found or Manifest()
-        raise StorageError("the manifests change too fast to be read", url=self.url)
+        numbers = () if is_web else manifest_numbers(self.list())
+        # Only the copy exists in format 1, or if all other manifests were lost.
+        name = manifest_name(max(numbers)) if numbers else COPY_NAME
+        data = self.read_bytes(name, HEAD_BYTES + header_limit(self.max_bytes))
+        if data is None:
+            return self.newest() if numbers else Manifest()  # it was pruned after the listing
+        try:
+            with damage_named("the manifest is damaged", self.join(name)):
+                view = memoryview(data)
+                found, rest = unpack_frame(view, MAGIC, Manifest, max_bytes=self.max_bytes)
+                require(not rest, "the manifest is too long")
+                return found
+        except CorruptCheckpoint as error:
+            raise CorruptCheckpoint(f"{error}: see `pcrshard checkpoint recover`") from error
 
     def existing(self) -> Manifest:
         """Read the newest manifest of an existing store.
@@ -146,19 +155,6 @@ class StoreIO(Folder):
                 url=self.url,
             )
         return manifest
-
-    def _read(self, name: str) -> Manifest | None:
-        data = self.read_bytes(name, HEAD_BYTES + header_limit(self.max_bytes))
-        if data is None:
-            return None
-        try:
-            with damage_named("the manifest is damaged", self.join(name)):
-                view = memoryview(data)
-                found, rest = unpack_frame(view, MAGIC, Manifest, max_bytes=self.max_bytes)
-                require(not rest, "the manifest is too long")
-                return found
-        except CorruptCheckpoint as error:
-            raise CorruptCheckpoint(f"{error}: see `pcrshard checkpoint recover`") from error
 
     def commit(self, before: Manifest, after: Manifest) -> Manifest:
         """Create the successor of a manifest and return it.
@@ -201,7 +197,6 @@ class StoreIO(Folder):
         self,
         tensors: Mapping[str, Tensor],
         parent: VersionRecord | None = None,
-        references: Mapping[str, Tensor] = MappingProxyType({}),
         *,
         tree: Tree,
         **fields: Any,
@@ -210,17 +205,18 @@ class StoreIO(Folder):
 
         Args:
             tensors: The version's tensors by path, in the order of the tree.
-            parent: The version that deltas refer to; ``None`` for a keyframe.
-            references: The parent's tensors.
+            parent: The version that deltas refer to, which is in :attr:`decoded`; ``None`` for a
+                keyframe.
             tree: The state without its tensors.
             **fields: ``number``, ``metrics`` and ``saved``.
 
         Raises:
             StorageError: The disk is full, or the storage rejected the write.
         """
+        references = {} if parent is None else self.decoded[1]
 
         def work(path: str) -> tuple[Entry, list[bytes]]:
-            return encode_tensor(tensors[path], None if parent is None else references.get(path))
+            return encode_tensor(tensors[path], references.get(path))
 
         encoded = parallel_map(self.workers, work, tensors)
         entries = [entry for entry, _ in encoded]
@@ -240,6 +236,7 @@ class StoreIO(Folder):
             file.write(head)
             for _, parts in encoded:
                 file.writelines(parts)
+        self.decoded = header.id, tensors
         return header.record(name, len(head) - HEAD_BYTES)
 
     def open(self, record: VersionRecord) -> VersionFile:

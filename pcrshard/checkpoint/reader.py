@@ -4,91 +4,96 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..errors import BrokenChain, PCRError, VersionUnavailable
+from ..errors import BrokenChain, PCRError, StorageError, VersionUnavailable
 from .codec import Tensor
 from .frame import damage_named
 from .manifest import Manifest, StoreIO
 from .tensors import tensor_from
-from .version_file import VersionFile
-
-# The id of a version in memory, and its tensors.
-Decoded = tuple[bytes, Mapping[str, Tensor]]
+from .version_file import VersionFile, VersionRecord
 
 
 def read_tensors(
-    io: StoreIO,
-    manifest: Manifest,
-    file: VersionFile,
-    paths: Collection[str] | None = None,
-    known: Decoded = (b"", {}),
+    io: StoreIO, manifest: Manifest, file: VersionFile, paths: Collection[str]
 ) -> Mapping[str, Tensor]:
-    """Decode a version's tensors, reading only the required files and payloads.
+    """Decode tensors of a version, reading only the required files and payloads.
 
     Args:
-        io: The store.
+        io: The store; the chain of versions may end at the one that it holds in memory.
         manifest: The store's manifest.
         file: The version.
-        paths: Paths of the tensors to read; default: all.
-        known: A version already in memory, at which the chain may end.
+        paths: Paths of the tensors to read.
 
     Raises:
         VersionUnavailable: A parent does not exist.
         BrokenChain: A reference is missing or is a different version.
         CorruptCheckpoint: A payload is damaged.
     """
-    layers = []
+    layers = [(file, paths)]
     tensors: Mapping[str, Tensor] = {}
-    paths = file.entries.keys() if paths is None else paths
-    while True:
-        layers.append((file, paths))
-        deltas = {path for path in paths if file.entries[path].is_delta}
-        header = file.header
-        if header.parent is None:
-            break
-        record = manifest.record(header.parent)
-        if record.id != header.parent_id:
-            message = f"the parent of version {header.number} is another version {record.number}"
+    while deltas := {path for path in paths if file.entries[path].is_delta}:
+        assert file.header.parent is not None
+        record = manifest.record(file.header.parent)
+        if record.id != file.header.parent_id:
+            message = f"its parent is another version than {record.number}"
             raise BrokenChain(message, url=file.url)
-        if known[0] == record.id:
-            tensors = known[1]
-            break
-        if not deltas:
+        if io.decoded[0] == record.id:
+            tensors = io.decoded[1]
             break
         file = io.open(record)
         paths = deltas & file.entries.keys()
+        layers.append((file, paths))
     for file, paths in reversed(layers):
         tensors = file.decode(paths, tensors)
     return tensors
 
 
-def load_version(
-    io: StoreIO,
-    manifest: Manifest,
-    number: int,
-    *,
-    names: Collection[str] | None = None,
-    map_location: Any = None,
-) -> tuple[Any, list[tuple[str, Any]]]:
-    """Load a version, or the parts selected by ``names``; see :meth:`DeltaStore.load`.
+def read_whole(io: StoreIO, manifest: Manifest, file: VersionFile) -> Mapping[str, Tensor]:
+    """Decode a version, and keep it in memory; see :func:`read_tensors`."""
+    tensors = read_tensors(io, manifest, file, file.entries)
+    io.decoded = file.header.id, tensors
+    return tensors
 
-    Returns:
-        The state or the parts, and the path of each tensor or array with its value.
+
+class Loaded(NamedTuple):
+    """A version, or parts of it.
+
+    Attributes:
+        record: The version.
+        state: Its state, or a dict of the parts by name.
+        tensors: The path of each tensor or array, and its value.
     """
-    file = io.open(manifest.record(number))
-    tree = file.tree
+
+    record: VersionRecord
+    state: Any
+    tensors: list[tuple[str, Any]]
+
+
+def load_version(
+    io: StoreIO, number: int, names: Collection[str] | None = None, map_location: Any = None
+) -> Loaded:
+    """Load a version, or the parts selected by ``names``; see :meth:`DeltaStore.load`."""
     wanted = set(names or ())
-    if missing := wanted - tree.parts:
-        raise VersionUnavailable("there is no such tensor", url=io.url, key=min(missing))
 
     def is_wanted(path: str) -> bool:
         above = itertools.accumulate(path.split("."), "{}.{}".format)
         return names is None or not wanted.isdisjoint(["", *above])
 
-    with damage_named("the tree is damaged", file.url):
-        paths = {number: tree.names[number] for path, number in tree.uses if is_wanted(path)}
-    tensors = read_tensors(io, manifest, file, set(paths.values()))
+    manifest = io.existing()
+    record = manifest.record(number)
+    try:
+        file = io.open(record)
+        tree = file.tree
+        if missing := wanted - tree.parts:
+            raise VersionUnavailable("there is no such tensor", url=io.url, key=min(missing))
+        paths = {n: tree.names[n] for path, n in tree.uses if is_wanted(path)}
+        tensors = read_tensors(io, manifest, file, set(paths.values()))
+    except StorageError:
+        if io.existing().number == manifest.number:
+            raise
+        # Another process has deleted files of that manifest.
+        return load_version(io, number, names, map_location)
     words = file.restore(tensors)
     made = {n: tensor_from(words[path], tensors[path].spec) for n, path in paths.items()}
     moved = {n: tensor.to(map_location) for n, tensor in made.items()}
@@ -104,24 +109,25 @@ def load_version(
 
     with damage_named("the tree is damaged", file.url):
         state, parts = tree.build(tensor)
-    return state if names is None else {name: parts[name] for name in names}, found
+    return Loaded(record, state if names is None else {name: parts[name] for name in names}, found)
 
 
-def check(
-    io: StoreIO, manifest: Manifest, file: VersionFile, known: Decoded = (b"", {})
-) -> Decoded:
-    """Read every byte of a version, restore it, and return it; see :func:`read_tensors`."""
-    tensors = read_tensors(io, manifest, file, known=known)
+def check(io: StoreIO, manifest: Manifest, file: VersionFile) -> None:
+    """Read every byte of a version, and restore it.
+
+    Raises:
+        PCRError: The version cannot be restored.
+    """
+    tensors = read_whole(io, manifest, file)
     file.check_size()
     file.restore(tensors)
-    return file.header.id, tensors
 
 
 def problems(io: StoreIO, manifest: Manifest, numbers: Iterable[int]) -> Iterator[PCRError]:
     """Check versions, and yield the problems found."""
-    known: Decoded = (b"", {})
+    io.decoded = b"", {}  # not what is in memory, but what is in the files
     for number in numbers:
         try:
-            known = check(io, manifest, io.open(manifest.record(number)), known)
+            check(io, manifest, io.open(manifest.record(number)))
         except PCRError as error:
             yield error

@@ -76,10 +76,8 @@ def export_safetensors(
     if not storage.file_name(url).endswith(".safetensors"):
         raise ValueError(f"expected a name like model.safetensors, got {url.rpartition('/')[2]!r}")
     safetensors = _safetensors_module()
-    record = store.read(lambda manifest: manifest.record(version))
-    _, found = store.read(
-        lambda manifest: load_version(store.io, manifest, record.number, names=names)
-    )
+    store.close()
+    record, _, found = load_version(store.io, version, names)
     tensors: dict[str, torch.Tensor] = {}
     for path, value in found:
         above = [f"{name}." for name in names or () if path.startswith(f"{name}.")]

@@ -6,25 +6,24 @@ import concurrent.futures
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 import torch
 
 from .. import storage
 from ..errorbound import Bound, PointwiseRelative, RelativeStd, Words
-from ..errors import ConcurrentWriter, CorruptCheckpoint, PCRError, StorageError
+from ..errors import ConcurrentWriter, CorruptCheckpoint, PCRError
 from ..redaction import get_logger
 from .codec import Precision, Tensor, store_leaf
 from .frame import check_metrics
 from .manifest import Manifest, StoreIO, number_in
-from .reader import load_version, problems, read_tensors
+from .reader import load_version, problems, read_whole
 from .tensors import words_of
 from .typed_tree import Leaf, Tree, flatten
 from .version_file import Progress, VersionRecord, parallel_map, reported
 
 log = get_logger(__name__)
-T = TypeVar("T")
 PRESETS = {
     "balanced": Precision(RelativeStd(0.005), RelativeStd(0.3), PointwiseRelative(0.3)),
     "fine": Precision(RelativeStd(0.001), RelativeStd(0.06), PointwiseRelative(0.06)),
@@ -85,8 +84,7 @@ class DeltaStore:
         self._pending: concurrent.futures.Future[None] | None = None
         # The newest manifest, while this writer knows it; None before the first save.
         self._manifest: Manifest | None = None
-        self._last: Mapping[str, Tensor] | None = None
-        # Some words, before quantization, of each tensor with a bound.
+        # Some words, before quantization, of each tensor with a bound, as last saved.
         self._sample: dict[str, Words] = {}
 
     @classmethod
@@ -165,12 +163,8 @@ class DeltaStore:
             CorruptCheckpoint: The data does not match its checksums; nothing is returned.
             StorageError: A file cannot be read.
         """
-        loaded, _ = self.read(
-            lambda manifest: load_version(
-                self.io, manifest, version, names=names, map_location=map_location
-            )
-        )
-        return loaded
+        self._wait()
+        return load_version(self.io, version, names, map_location).state
 
     def versions(self) -> list[VersionRecord]:
         """Return the records of all versions, oldest first."""
@@ -192,12 +186,10 @@ class DeltaStore:
         Raises:
             PCRError: The manifest cannot be read.
         """
-
-        def work(manifest: Manifest) -> list[PCRError]:
-            numbers = list(versions or (record.number for record in manifest.versions))
-            return list(problems(self.io, manifest, reported(numbers, progress)))
-
-        return self.read(work)
+        self._wait()
+        manifest = self.io.existing()
+        numbers = list(versions or (record.number for record in manifest.versions))
+        return list(problems(self.io, manifest, reported(numbers, progress)))
 
     def delete(self, *, keep: Collection[int], progress: Progress | None = None) -> None:
         """Delete all versions except some; deltas to deleted versions become keyframes, losslessly.
@@ -219,7 +211,7 @@ class DeltaStore:
             if record.parent not in (None, *kept):
                 file = io.open(record)
                 record = io.write(
-                    read_tensors(io, before, file),
+                    read_whole(io, before, file),
                     number=number,
                     tree=file.header.tree,
                     metrics=record.metrics,
@@ -242,28 +234,11 @@ class DeltaStore:
         if pending is not None:
             pending.result()
 
-    def read(self, work: Callable[[Manifest], T]) -> T:
-        """Apply a function to the newest manifest; retry if its files were deleted meanwhile."""
-        self._wait()
-        manifest = self.io.existing()
-        while True:
-            try:
-                return work(manifest)
-            except StorageError:
-                current = self.io.existing()
-                if current.number == manifest.number:
-                    raise
-                manifest = current
-
     def settled(self) -> StoreIO:
         """Wait for pending saves and return the store's I/O; the next save rereads the manifest."""
         self._wait()
-        self._forget()
+        self._manifest = None
         return self.io
-
-    def _forget(self) -> None:
-        self._manifest = self._last = None
-        self._sample = {}
 
     def _open(self) -> Manifest:
         """Read the state that a writer needs, creating the store if it does not exist."""
@@ -300,8 +275,8 @@ class DeltaStore:
         problem = "version %s was not saved"
         try:
             parent = self._parent(manifest)
-            before = self._last or {}
-            bounds = self._bounds(leaves)
+            before = {} if parent is None else self.io.decoded[1]
+            bounds = self._bounds(leaves, before)
 
             def work(leaf: Leaf) -> tuple[str, Tensor]:
                 return leaf.path, store_leaf(leaf, bounds[leaf.path], before.get(leaf.path))
@@ -312,7 +287,6 @@ class DeltaStore:
             record = self.io.write(
                 tensors,
                 parent,
-                before,
                 number=number,
                 tree=tree,
                 metrics=metrics,
@@ -325,12 +299,11 @@ class DeltaStore:
             except ConcurrentWriter:
                 self.io.remove([record.file])
                 raise
-            self._last = tensors
             problem = "version %s is saved, but on_saved failed"
             if on_saved is not None:
                 on_saved(number)
         except Exception:
-            self._forget()
+            self._manifest = None
             log.exception(problem, number)
             raise
 
@@ -339,23 +312,22 @@ class DeltaStore:
         if not manifest.versions:
             return None
         newest = manifest.versions[-1]
-        if self._last is None:
-            try:
-                self._last = read_tensors(self.io, manifest, self.io.open(newest))
-            except PCRError as error:
-                log.warning(
-                    "version %s cannot be read: %s; saving a keyframe", newest.number, error
-                )
-                return None
-            exact = {path: each for path, each in self._last.items() if each.lattice is None}
-            self._sample = {path: tensor.values[::_STRIDE] for path, tensor in exact.items()}
+        try:
+            if self.io.decoded[0] != newest.id:
+                read_whole(self.io, manifest, self.io.open(newest))
+        except PCRError as error:
+            log.warning("version %s cannot be read: %s; saving a keyframe", newest.number, error)
+            return None
         return newest
 
-    def _bounds(self, leaves: Sequence[Leaf]) -> dict[str, Bound | None]:
+    def _bounds(
+        self, leaves: Sequence[Leaf], before: Mapping[str, Tensor]
+    ) -> dict[str, Bound | None]:
         """Return the bound of each tensor: none if exact versions are smaller."""
         bounds = {leaf.path: self.precision.bound_of(leaf) for leaf in leaves}
         lossy = {leaf.path: leaf.tensor for leaf in leaves if bounds[leaf.path] is not None}
-        was = self._sample
+        exact = {path: tensor for path, tensor in before.items() if tensor.lattice is None}
+        was = self._sample | {path: tensor.values[::_STRIDE] for path, tensor in exact.items()}
         now = {path: words_of(tensor)[::_STRIDE].copy() for path, tensor in lossy.items()}
         self._sample = now
         is_known = all(path in was and len(was[path]) == len(now[path]) for path in now)

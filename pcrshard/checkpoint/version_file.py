@@ -9,7 +9,6 @@ import concurrent.futures
 import hashlib
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import TypeVar
 
 from .. import storage
@@ -145,9 +144,11 @@ class VersionFile:
         url: The file.
         header: The decoded header.
         record: The manifest's record of the version.
+        tree: The structure of the state.
+        entries: Metadata of the tensors, by path.
 
     Raises:
-        CorruptCheckpoint: The header is damaged.
+        CorruptCheckpoint: The header or the tree is damaged.
         StorageError: The file cannot be read.
     """
 
@@ -161,20 +162,12 @@ class VersionFile:
             self.header, rest = unpack_frame(data, MAGIC, Header, max_bytes=folder.max_bytes)
             require(not rest, f"expected a header of {header_size} bytes")
             self.record = self.header.record(name, header_size)
-
-    @cached_property
-    def tree(self) -> TreeReader:
-        """The structure of the state."""
-        with damage_named("the tree is damaged", self.url):
-            tree = TreeReader(self.header.tree)
-            count = len(self.header.tensors)
-            require(sorted(tree.names) == list(range(count)), f"expected a tree of {count} tensors")
-        return tree
-
-    @cached_property
-    def entries(self) -> dict[str, Entry]:
-        """Metadata of the tensors, by path."""
-        return {self.tree.names[n]: entry for n, entry in enumerate(self.header.tensors)}
+            self.tree = TreeReader(self.header.tree)
+            numbers = dict(enumerate(self.header.tensors))
+            used = {number for _, number in self.tree.uses}
+            is_complete = used == self.tree.names.keys() == numbers.keys()
+            require(is_complete, f"expected a tree of {len(numbers)} tensors")
+        self.entries = {self.tree.names[n]: entry for n, entry in numbers.items()}
 
     def check_size(self) -> None:
         """Raise :class:`CorruptCheckpoint` unless the file ends exactly after its last payload."""

@@ -37,7 +37,7 @@ def ls(store: str, *, storage_option: StorageOptions = None) -> Report:
         store: Store's folder, local or a URL.
         storage_option: fsspec option of the store; repeatable.
     """
-    records = _open(store, storage_option).read(lambda manifest: manifest.versions)
+    records = _open(store, storage_option).io.existing().versions
     figures = [fields_of(record) | {"id": record.id.hex()} for record in records]
     rows = [
         row | {"saved": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["saved"]))}
@@ -62,8 +62,8 @@ def show(store: str, version: int, *, storage_option: StorageOptions = None) -> 
         version: Number of the version; -1 is the newest.
         storage_option: fsspec option of the store; repeatable.
     """
-    opened = _open(store, storage_option)
-    file = opened.read(lambda manifest: opened.io.open(manifest.record(version)))
+    io = _open(store, storage_option).io
+    file = io.open(io.existing().record(version))
     tensors = [_tensor_figures(path, entry) for path, entry in file.entries.items()]
     return Report({"version": version, "tensors": tensors}, record_table(tensors))
 
