@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ..errors import CorruptJpeg
 from .markers import DQT, read_segment
 
 # From this quality on the scan script `q95` beats `standard`; see docs/scripts.md for figures.
 HIGH_QUALITY = 90
-# T.81 K.1, the luminance table of quality 50, in zigzag order.
-_LUMINANCE = np.array([
-    16, 11, 12, 14, 12, 10, 16, 14, 13, 14, 18, 17, 16, 19, 24, 40,
-    26, 24, 22, 22, 24, 49, 35, 37, 29, 40, 58, 51, 61, 60, 57, 51,
-    56, 55, 64, 72, 92, 78, 64, 68, 87, 69, 55, 56, 80, 109, 81, 87,
-    95, 98, 103, 104, 103, 62, 77, 113, 121, 112, 100, 120, 92, 101, 103, 99,
-])  # fmt: skip
-_QUALITIES = np.arange(1, 101)
+# The sum of the luminance table of quality 50 (T.81 K.1), which libjpeg scales for the others.
+_SUM_OF_50 = 3688
 
 
 def estimate_quality(head: bytes) -> int | None:
-    """Return the libjpeg quality, 1 to 100, whose luminance table is nearest to a JPEG's.
+    """Return the libjpeg quality whose luminance table has the sum of a JPEG's.
+
+    Exact for libjpeg's tables of qualities 25 to 99; 100 counts as 99.
 
     Args:
         head: The JPEG, or its beginning up to and including the first quantization table.
@@ -35,7 +29,5 @@ def estimate_quality(head: bytes) -> int | None:
         return None
     if len(segment.payload) < 65 or segment.payload[0] >> 4:
         return None
-    table = np.frombuffer(segment.payload, np.uint8, 64, offset=1).astype(int)
-    scales = np.where(_QUALITIES < 50, 5000 // _QUALITIES, 200 - 2 * _QUALITIES)[:, None]
-    tables = np.clip((_LUMINANCE * scales + 50) // 100, 1, 255)
-    return int(np.abs(tables - table).sum(axis=1).argmin()) + 1
+    scale = sum(segment.payload[1:65]) / _SUM_OF_50
+    return round(100 - 50 * scale if scale < 1 else 50 / scale)
