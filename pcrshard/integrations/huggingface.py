@@ -12,19 +12,22 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from .. import storage
-from ..errors import FormatError, MissingDependency
+from ..errors import FormatError, MissingDependency, StorageError
 from ..format.dataset_index import ShardEntry
-from ..format.names import is_other_image
+from ..format.names import is_jpeg_field, is_other_image
 from ..format.scan import FULL, Scan, check_scan
+from ..format.schema import Schema
 from ..format.shard_index import ShardIndex
+from ..reading.dataset_folder import Opened, find_datasets, open_dataset
+from ..reading.field_values import CONVERSIONS, INTEGERS, extension
 from ..reading.prefix import Sample
 from ..reading.prefix_cache import PrefixCache
 from ..reading.scan_level import ScanLevel, ScanOrFraction, current_scan, resolve_choice
 from ..reading.shard import Shard
-from .huggingface_splits import asked_names, open_splits, usual_names
 
 try:
     import datasets
@@ -34,13 +37,6 @@ except ImportError as missing:
     ) from missing
 
 KEY = "__key__"
-EACH = ""  # no split given: all splits, by name
-# The type of a field's last extension in WebDataset's decoders; JSON is text, because its values
-# need not have one type. Other fields are bytes, and nothing is unpickled.
-_KINDS = {
-    **dict.fromkeys(("cls", "cls2", "index", "inx", "id", "count"), "int64"),
-    **dict.fromkeys(("txt", "text", "transcript", "json", "jsn"), "string"),
-}
 Decode = Callable[[Any], Any]
 
 
@@ -55,7 +51,7 @@ class PcrConfig(datasets.BuilderConfig):  # type: ignore[misc]  # datasets is un
     """
 
     # Increase it when rows of the same shards change: it identifies the Arrow cache.
-    version: Any = "1.2.0"
+    version: Any = "1.3.0"
     data_dir: str | None = dataclasses.field(default=None, repr=False)
     scan: Scan | ScanLevel = FULL
     columns: Sequence[str] | None = None
@@ -82,7 +78,7 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # datas
     ``PcrBuilder(data_dir="shards", scan=5).as_streaming_dataset("train")``
 
     The dataset indexes are read immediately (they identify the Arrow cache); the first shard's
-    index when features are inferred. ``splits=`` names the splits to read, by default all.
+    index when features are inferred. ``splits=`` lists the splits to read, by default all.
     """
 
     BUILDER_CONFIG_CLASS = PcrConfig
@@ -95,15 +91,19 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # datas
             )
         # A copy, because datasets adds its own options to the dict passed to it.
         self.options = dict(kwargs.get("storage_options") or {})
-        found = open_splits(os.fspath(data_dir), self.options)
-        wanted = kwargs.pop("splits", None) or [EACH]
-        names = list(found) if EACH in wanted else asked_names(wanted, list(found))
-        self.parts = {name: found[name] for name in names}
+        found = _open_splits(os.fspath(data_dir), self.options)
+        self.is_split = "" not in found
+        self.parts = {name or "train": part for name, part in found.items()}
+        asked = kwargs.pop("splits", [None])
+        if None not in asked:
+            lengths = {name: index.num_samples for name, (index, _) in self.parts.items()}
+            names = {name for split in asked for name in _split_names(split, lengths)}
+            self.parts = {name: part for name, part in self.parts.items() if name in names}
         self.typed = bool(kwargs.get("features"))
-        entries = [entry for part in self.parts.values() for entry in part.index.shards]
+        entries = [entry for index, _ in self.parts.values() for entry in index.shards]
         kwargs["scan"] = resolve_choice(entries, kwargs.get("scan", FULL), os.fspath(data_dir))
         # The content of the splits identifies their Arrow cache.
-        contents = [name.encode() + part.index.encode() for name, part in self.parts.items()]
+        contents = [name.encode() + index.encode() for name, (index, _) in self.parts.items()]
         kwargs["hash"] = hashlib.sha256(b"".join(contents)).hexdigest()[:16]
         kwargs["dataset_name"] = kwargs.get("dataset_name") or "pcrshard"
         super().__init__(*args, **kwargs)
@@ -113,13 +113,12 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # datas
 
     def _split_generators(self, dl_manager: Any) -> list[datasets.SplitGenerator]:
         shards = {
-            name: list(zip(part.urls, part.index.shards, strict=True))
-            for name, part in self.parts.items()
+            name: list(zip(urls, index.shards, strict=True))
+            for name, (index, urls) in self.parts.items()
         }
-        first = next(iter(self.parts))
-        inferred = self._infer_features(
-            self._shard(*shards[first][0]).index, self.parts[first].index.classes
-        )
+        (first, *_), *_ = shards.values()
+        (opened, _), *_ = self.parts.values()
+        inferred = self._infer_features(self._shard(*first).index, opened.classes)
         names = list(self.info.features or self.config.columns or inferred)
         if unknown := sorted(set(names) - set(inferred)):
             raise ValueError(f"expected columns of {list(inferred)}, got {unknown}")
@@ -134,27 +133,16 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # datas
 
     def _infer_features(self, index: ShardIndex, classes: Sequence[str]) -> dict[str, Any]:
         """Infer the type of each column from WebDataset's extensions."""
+        position = check_scan(current_scan(self.config.scan), index.num_groups, 0)
+        names = index.schema.names_at(position)
         inferred = {KEY: datasets.Value("string")}
-        images, late = _images_and_late(index, current_scan(self.config.scan))
-        for field in images:
-            is_list = field in index.schema.lists
-            inferred[field] = datasets.Sequence(datasets.Image()) if is_list else datasets.Image()
-        for field in (*late, *index.fields):
-            inferred[field] = datasets.Value(_KINDS.get(field.rpartition(".")[2], "binary"))
+        inferred |= {name: _feature(name, index.schema) for name in names}
         if classes and "cls" in inferred:
             inferred["cls"] = datasets.ClassLabel(names=list(classes))
         return inferred
 
     def _shard(self, url: str, entry: ShardEntry) -> Shard:
         return Shard(url, entry=entry, storage_options=self.options, cache=self.config.prefix_cache)
-
-    def open(self, split: str, *, streaming: bool) -> Any:
-        """Open a split, the concatenation of several, or a dict of all splits of the URL."""
-        name: str | None = split
-        if split == EACH:
-            alone = all(part.folder == "" for part in self.parts.values())
-            name = next(iter(self.parts)) if alone else None
-        return (self.as_streaming_dataset if streaming else self.as_dataset)(split=name)
 
     def _prepare_split(self, *args: Any, **kwargs: Any) -> Any:
         if isinstance(self.config.scan, ScanLevel):
@@ -167,16 +155,15 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # datas
         columns = {name: _decoder(feature) for name, feature in self.info.features.items()}
         for url, entry in shards:
             with self._shard(url, entry).load(current_scan(self.config.scan)) as loaded:
-                self._check_fields(loaded.index, url)
+                self._check_fields(loaded.names, url)
                 samples = loaded.samples(select=lambda _, field: field in columns)
                 for sample in samples:
                     # datasets 3 requires unique keys in a dataset.
                     yield f"{entry.name}/{sample[KEY]}", _example(sample, columns, url)
 
-    def _check_fields(self, index: ShardIndex, url: str) -> None:
+    def _check_fields(self, names: Sequence[str], url: str) -> None:
         """Refuse fields that ``datasets`` would silently drop."""
-        images, late = _images_and_late(index, current_scan(self.config.scan))
-        unknown = {*index.fields, *images, *late} - set(self.info.features)
+        unknown = set(names) - set(self.info.features)
         if unknown and not (self.typed or self.config.columns):
             raise FormatError(
                 f"fields {sorted(unknown)} are not in the first shard; "
@@ -185,13 +172,47 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # datas
             )
 
 
-def _images_and_late(index: ShardIndex, scan: Scan) -> tuple[list[str], list[str]]:
-    """Return the image fields and the other deferred fields available at a scan."""
-    position = check_scan(scan, index.num_groups, 0)
-    images = dict.fromkeys(field for field, _ in index.schema.streams) if position else {}
-    late = [field for field, first in index.schema.late if first <= position]
-    images |= dict.fromkeys(filter(is_other_image, late))
-    return list(images), [field for field in late if field not in images]
+def _open_splits(url: str, storage_options: storage.Options) -> dict[str, Opened]:
+    """Open the dataset at a URL, by the name "", or those in its subfolders, by their names.
+
+    Costs one request for a dataset, and a listing for a folder of datasets.
+
+    Raises:
+        StorageError: There is no dataset.
+        ValueError: Classes differ between splits.
+    """
+    with suppress(StorageError):
+        return {"": open_dataset(url, storage_options=storage_options)}
+    found = {
+        name: open_dataset(place, storage_options=storage_options)
+        for name, place in find_datasets(url, storage_options=storage_options).items()
+    }
+    if len({index.classes for index, _ in found.values()}) > 1:
+        classes = {name: list(index.classes)[:8] for name, (index, _) in found.items()}
+        raise ValueError(f"expected the same classes in every split, got {classes}")
+    return found
+
+
+def _split_names(split: Any, lengths: Mapping[str, int]) -> set[str]:
+    """Return the splits in a description such as ``train[:10%]+test``."""
+    if not isinstance(split, datasets.ReadInstruction):
+        split = datasets.ReadInstruction.from_spec(str(split))
+    return {part.splitname for part in split.to_absolute(lengths)}
+
+
+def _feature(name: str, schema: Schema) -> Any:
+    """Return the type of a field by WebDataset's extensions.
+
+    JSON is text, because its values need not have one type. Other fields are bytes, and nothing is
+    unpickled.
+    """
+    if name in schema.lists:
+        return datasets.Sequence(datasets.Image())
+    if is_jpeg_field(name) or is_other_image(name):
+        return datasets.Image()
+    kind = extension(name)
+    text = "string" if kind in CONVERSIONS else "binary"
+    return datasets.Value("int64" if kind in INTEGERS else text)
 
 
 def _image_value(data: Any) -> Any:
@@ -255,9 +276,8 @@ def load_dataset(
 
     Args:
         url: A path or any fsspec URL, such as ``hf://datasets/USER/NAME``, of a folder with
-            ``pcr.json``, which is the split ``train`` unless the folder is named after another
-            split, or a folder of such folders, named ``train``, ``val`` and ``test`` or as listed
-            in ``pcrshard.integrations.huggingface_splits.FOLDERS``.
+            ``pcr.json``, which is the split ``train``, or a folder of such folders, each a split
+            of its name.
         scan: 1..N, ``"full"``, a fraction in (0, 1) of the full bytes, or, when streaming, a
             :class:`ScanLevel`, which is consulted at each shard.
         streaming: ``False``, the default as in ``datasets``, copies everything into an Arrow cache,
@@ -282,12 +302,6 @@ def load_dataset(
         raise TypeError(
             f"expected a sequence of column names, got {columns!r}; write [{columns!r}]"
         )
-    asked = split if isinstance(split, list | tuple) else [split]
-    specs = [_spec(one) for one in asked]
-    if streaming and any("[" in spec for spec in specs):
-        raise ValueError(
-            f"a slice needs streaming=False, got {split!r}; of a stream, use .take(n) or .skip(n)"
-        )
     chosen = {
         "columns": list(columns) if columns else None,
         "features": features,
@@ -296,7 +310,7 @@ def load_dataset(
     builder = PcrBuilder(
         data_dir=os.fspath(url),
         scan=scan,
-        splits=specs,
+        splits=split if isinstance(split, list | tuple) else [split],
         storage_options=dict(storage_options or {}),
         cache_dir=cache_dir,
         # Only given options name the Arrow cache.
@@ -304,12 +318,9 @@ def load_dataset(
     )
     if not streaming:
         builder.download_and_prepare(num_proc=num_proc)
-    opened = [builder.open(spec, streaming=streaming) for spec in specs]
-    return opened if isinstance(split, list | tuple) else opened[0]
-
-
-def _spec(split: Any) -> str:
-    """Return ``validation[:10%]`` for ``val[:10%]``."""
-    if isinstance(split, datasets.ReadInstruction):
-        split = split.to_spec()
-    return EACH if split is None else usual_names(str(split))
+    if split is None and not builder.is_split:
+        split = "train"
+    opened = builder.as_streaming_dataset if streaming else builder.as_dataset
+    if isinstance(split, list | tuple):
+        return [opened(split=one) for one in split]
+    return opened(split=split)

@@ -11,7 +11,7 @@ from ..errors import FormatError
 from .prefix import Sample
 
 Convert = Callable[[Any], Any]
-INTEGERS = ("cls", "cls2", "index", "inx", "id")
+INTEGERS = ("cls", "cls2", "count", "index", "inx", "id")
 
 
 def _integer(data: bytes) -> int:

@@ -48,6 +48,7 @@ class Prefix:
         scan: The scan of the samples.
         streams: Names of the image fields; none at scan 0.
         fields: The other fields at this scan; for each, a value or ``None`` per sample.
+        names: Names of all fields at this scan, images first.
         num_bytes: Bytes held in memory until :meth:`close`.
     """
 
@@ -62,6 +63,7 @@ class Prefix:
         self.streams = tuple(field for field, _ in schema.streams) if position else ()
         held = {name: contents.late[name] for name, first in schema.late if first <= position}
         self.fields: dict[str, Sequence[bytes | None]] = {**self.index.fields, **held}
+        self.names = schema.names_at(position)
         self.num_bytes = len(contents.buffer)
         self._lower: dict[Scan, Prefix] = {}
 
@@ -136,11 +138,6 @@ class Prefix:
                     raise
                 continue
             yield sample
-
-    @cached_property
-    def names(self) -> Sequence[str]:
-        """The names of all fields at this scan, images first."""
-        return tuple(dict.fromkeys((*self.streams, *self.fields)))
 
     def sample(
         self,
