@@ -316,8 +316,6 @@ def fidelity(
         found = advice.recommend(rows, min_msssim)
         figures = {
             "num_images": first.num_images,
-            "reference": first.reference,
-            "reference_top1": first.reference_top1,
             "recommended": found.scan,
             "reason": found.reason,
             "scans": advice.with_throughput(rows, bandwidth, cores),

@@ -8,13 +8,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..format.scan import FULL, Scan
-from .costs import name_scan
 
 _ENOUGH = 0.95
 # Acceptable loss of top-1 accuracy, as a fraction.
 _LOSS = 0.01
-# Fields of a measurement that are the same at each scan.
-_COMMON = ("num_images", "reference", "reference_top1")
 
 
 class ScanFidelity(NamedTuple):
@@ -26,17 +23,14 @@ class ScanFidelity(NamedTuple):
             including index, padding and other fields.
         saving: Bytes of ``"full"`` over these bytes: the upper bound on a job's speedup (Theorem
             4.1 of the VLDB paper).
-        msssim: Mean MS-SSIM against ``reference``.
+        msssim: Mean MS-SSIM against the highest scan measured.
         msssim_quartile: First quartile of the MS-SSIM over the images.
         psnr: PSNR in dB of the squared error averaged over the images; infinite if all pixels are
             equal.
         decode_seconds: Mean CPU time to decode a whole image on one core of this machine.
         num_images: Images measured.
-        reference: Scan that the images were compared with: ``"full"``, or the highest scan of a
-            staged copy.
         top1: Fraction of the images that the user's network classifies correctly; ``None`` without
             one.
-        reference_top1: The same at ``reference``.
     """
 
     scan: Scan
@@ -47,9 +41,7 @@ class ScanFidelity(NamedTuple):
     psnr: float
     decode_seconds: float
     num_images: int
-    reference: Scan = FULL
     top1: float | None = None
-    reference_top1: float | None = None
 
 
 class Recommendation(NamedTuple):
@@ -66,19 +58,19 @@ def recommend(rows: Sequence[ScanFidelity], min_msssim: float = _ENOUGH) -> Reco
         rows: Figures of each scan, from :func:`measure`.
         min_msssim: Minimum mean MS-SSIM, used if no network was measured. The paper found that
             groups above 0.95 perform well consistently, and that results below are hard to predict.
-            A network must come within a point of its top-1 accuracy at the reference instead.
+            A network must come within a point of its top-1 accuracy at the highest scan instead.
 
     Returns:
         The scan, or ``"full"`` if no row passes, and the reason in a sentence.
     """
     ranked = sorted(rows, key=operator.attrgetter("bytes_per_image"))
-    reference = ranked[0].reference_top1
+    reference = ranked[-1].top1
     if reference is None:
         wanted = f"a mean MS-SSIM of {min_msssim:g} or more"
         passes = [row.msssim >= min_msssim for row in ranked]
     else:
-        at = name_scan(ranked[0].reference)
-        wanted = f"a top-1 at most 1 point below the {reference:.1%} of your network at {at}"
+        at = ranked[-1].scan
+        wanted = f"a top-1 at most 1 point below the {reference:.1%} of your network at scan {at}"
         # Keep rounding from deciding whether 0.74 is one point below 0.75.
         passes = [(row.top1 or 0.0) >= reference - _LOSS - 1e-9 for row in ranked]
     num_below = max((place for place, passed in enumerate(passes, 1) if not passed), default=0)
@@ -104,7 +96,8 @@ def with_throughput(
     """
     records = []
     for row in rows:
-        record = {name: value for name, value in row._asdict().items() if name not in _COMMON}
+        record = row._asdict()
+        del record["num_images"]  # the same at each scan
         # JSON has no infinity.
         record["psnr"] = row.psnr if math.isfinite(row.psnr) else None
         if bandwidth is not None:

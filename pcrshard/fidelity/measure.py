@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PCRError
-from ..format.scan import FULL, Scan, check_scan
+from ..format.scan import FULL
 from ..jpeg.pixels import decode_image
 from ..storage import Options
 from .advice import ScanFidelity
@@ -39,7 +38,6 @@ def psnr(squared_error: float) -> float:
 
 def measure(
     url: str,
-    scans: Sequence[Scan] | None = None,
     *,
     num_images: int = 32,
     seed: int = 0,
@@ -48,14 +46,13 @@ def measure(
     on_image: OnImage | None = None,
     model: Network | None = None,
 ) -> list[ScanFidelity]:
-    """Measure scans on a random sample of a dataset's images.
+    """Measure each scan of a dataset on a random sample of its images.
 
     Reads up to eight whole shards except their tails, each in one request. Takes about 0.05 s of
     CPU time per scan and megapixel, most of it for MS-SSIM.
 
     Args:
-        url: The dataset's folder. A staged copy is compared with the highest scan that it holds.
-        scans: Scans to measure; all by default. ``"full"`` has the pixels of scan N.
+        url: The dataset's folder.
         num_images: Number of images; images with a side below 11 pixels are skipped.
         seed: Random seed; the same seed picks the same images.
         rounds: Number of times each image is decoded; the fastest counts.
@@ -65,22 +62,17 @@ def measure(
             ``cls``.
 
     Returns:
-        The figures of each scan, in the order of ``scans``.
+        The figures of each scan that the dataset holds, lowest first. The last one is the reference
+        of the others: it has the pixels of full fidelity, or is the highest of a staged copy.
 
     Raises:
-        ScanUnavailable: A scan does not exist, or a staged copy does not hold it.
         MissingDependency: OpenCV is not installed.
         PCRError: No image is large enough, a shard cannot be read, an image is damaged, or there
             are no labels for ``model``.
     """
     require_opencv()
     sample = draw_images(url, num_images, seed, _MAX_SHARDS, storage_options)
-    costs = {cost.scan: cost for cost in scan_costs(sample.dataset)}
-    if scans is None:
-        scans = [scan for scan in costs if scan != FULL]
-    for scan in scans:
-        sample.dataset.prefix_bytes(scan)  # raises for a scan that is not there
-    stops = [check_scan(scan, sample.dataset.num_groups) for scan in scans]
+    costs = [cost for cost in scan_costs(sample.dataset) if cost.scan != FULL]
     measured: list[list[tuple[float, ...]]] = []
     right: list[NDArray[np.bool_]] = []
     for pieces, label in sample.images(on_image):
@@ -88,33 +80,30 @@ def measure(
         if count_scales(*pixels.shape[:2]) == 0:
             continue
         reference = Reference(pixels)
-        views = [pieces[:stop] for stop in stops]
+        views = [pieces[:stop] for stop in range(1, len(costs) + 1)]
         measured.append([_measure_image(view, reference, rounds) for view in views])
         if model is not None:
-            right.append(np.array(model.classify([*views, pieces])) == _number(label))
+            right.append(np.array(model.classify(views)) == _number(label))
     if not measured:
         raise PCRError(
             "expected progressive JPEGs of 11 pixels or more on each side, found none", url=url
         )
     # Shape: (scans, 3 figures, images).
     figures = np.array(measured).transpose(1, 2, 0)
-    # The reference comes last.
-    top1 = np.mean(right, axis=0).tolist() if right else [None] * (len(stops) + 1)
+    top1 = np.mean(right, axis=0).tolist() if right else [None] * len(costs)
     return [
         ScanFidelity(
-            scan=scan,
-            bytes_per_image=costs[scan].bytes_per_sample,
-            saving=costs[scan].saving,
+            scan=cost.scan,
+            bytes_per_image=cost.bytes_per_sample,
+            saving=cost.saving,
             msssim=float(msssims.mean()),
             msssim_quartile=float(np.quantile(msssims, 0.25)),
             psnr=psnr(float(errors.mean())),
             decode_seconds=float(seconds.mean()),
             num_images=len(measured),
-            reference=sample.top,
             top1=own,
-            reference_top1=top1[-1],
         )
-        for scan, (msssims, errors, seconds), own in zip(scans, figures, top1, strict=False)
+        for cost, (msssims, errors, seconds), own in zip(costs, figures, top1, strict=True)
     ]
 
 

@@ -20,7 +20,7 @@ def pixels_of(path):
 
 def test_there_is_a_point_for_each_scan(large_dataset, tmp_path):
     """The points rise with the bytes."""
-    rows = measure(large_dataset, [1, "full"], num_images=1, rounds=1)
+    rows = measure(large_dataset, num_images=1, rounds=1)
     path = tmp_path / "fidelity.png"
     plots.plot_fidelity(rows, str(path), title="one image")
     pixels = pixels_of(path)
