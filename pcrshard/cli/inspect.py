@@ -20,14 +20,7 @@ from ..fidelity.msssim import require_opencv
 from ..format.dataset_index import ShardEntry, resolve_scan
 from ..format.scan import FULL
 from ..jpeg import libjpeg_turbo
-from ..reading.dataset_folder import (
-    Opened,
-    check_claims,
-    count_classes,
-    find_datasets,
-    open_dataset,
-    open_shards,
-)
+from ..reading.dataset_folder import check_claims, count_classes, find_datasets, open_dataset
 from ..reading.shard import Shard
 from ..redaction import redact_url
 from ..simulation.cluster import Cluster, Job
@@ -35,6 +28,7 @@ from ..simulation.decoding import image_seconds
 from ..simulation.epoch import Simulation
 from ..simulation.reads import epoch_reads, plan_costs
 from ..training.epoch_order import Geometry, Rules
+from ..upkeep.verify import is_shard, open_source
 from .parser import (
     MEGABYTES,
     Bandwidth,
@@ -72,18 +66,6 @@ ClusterOptions = Annotated[
         },
     },
 ]
-
-
-def is_shard(url: str) -> bool:
-    """Return whether a URL names a single shard rather than a dataset."""
-    return storage.file_name(url).endswith(".tar")
-
-
-def open_source(url: str, storage_options: storage.Options) -> Opened:
-    """Return the index and shard URLs of a dataset, or of a single shard."""
-    if is_shard(url):
-        return open_shards([url], storage_options=storage_options)
-    return open_dataset(url, storage_options=storage_options)
 
 
 def info(

@@ -20,8 +20,9 @@ from ..upkeep.dataset_card import dataset_card
 from ..upkeep.export import export_shard
 from ..upkeep.stage import Staged
 from ..upkeep.stage import stage as stage_dataset
+from ..upkeep.verify import open_source
 from ..upkeep.verify import verify as verify_dataset
-from .inspect import by_split, open_source
+from .inspect import by_split
 from .parser import Count, Parallel, Report, ScanOrFraction, StorageOptions
 from .progress import ProgressBar
 

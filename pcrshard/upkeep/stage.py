@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from threading import Event
@@ -20,10 +21,10 @@ from numpy.typing import NDArray
 
 from .. import storage
 from ..checksum import crc32c
-from ..errors import CorruptIndex, EncodeError, FormatError, NotAShard, PCRError
+from ..errors import CorruptIndex, EncodeError, FormatError
 from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry, resolve_scan
 from ..format.scan import Scan, check_scan
-from ..format.shard_head import HEAD_STOP, is_tar, read_head
+from ..format.shard_head import HEAD_STOP, read_head
 from ..reading.dataset_folder import open_dataset
 from ..reading.shard import Shard
 from ..redaction import get_logger
@@ -113,7 +114,7 @@ def stage(
 
 
 def _check_destination(dst: str, source: DatasetIndex) -> None:
-    """Raise an error if the folder has other data, not damaged copies of an earlier run."""
+    """Raise an error if the folder has other data than an earlier run left."""
     heads = {entry.name: entry.head_crc32c for entry in source.shards}
     if os.path.exists(os.path.join(dst, DATASET_INDEX)):
         earlier, _ = open_dataset(dst)
@@ -123,19 +124,11 @@ def _check_destination(dst: str, source: DatasetIndex) -> None:
                 "remove it, or stage to another folder"
             )
         return
-    for path in (os.path.join(dst, name) for name in heads):
-        try:
-            with open(path, "rb") as file:
-                start = file.read(HEAD_STOP)
-            foreign = read_head(start).crc32c not in heads.values()
-        except NotAShard:
-            foreign = is_tar(start)
-        except (OSError, PCRError):
-            foreign = False
-        if foreign:
-            raise EncodeError(
-                f"{path} is not of this dataset: remove it, or stage to another folder"
-            )
+    for path in filter(os.path.isfile, (os.path.join(dst, name) for name in heads)):
+        with open(path, "rb") as file, suppress(FormatError):
+            if read_head(file.read(HEAD_STOP)).crc32c in heads.values():
+                continue
+        raise EncodeError(f"{path} is not of this dataset: remove it, or stage to another folder")
 
 
 class _Copy(NamedTuple):

@@ -26,10 +26,21 @@ from ..jpeg.markers import SOI, map_jpeg
 from ..jpeg.other_formats import decode
 from ..jpeg.pixels import make_baseline
 from ..jpeg.split import with_height
-from ..reading.dataset_folder import open_dataset
-from ..reading.prefix import Sample, number_lists
+from ..reading.dataset_folder import Opened, open_dataset, open_shards
+from ..reading.prefix import Prefix, Sample, number_lists
 from ..reading.shard import Shard
-from ..redaction import redact
+
+
+def is_shard(url: str) -> bool:
+    """Return whether a URL names a single shard rather than a dataset."""
+    return storage.file_name(url).endswith(".tar")
+
+
+def open_source(url: str, storage_options: storage.Options) -> Opened:
+    """Return the index and shard URLs of a dataset, or of a single shard."""
+    if is_shard(url):
+        return open_shards([url], storage_options=storage_options)
+    return open_dataset(url, storage_options=storage_options)
 
 
 def verify(
@@ -57,26 +68,17 @@ def verify(
         EncodeError: The source cannot be compared with this dataset.
         StorageError: The dataset index or the source cannot be read.
     """
-    folder = url.rpartition("/")[0] or "."
-    urls = [url]
-    entries: Sequence[ShardEntry | None] = [None]
-    classes: tuple[str, ...] = ()
-    is_shard = storage.file_name(url).endswith(".tar")
-    if not is_shard:
-        index, urls = open_dataset(url, storage_options=storage_options)
-        entries = index.shards
-        folder = url.removesuffix(DATASET_INDEX)
-        classes = index.classes
-        if against and index.scan is not None:
-            raise EncodeError(
-                f"--against needs full fidelity, this staged copy holds scans 1 to {index.scan}: "
-                "verify the dataset itself"
-            )
+    index, urls = open_source(url, storage_options)
+    if against and index.scan is not None:
+        raise EncodeError(
+            f"--against needs full fidelity, this staged copy holds scans 1 to {index.scan}: "
+            "verify the dataset itself"
+        )
     sources = None
     missing: set[str] = set()
     if against:
-        journal = read_journal(folder, options=storage_options)
-        options = replace(journal.options, classes=journal.options.classes or classes)
+        journal = read_journal(storage.parent(urls[0]), options=storage_options)
+        options = replace(journal.options, classes=journal.options.classes or index.classes)
         if options.resize_short:
             raise EncodeError(
                 f"the images were resized to {options.resize_short} pixels when they were encoded, "
@@ -87,14 +89,13 @@ def verify(
         samples = list_samples(against, options, storage_options).samples
         sources = {sample.key: sample for sample in samples}
         skipped = {row.key for row in journal.unlayered if row.outcome == "skipped"}
-        missing = set() if is_shard else sources.keys() - skipped
+        missing = set() if is_shard(url) else sources.keys() - skipped
     tasks = {
         number: VerifyTask(
             url, entry, sources and _sources_of(url, sources, storage_options), storage_options
         )
-        for number, (url, entry) in enumerate(zip(urls, entries, strict=True))
+        for number, (url, entry) in enumerate(zip(urls, index.shards, strict=True))
     }
-    total = sum(entry.num_samples for entry in entries if entry)
     done = 0
     problems: list[str] = []
     with closing(run_tasks(verify_shard, tasks, workers=workers)) as results:
@@ -102,10 +103,9 @@ def verify(
             problems += result.problems
             # If a shard is unreadable, it is unknown which samples are missing.
             missing = missing.difference(result.keys) if result.keys else set()
-            entry = entries[number]
-            if entry and progress is not None:
-                done += entry.num_samples
-                progress(done, total)
+            if progress is not None:
+                done += index.shards[number].num_samples
+                progress(done, index.num_samples)
     return problems + [f"the source's sample {key} is in no shard" for key in sorted(missing)]
 
 
@@ -149,7 +149,7 @@ def verify_shard(task: VerifyTask) -> VerifyResult:
     """
     url, entry = task.url, task.entry
     shard = Shard(url, entry=entry, storage_options=task.storage_options)
-    problems: list[str] = []
+    problems: list[PCRError] = []
     keys: tuple[str, ...] = ()
     try:
         index = shard.index
@@ -162,17 +162,21 @@ def verify_shard(task: VerifyTask) -> VerifyResult:
         size = storage.file_bytes(url, options=task.storage_options)
         # A staged copy may be growing.
         if scan == FULL and size not in (stop, None):
-            problems.append(f"expected a file of {stop} bytes, got {size} (shard={url})")
+            problems.append(PCRError(f"expected a file of {stop} bytes, got {size}", url=url))
         problems += _check_samples(shard, task, scan)
-        if entry and scan == FULL and (entry.shard_bytes, entry.shard_crc32c) != (stop, checksum):
+        if (
+            entry
+            and scan == FULL
+            and entry.shard_crc32c  # not known of a single shard without a dataset index
+            and (entry.shard_bytes, entry.shard_crc32c) != (stop, checksum)
+        ):
             # Damage found above explains the difference.
-            problems = problems or [
-                f"size or checksum differ from {DATASET_INDEX}; is the index old? (shard={url})"
-            ]
+            message = f"size or checksum differ from {DATASET_INDEX}; is the index old?"
+            problems = problems or [PCRError(message, url=url)]
         keys = index.keys
     except PCRError as error:
-        problems.append(str(error))
-    return VerifyResult(tuple(redact(problem, url) for problem in problems), keys)
+        problems.append(error)
+    return VerifyResult(tuple(map(str, problems)), keys)
 
 
 def _check_layout(
@@ -180,7 +184,7 @@ def _check_layout(
     index: ShardIndex,
     scan: Scan,
     view: memoryview,
-) -> list[str]:
+) -> list[PCRError]:
     """Compare headers, padding and trailer with the index and tables (SPEC.md section 5).
 
     Only the first difference is reported, because a renamed shard differs in each member.
@@ -191,7 +195,7 @@ def _check_layout(
     for start, expected, what in _free_regions(index, tables, stem):
         # A staged copy may end after any group.
         if start < len(view) and view[start : start + len(expected)] != expected:
-            return [f"expected {what} (shard={url}, offset={start})"]
+            return [PCRError(f"expected {what}", url=url, offset=start)]
     return []
 
 
@@ -216,38 +220,31 @@ def _free_regions(
     yield start, TRAILER, "two zero blocks at the end"
 
 
-def _check_samples(
-    shard: Shard,
-    task: VerifyTask,
-    scan: Scan,
-) -> list[str]:
+def _check_samples(shard: Shard, task: VerifyTask, scan: Scan) -> Iterator[PCRError]:
     """Check each piece's CRC, each image's size, and pixels against the source."""
-    problems = []
     with shard.load(scan) as prefix:
         for row, key in enumerate(prefix.index.keys):
             try:
-                sample = prefix.sample(row)
+                for problem in _check_sample(prefix, row, task):
+                    yield PCRError(problem, url=task.url, key=key)
             except PCRError as error:
-                problems.append(str(error))
-                continue
-            found: list[str] = []
-            try:
-                for field in prefix.streams:
-                    value = sample.get(field, [])
-                    images = value if isinstance(value, list) else [value]
-                    for image, unit in zip(images, prefix.units_of(row, field), strict=False):
-                        frame = map_jpeg(image).frame
-                        size = [frame.height, frame.width]
-                        dims = prefix.index.dims[unit].tolist()
-                        if size != dims:
-                            found.append(f"{field} is {size}, the index says {dims}")
-                if task.sources is not None:
-                    source = task.sources.get(key)
-                    found += _compare(number_lists(sample), source, task.storage_options)
-            except PCRError as error:
-                found.append(str(error))
-            problems += [f"{problem} (shard={task.url}, key={key})" for problem in found]
-    return problems
+                yield error if error.key else PCRError(str(error), url=task.url, key=key)
+
+
+def _check_sample(prefix: Prefix, row: int, task: VerifyTask) -> Iterator[str]:
+    sample = prefix.sample(row)
+    for field in prefix.streams:
+        value = sample.get(field, [])
+        images = value if isinstance(value, list) else [value]
+        for image, unit in zip(images, prefix.units_of(row, field), strict=False):
+            frame = map_jpeg(image).frame
+            size = [frame.height, frame.width]
+            dims = prefix.index.dims[unit].tolist()
+            if size != dims:
+                yield f"{field} is {size}, the index says {dims}"
+    if task.sources is not None:
+        source = task.sources.get(sample["__key__"])
+        yield from _compare(number_lists(sample), source, task.storage_options)
 
 
 def _compare(

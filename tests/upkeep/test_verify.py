@@ -208,6 +208,17 @@ def test_resized_images_are_not_compared(whole, tmp_path):
         compare(tmp_path, whole[0])
 
 
+def test_one_shard_is_verified_with_its_dataset_index_or_without(copy):
+    """A single shard must fit pcr.json; without one, the shard is checked by itself."""
+    folder, _ = copy
+    shutil.copy(folder / "data-000001.tar", folder / "data-000000.tar")
+    shard = str(folder / "data-000000.tar")
+    assert verify(shard, workers=1)
+    (folder / "pcr.json").unlink()
+    shutil.copy(shard, folder / "data-000001.tar")
+    assert verify(str(folder / "data-000001.tar"), workers=1) == []
+
+
 def test_one_shard_is_compared_with_the_labels_of_its_dataset(whole, tmp_path):
     """A single shard is verified like its dataset, also where classes were numbered by a user."""
     options = EncodeOptions(num_shards=2, classes=("b", "a"))
