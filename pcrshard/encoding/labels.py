@@ -75,17 +75,15 @@ def check_classes(classes: Sequence[str]) -> None:
         seen.add(name)
 
 
-def read_classes(url: str, *, options: StorageOptions = None) -> tuple[str, ...]:
+def read_classes(url: str) -> tuple[str, ...]:
     """Read class names from a text file, one per line; the first line names class 0.
 
     Raises:
-        EncodeError: The file is not UTF-8, or a line is empty or repeated.
+        EncodeError: The file is not UTF-8.
         StorageError: It cannot be read.
     """
-    data = storage.read_bytes(url, options=options)
+    data = storage.read_bytes(url)
     try:
-        classes = tuple(map(str.strip, data.decode("utf-8-sig").rstrip().split("\n")))
-        check_classes(classes)
-    except (UnicodeDecodeError, EncodeError) as error:
+        return tuple(map(str.strip, data.decode("utf-8-sig").rstrip().split("\n")))
+    except UnicodeDecodeError as error:
         raise EncodeError(f"not class names: {error}", url=url) from error
-    return classes
