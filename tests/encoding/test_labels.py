@@ -88,7 +88,7 @@ def test_names_set_the_numbers_of_folders(synthetic_folder, tmp_path):
     [(b"cat\n\ndog\n", "class 1"), (b"cat\ndog\ncat\n", "class 2"), (b"\xff", "utf-8"), (b"", "0")],
 )
 def test_a_bad_file_of_names_is_refused(tmp_path, data, word):
-    """A gap, a duplicate name, or a wrong text encoding is an error that says what is wrong."""
+    """A gap, a duplicate name, or a wrong text encoding raises a clear error."""
     write_files(tmp_path, {"names.txt": data})
     with pytest.raises(EncodeError, match=word):
         EncodeOptions(classes=read_classes(str(tmp_path / "names.txt")))
