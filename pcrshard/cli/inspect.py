@@ -16,6 +16,7 @@ from ..errors import PCRError
 from ..fidelity import advice, measure, plots
 from ..fidelity.contact_sheet import contact_sheet as draw_contact_sheet
 from ..fidelity.costs import scan_costs
+from ..fidelity.msssim import require_opencv
 from ..format.dataset_index import ShardEntry, resolve_scan
 from ..format.scan import FULL
 from ..jpeg import libjpeg_turbo
@@ -266,8 +267,10 @@ def fidelity(
         model_size: Side of the network's input images, in pixels.
         storage_option: fsspec option of the dataset; repeatable.
     """
+    # A missing package is named before any work.
+    require_opencv()
     if plot or contact_sheet:
-        plots.figure_class()  # a missing package is named before any work
+        plots.figure_class()
     network = None
     if model:
         # Imported lazily: torch takes two seconds, which other commands should not pay.
