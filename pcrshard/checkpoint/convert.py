@@ -10,41 +10,29 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import storage
-from ..checksum import crc32c
-from ..errorbound import Words, content_bytes, decode_integers, decompress
+from ..errorbound import content_bytes, decode_integers, decompress
 from ..errors import BrokenChain, VersionUnavailable
-from .codec import Entry, Tensor, decode_tensor, digest_of, store_words
-from .frame import (
-    HEAD_BYTES,
-    damage_named,
-    decode_plain,
-    encode,
-    header_bytes,
-    require,
-    split_frame,
-)
+from .codec import Entry, Tensor, decode_tensor, digest_of
+from .frame import damage_named, decode_plain, encode, require, split_frame
 from .manifest import COPY_NAME, Manifest, StoreIO
 from .manifest import MAGIC as MANIFEST_MAGIC
+from .patch import MAX_GROWTH, encode_patch
 from .store import is_keyframe_due
 from .tensors import TensorSpec
 from .typed_tree import Packer, Tree, TreeReader
 from .version_file import MAGIC as VERSION_MAGIC
 from .version_file import Progress, VersionRecord, reported
 
-_FORMAT = 1
 _KEYFRAME_EVERY = 10
 _MAX_RATIO = 1 << 17
 # Maximum expansion of a compressed header, and the size allowed for any header.
-_MAX_GROWTH = 64
+_MAX_HEADER_GROWTH = 64
 _FREE_BYTES = 1 << 16
-# By path, what a delta refers to, which lacks escaped values, and the words of the tensor.
-_Tensors = dict[str, tuple[Tensor, Words]]
 
 
 class _File(NamedTuple):
     name: str
     header: Any
-    start: int  # of the first payload
 
 
 def convert(
@@ -79,76 +67,75 @@ def convert(
         raise ValueError("expected a new store as the target, there is one already")
     with damage_named("a header is damaged", source):
         files = _files(old)
-        by_id = {file.header["id"]: file for file in files}
-        numbered = {file.header["number"]: file for file in files}
+        ordered = sorted(files.values(), key=lambda file: file.header["number"])
     if not files:
         raise VersionUnavailable("there are no versions of format 1", url=source)
     manifest = Manifest()
-    for number in reported(sorted(numbered), progress):
-        file = numbered[number]
+    for file in reported(ordered, progress):
         with damage_named("the version is damaged", old.join(file.name)):
-            stored = _stored(file.header, _decode_chain(old, file, by_id))
+            header = file.header
+            decoded = _decode_version(old, file, files)
+            rows = [
+                [path, each.spec.dtype, each.spec.shape, each.digest]
+                for path, each in decoded.items()
+            ]
+            content = hashlib.sha256(encode([header["tree"], rows])).digest()
+            require(content == header["id"], "it does not match its checksum")
             packer = Packer()
-            _pack_node(packer, file.header["tree"])
+            _pack_node(packer, header["tree"])
             tree = Tree(packer.tokens, packer.blobs)
             names = TreeReader(tree).names
-            tensors = {names[n]: tensor for n, tensor in enumerate(stored)}
-            fields = {name: file.header[name] for name in ("number", "metrics", "saved")}
-        parent = None if is_keyframe_due(manifest, _KEYFRAME_EVERY) else manifest.versions[-1]
-        record = new.write(tensors, parent, tree=tree, **fields)
-        manifest = manifest.with_versions((*manifest.versions, record))
+            tensors = {names[n]: tensor for n, tensor in enumerate(decoded.values())}
+            parent = None if is_keyframe_due(manifest, _KEYFRAME_EVERY) else manifest.versions[-1]
+            fields = {name: header[name] for name in ("number", "metrics", "saved")}
+            record = new.write(tensors, parent, tree=tree, **fields)
+            manifest = manifest.with_versions((*manifest.versions, record))
     # Only now does the store exist: a conversion that failed can be repeated.
     return list(new.commit(Manifest(), manifest).versions)
 
 
-def _files(io: StoreIO) -> list[_File]:
-    """Open the files of format 1, keyframes last, so that keyframes take precedence."""
+def _files(io: StoreIO) -> dict[bytes, _File]:
+    """Return the files of versions by id: of two files of a version, the keyframe."""
     names = {name for name in io.list() if name.endswith((".pcd", ".pcp"))}
-    manifest = io.read_bytes(COPY_NAME)
-    if manifest is not None:
-        versions = _unpack(memoryview(manifest), MANIFEST_MAGIC)["versions"]
-        listed = {record["file"] for record in versions}
+    if COPY_NAME in io.list():
+        manifest, _ = _read(io, COPY_NAME, MANIFEST_MAGIC)
+        listed = {record["file"] for record in manifest["versions"]}
         if missing := listed - names:
             raise BrokenChain(f"the file {min(missing)} is missing", url=io.url)
         names = listed
-    files = []
-    for name in names:
-        start = HEAD_BYTES + header_bytes(io.read(name, 0, HEAD_BYTES), VERSION_MAGIC, _FORMAT)
-        header = _unpack(io.read(name, 0, start), VERSION_MAGIC)
-        files.append(_File(name, header, start))
-    return sorted(files, key=lambda file: (file.header["parent"] is None, file.header["number"]))
+    files = [_File(name, _read(io, name, VERSION_MAGIC)[0]) for name in names]
+    files.sort(key=lambda file: file.header["parent"] is None)
+    return {file.header["id"]: file for file in files}
 
 
-def _unpack(data: memoryview, magic: bytes) -> Any:
-    body, _ = split_frame(data, magic, version=_FORMAT)
+def _read(io: StoreIO, name: str, magic: bytes) -> tuple[Any, memoryview]:
+    """Return the header of a file, and the bytes after it."""
+    data = storage.read_bytes(io.join(name), options=io.options)
+    body, rest = split_frame(memoryview(data), magic, version=1)
     size = content_bytes(body)
-    require(size <= _MAX_GROWTH * len(body) + _FREE_BYTES, "the header is too large")
-    return decode_plain(decompress(body, size))
+    require(size <= _MAX_HEADER_GROWTH * len(body) + _FREE_BYTES, "the header is too large")
+    return decode_plain(decompress(body, size)), rest
 
 
-def _decode_chain(io: StoreIO, file: _File, by_id: dict[bytes, _File]) -> _Tensors:
+def _decode_version(io: StoreIO, file: _File, files: dict[bytes, _File]) -> dict[str, Tensor]:
     """Decode a version through its parents, which may be newer."""
     layers = [file]
     while (parent := layers[-1].header["parent"]) is not None:
-        if parent[1] not in by_id or len(layers) > len(by_id):
+        if parent[1] not in files or len(layers) > len(files):
             raise BrokenChain(f"the reference {parent[1].hex()} is missing", url=io.join(file.name))
-        layers.append(by_id[parent[1]])
-    decoded: _Tensors = {}
+        layers.append(files[parent[1]])
+    tensors: dict[str, Tensor] = {}
     for layer in reversed(layers):
-        start = layer.start
-        found = {}
-        for entry in layer.header["tensors"]:
-            path, stop = entry["path"], start + sum(entry["sizes"])
-            payload = io.read(layer.name, start, stop)
-            with damage_named("the payload is damaged", io.join(layer.name), path):
-                require(crc32c(payload) == entry["payload_crc"], "it does not match its checksum")
-                found[path] = _decode(entry, payload, decoded[path][0] if path in decoded else None)
-            start = stop
-        decoded = found
-    return decoded
+        header, rest = _read(io, layer.name, VERSION_MAGIC)
+        before, tensors = tensors, {}
+        for entry in header["tensors"]:
+            path, size = entry["path"], sum(entry["sizes"])
+            tensors[path] = _decode(entry, rest[:size], before.get(path))
+            rest = rest[size:]
+    return tensors
 
 
-def _decode(entry: Any, payload: memoryview, base: Tensor | None) -> tuple[Tensor, Words]:
+def _decode(entry: Any, payload: memoryview, base: Tensor | None) -> Tensor:
     """Decode the main part as format 2 does, then the words that differ from it."""
     first, second, _ = entry["sizes"]
     main, index, rest = payload[:first], payload[first : first + second], payload[first + second :]
@@ -164,30 +151,15 @@ def _decode(entry: Any, payload: memoryview, base: Tensor | None) -> tuple[Tenso
         changed = decode_integers(rest, count, spec.word)
     else:
         changed = np.frombuffer(decompress(rest, count), spec.word)
-    words = tensor.restore().copy()
+    bare = tensor.restore()
+    words = bare.copy()
     if tensor.lattice is None:
         words[places] ^= changed
-        tensor = dataclasses.replace(tensor, values=words)
-    else:
-        words[places] = changed
-    return tensor, words
-
-
-def _stored(header: Any, decoded: _Tensors) -> list[Tensor]:
-    """Return the tensors in the form of format 2, after comparing them with the version's id."""
-    tensors = []
-    rows = []
-    for entry in header["tensors"]:
-        tensor, words = decoded[entry["path"]]
-        digest = digest_of(words)
-        rows.append([entry["path"], tensor.spec.dtype, tensor.spec.shape, digest])
-        stored = store_words(words, tensor.spec, tensor.lattice)
-        if stored.digest != digest:  # a value that the grid would round again
-            stored = store_words(words, tensor.spec, None)
-        tensors.append(stored)
-    made = hashlib.sha256(encode([header["tree"], rows])).digest()
-    require(made == header["id"], "the version restores to other content")
-    return tensors
+        return dataclasses.replace(tensor, values=words, digest=digest_of(words))
+    words[places] = changed
+    patch = encode_patch(words, bare, growth=MAX_GROWTH)
+    assert patch is not None
+    return dataclasses.replace(tensor, patch=patch, digest=digest_of(words))
 
 
 def _pack_node(packer: Packer, node: Any) -> None:

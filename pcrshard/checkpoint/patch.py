@@ -20,22 +20,23 @@ from .frame import require
 _GAPS = struct.Struct("<I")
 # Maximum size of a patch relative to its words: for one-byte words, a gap and an escaped step per
 # word, plus the number of gaps.
-_MAX_GROWTH = 4
+MAX_GROWTH = 4
 
 
-def encode_patch(now: Words, was: Words, level: int = 1) -> bytes | None:
+def encode_patch(now: Words, was: Words, level: int = 1, growth: int = 1) -> bytes | None:
     """Encode the words that changed, and update ``was`` in place to equal ``now``.
 
     Args:
         now: (N,) words.
         was: (N,) words of the previous version, contiguous and writable.
         level: Compression level, as for :func:`pcrshard.zstd.compress`.
+        growth: Maximum size before compression, as a multiple of half the words' size.
 
     Returns:
         The patch, which is empty if no word changed; ``None`` if most words changed.
     """
     now, was = _narrow(now), _narrow(was)
-    found = sparse_words.encode(now, was, borrow_array(max(now.nbytes, 64)))
+    found = sparse_words.encode(now, was, borrow_array(max(growth * now.nbytes, 64)))
     if found is None:
         return None
     changed, gaps, steps = found
@@ -52,7 +53,7 @@ def apply_patch(words: Words, patch: Any) -> None:
         return
     words = _narrow(words)
     size = zstd.content_bytes(patch)
-    require(size <= _MAX_GROWTH * words.nbytes + 64, "a patch is larger than its words")
+    require(size <= MAX_GROWTH * words.nbytes + 64, "a patch is larger than its words")
     content = memoryview(zstd.decompress(patch, size))
     require(size >= _GAPS.size, "a patch is truncated")
     start = _GAPS.size + _GAPS.unpack_from(content)[0]
