@@ -86,13 +86,6 @@ def _file_header(layout: Layout) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _split(layout: Layout, data: Bytes) -> list[Words]:
-    """Return the words of each tensor, given the bytes of all tensors."""
-    stops = np.cumsum([spec.num_bytes for _, spec in layout], dtype=np.int64)
-    parts = np.split(data, stops)
-    return [part.view(spec.word) for part, (_, spec) in zip(parts, layout, strict=False)]
-
-
 def _blocks(tensors: Iterable[Words]) -> list[Words]:
     """Split the words of tensors into blocks of words of at most 4 bytes, patched as units."""
     blocks = []
@@ -101,6 +94,28 @@ def _blocks(tensors: Iterable[Words]) -> list[Words]:
         starts = range(0, len(narrow), _BLOCK_WORDS)
         blocks += [narrow[start : start + _BLOCK_WORDS] for start in starts]
     return blocks
+
+
+class _Weights:
+    """The weights of a model in one piece of memory.
+
+    Args:
+        layout: The tensors.
+        data: The bytes of all tensors.
+
+    Attributes:
+        layout, data: The same.
+        words: The words of each tensor.
+        blocks: The blocks of all tensors.
+    """
+
+    def __init__(self, layout: Layout, data: Bytes) -> None:
+        self.layout = layout
+        self.data = data
+        stops = np.cumsum([spec.num_bytes for _, spec in layout], dtype=np.int64)
+        parts = zip(np.split(data, stops), layout, strict=False)
+        self.words: list[Words] = [part.view(spec.word) for part, (_, spec) in parts]
+        self.blocks = _blocks(self.words)
 
 
 def _order(item: tuple[str, TensorSpec]) -> tuple[int, str]:
@@ -185,9 +200,9 @@ class WeightPublisher:
         self._every = keyframe_every
         self._is_slow_link = slow_link
         self._needs_sha256 = sha256
-        # The last step and the published weights; None if unknown.
+        # The last step, None if unknown, and the published weights.
         self._last: StepHeader | None = None
-        self._held = np.empty(0, np.uint8)
+        self._held = _Weights([], np.empty(0, np.uint8))
 
     def publish(self, weights: Mapping[str, torch.Tensor] | str) -> int:
         """Publish weights and return the step number.
@@ -210,14 +225,14 @@ class WeightPublisher:
         last, self._last = self._last, None
         if last is None or last.tensors != layout:
             self._folder.clean(lambda _: False)
-            last, self._held = None, np.empty(_num_bytes(layout), np.uint8)
+            last, self._held = None, _Weights(layout, np.empty(_num_bytes(layout), np.uint8))
+        held = self._held
         number = 1 + (max(self._files().values(), default=0) if last is None else last.number)
         words = [words_of(tensors[name].detach().cpu().contiguous()) for name, _ in layout]
-        held = _blocks(_split(layout, self._held))
         encoded = parallel_map(
             self._folder.workers,
             lambda pair: self._encode(*pair, is_new=last is None),
-            zip(_blocks(words), held, strict=True),
+            zip(_blocks(words), held.blocks, strict=True),
         )
         payloads = [payload for _, payload, _ in encoded]
         header = StepHeader(
@@ -225,7 +240,7 @@ class WeightPublisher:
             digest=bytes(32),
             step=None,
             parent=None if last is None else last.id,
-            sha256=hashlib.sha256(self._held.data).digest() if self._needs_sha256 else None,
+            sha256=hashlib.sha256(held.data.data).digest() if self._needs_sha256 else None,
             tensors=layout,
             coders=bytes(coder for coder, _, _ in encoded),
             sizes=_u32(map(len, payloads)),
@@ -236,10 +251,10 @@ class WeightPublisher:
             whole = header.replace(
                 step=header.id,
                 parent=None,
-                coders=bytes([_WHOLE] * len(held)),
-                sizes=_u32(block.nbytes for block in held),
+                coders=bytes([_WHOLE] * len(held.blocks)),
+                sizes=_u32(block.nbytes for block in held.blocks),
             )
-            self._write("keyframe", whole, [self._held.data])
+            self._write("keyframe", whole, [held.data.data])
             # A mirror may still be reading from the previous keyframe on.
             old = [name for name, n in self._files().items() if n < number - self._every]
             self._folder.remove(old)
@@ -339,12 +354,15 @@ class WeightMirror:
         self._state = os.path.join(folder, _STATE_NAME)
         self._id = b""
         # The mapped file's.
-        self._layout: Layout = []
-        self._data = np.empty(0, np.uint8)
+        self._held = _Weights([], np.empty(0, np.uint8))
         os.makedirs(folder, exist_ok=True)
         storage.remove_temporary_files(folder)
-        with suppress(FileNotFoundError, FormatError):
-            self._open()
+        # Continue with the file of an earlier mirror if it matches its checksums.
+        with suppress(FileNotFoundError, FormatError), damage_named("the state is damaged"):
+            state = memoryview(Path(self._state).read_bytes())
+            header, _ = unpack_frame(state, MAGIC, StepHeader)
+            self._map(header.tensors)
+            self._apply(header, [])
 
     def wait(self, *, newer_than: int | None = None, timeout: float | None = None) -> int:
         """Wait for a new step, apply it, and return its number.
@@ -385,7 +403,7 @@ class WeightMirror:
             if not steps:
                 raise VersionUnavailable("there is no keyframe", url=self.url)
             with damage_named("the step is damaged", self.url):
-                self._apply(steps)
+                self._apply(steps[-1].header, steps)
         return self.step
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -393,7 +411,7 @@ class WeightMirror:
 
         If names or shapes change, the mirror replaces the file: call this method again.
         """
-        parts = zip(self._layout, _split(self._layout, self._data), strict=True)
+        parts = zip(self._held.layout, self._held.words, strict=True)
         return {name: tensor_from(words, spec) for (name, spec), words in parts}
 
     def _latest(self) -> int:
@@ -431,12 +449,11 @@ class WeightMirror:
         with damage_named("the step is damaged", self._folder.join(name)):
             return None if data is None else _Step(memoryview(data), limit)
 
-    def _apply(self, steps: list[_Step]) -> None:
-        """Apply steps in one pass over the file."""
-        header = steps[-1].header
+    def _apply(self, header: StepHeader, steps: list[_Step]) -> None:
+        """Apply steps in one pass over the file, which must then match the last one's header."""
         layout = header.tensors
         require(all(step.header.tensors == layout for step in steps), "expected one layout")
-        if layout != self._layout:
+        if layout != self._held.layout:
             whole, *steps = steps
             require(whole.header.parent is None, "expected the file's layout")
             total = sum(map(len, whole.payloads))
@@ -445,7 +462,7 @@ class WeightMirror:
                 file.write(_file_header(layout))
                 file.writelines(whole.payloads)
             self._map(layout)
-        blocks = self._blocks()
+        blocks = self._held.blocks
 
         def work(n: int) -> int:
             for step in steps:
@@ -454,32 +471,19 @@ class WeightMirror:
 
         self.step = 0
         crcs = _u32(parallel_map(self._folder.workers, work, range(len(blocks))))
-        is_same = header.sha256 in (None, hashlib.sha256(self._data.data).digest())
+        is_same = header.sha256 in (None, hashlib.sha256(self._held.data.data).digest())
         require(crcs == header.crcs and is_same, "the weights do not match their checksums")
         with storage.atomic_write(self._state, durable=False) as file:
             file.write(pack_frame(MAGIC, header))
         self.step, self._id = header.number, header.id
 
-    def _blocks(self) -> list[Words]:
-        return _blocks(_split(self._layout, self._data))
-
     def _map(self, layout: Layout) -> None:
+        self.step = 0
         with open(self.path, "r+b") as file:
             whole = mmap.mmap(file.fileno(), 0)
-        self._data = np.frombuffer(whole, np.uint8)[len(whole) - _num_bytes(layout) :]
-        self._layout, self.step = layout, 0
-
-    def _open(self) -> None:
-        """Continue with the file of an earlier mirror if it matches its checksums."""
-        with damage_named("the mirror's state is damaged", self._state):
-            data = memoryview(Path(self._state).read_bytes())
-            header, _ = unpack_frame(data, MAGIC, StepHeader)
-            layout = header.tensors
-            if os.path.getsize(self.path) != len(_file_header(layout)) + _num_bytes(layout):
-                return
-        self._map(layout)
-        if _u32(parallel_map(self._folder.workers, crc32c, self._blocks())) == header.crcs:
-            self.step, self._id = header.number, header.id
+        start = len(whole) - _num_bytes(layout)
+        require(whole[:start] == _file_header(layout), "expected a file of these tensors")
+        self._held = _Weights(layout, np.frombuffer(whole, np.uint8)[start:])
 
 
 class _Step:
