@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from .manifest import MAGIC as MANIFEST_MAGIC
 from .patch import MAX_GROWTH, encode_patch
 from .store import is_keyframe_due
 from .tensors import TensorSpec
-from .typed_tree import Packer, Tree, TreeReader
+from .typed_tree import TreeReader, make_tree, pack
 from .version_file import MAGIC as VERSION_MAGIC
 from .version_file import Progress, VersionRecord, reported
 
@@ -81,9 +82,7 @@ def convert(
             ]
             content = hashlib.sha256(encode([header["tree"], rows])).digest()
             require(content == header["id"], "it does not match its checksum")
-            packer = Packer()
-            _pack_node(packer, header["tree"])
-            tree = Tree(packer.tokens, packer.blobs)
+            tree = make_tree(_pack_node(header["tree"]))
             names = TreeReader(tree).names
             tensors = {names[n]: tensor for n, tensor in enumerate(decoded.values())}
             parent = None if is_keyframe_due(manifest, _KEYFRAME_EVERY) else manifest.versions[-1]
@@ -162,21 +161,21 @@ def _decode(entry: Any, payload: memoryview, base: Tensor | None) -> Tensor:
     return dataclasses.replace(tensor, patch=patch, digest=digest_of(words))
 
 
-def _pack_node(packer: Packer, node: Any) -> None:
-    """Append the tokens of a format-1 node; format 1 represented nodes as nested lists."""
+def _pack_node(node: Any) -> Iterator[Any]:
+    """Yield the tokens of a format-1 node, as :func:`.typed_tree.pack` does."""
     match node:
         case ["i", data]:
-            packer.add_bytes(data, "i")
+            yield from ("i", data)
         case ["s", dtype, data]:
-            packer.add_bytes(data, "g", dtype)
+            yield from ("g", dtype, data)
         case ["v", number, offset, shape, strides]:
-            packer.tokens += ("v", number, offset, len(shape), *shape, *strides)
+            yield from ("v", number, offset, len(shape), *shape, *strides)
         case ["d" | "o" | "l" | "t" as kind, items, *metadata]:
-            packer.tokens += (kind, len(items))
+            yield from (kind, len(items))
             inner = itertools.chain(*items) if kind in ("d", "o") else items
             for item in (*inner, *metadata):
-                _pack_node(packer, item)
+                yield from _pack_node(item)
         case list():
-            packer.tokens += node
+            yield from node
         case _:
-            packer.pack(node, (), None)
+            yield from pack(node, (), None)

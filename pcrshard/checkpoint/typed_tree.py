@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -106,25 +107,23 @@ def flatten(state: Any) -> tuple[Tree, list[Leaf]]:
     Raises:
         UnsupportedState: A value has an unsupported type; the message names its path.
     """
-    packer = Packer()
-    packer.pack(state, (), None)
-    found = [token for token in packer.tokens if type(token) is Leaf]
+    packed = list(pack(state, (), None))
+    found = [token for token in packed if type(token) is Leaf]
     base_of = _tie(found)
     leaves = [leaf for leaf in found if base_of[leaf] is leaf]
     numbers = {leaf: number for number, leaf in enumerate(leaves)}
-    tokens: list[Token] = []
-    for token in packer.tokens:
+
+    def placed(token: Any) -> tuple[Any, ...]:
         if type(token) is not Leaf:
-            tokens.append(token)
-            continue
+            return (token,)
         base = base_of[token]
         if token.layout == base.layout:
-            tokens += (token.tag, numbers[base])
-        else:
-            offset, shape, strides = token.layout
-            start = offset - base.tensor.storage_offset()
-            tokens += ("v", numbers[base], start, len(shape), *shape, *strides)
-    tree = Tree(tokens, packer.blobs)
+            return token.tag, numbers[base]
+        offset, shape, strides = token.layout
+        start = offset - base.tensor.storage_offset()
+        return "v", numbers[base], start, len(shape), *shape, *strides
+
+    tree = make_tree(itertools.chain.from_iterable(map(placed, packed)))
     read = TreeReader(tree)
     for path, number in read.uses:
         leaves[number].uses.append(path)
@@ -134,81 +133,76 @@ def flatten(state: Any) -> tuple[Tree, list[Leaf]]:
     return tree, leaves
 
 
-class Packer:
-    """A collector of the tokens of a state.
-
-    Attributes:
-        tokens: The tokens so far, with a :class:`Leaf` in the place of each tensor.
-        blobs: The byte strings so far.
-    """
-
-    def __init__(self) -> None:
-        self.tokens: list[Any] = []
-        self.blobs: list[bytes] = []
-
-    def pack(self, value: Any, path: tuple[str, ...], roles: Roles) -> None:
-        """Append the tokens of a value.
-
-        Args:
-            value: The value.
-            path: Keys that lead to the value.
-            roles: The roles of an optimizer's tensors by name, none for an unknown optimizer; None
-                outside optimizers.
-        """
-        kind = type(value)
-        where = ".".join(path)
-        if kind in _CONTAINERS:
-            self._pack_items(value, path, roles)
-        elif kind is str:
-            if value.encode(errors="ignore").decode() != value:
-                raise UnsupportedState("cannot store a surrogate", key=where)
-            self.tokens += ("s", value)
-        elif kind is bytes:
-            self.add_bytes(value, "b")
-        elif kind is int and not -(1 << 63) <= value < 1 << 64:  # as numpy's generators have them
-            size = value.bit_length() // 8 + 1
-            self.add_bytes(value.to_bytes(size, "little", signed=True), "i")
-        elif kind in _KEYS:
-            self.tokens.append(value)
-        elif isinstance(value, torch.Tensor):
-            check_storable(value, where)
-            # A lazily conjugated or negated view does not have its source's values.
-            plain = value.resolve_conj().resolve_neg()
-            self.tokens.append(Leaf("x", plain, _role(path, roles)))
-        elif kind is np.ndarray:
-            self.tokens.append(Leaf("a", array_tensor(value, where), None))
-        elif isinstance(value, np.generic) and value.dtype.name in NUMPY_TYPES:
-            self.add_bytes(value.tobytes(), "g", value.dtype.name)
+def make_tree(packed: Iterable[Any]) -> Tree:
+    """Return a tree of tokens, and of bytes in the places of their numbers."""
+    tree = Tree([], [])
+    for token in packed:
+        if type(token) is bytes:
+            tree.tokens.append(len(tree.blobs))
+            tree.blobs.append(token)
         else:
-            advice = "; save its state_dict()" if hasattr(value, "state_dict") else ""
-            name = f"{kind.__module__}.{kind.__name__}"
-            raise UnsupportedState(f"cannot store a {name}{advice}", key=where)
+            tree.tokens.append(token)
+    return tree
 
-    def _pack_items(self, value: Any, path: tuple[str, ...], roles: Roles) -> None:
-        tag = _CONTAINERS[type(value)]
-        is_dict = isinstance(value, dict)
-        if len(path) > MAX_DEPTH:
-            raise UnsupportedState(f"expected at most {MAX_DEPTH} levels", key=".".join(path))
-        # The state of a torch.optim.Optimizer is recognized by its two keys.
-        if is_dict and {"state", "param_groups"} <= value.keys():
-            roles = _roles(value["param_groups"])
-        self.tokens += (tag, len(value))
-        for key, item in value.items() if is_dict else enumerate(value):
-            where = (*path, str(key))
-            if type(key) not in _KEYS:
-                message = f"cannot store a key of {type(key).__name__}"
-                raise UnsupportedState(message, key=".".join(where))
-            if is_dict:
-                self.pack(key, path, roles)
-            self.pack(item, where, roles)
-        if tag == "o":
-            # torch keeps the versions of modules in this attribute of a state_dict.
-            self.pack(getattr(value, "_metadata", None), (*path, "_metadata"), None)
 
-    def add_bytes(self, data: bytes, *tokens: str) -> None:
-        """Append tokens and the index of some bytes."""
-        self.tokens += (*tokens, len(self.blobs))
-        self.blobs.append(data)
+def pack(value: Any, path: tuple[str, ...], roles: Roles) -> Iterator[Any]:
+    """Yield the tokens of a value, with a :class:`Leaf` or bytes in the places of their numbers.
+
+    Args:
+        value: The value.
+        path: Keys that lead to the value.
+        roles: The roles of an optimizer's tensors by name, none for an unknown optimizer; None
+            outside optimizers.
+    """
+    kind = type(value)
+    where = ".".join(path)
+    if kind in _CONTAINERS:
+        yield from _pack_items(value, path, roles)
+    elif kind is str:
+        if value.encode(errors="ignore").decode() != value:
+            raise UnsupportedState("cannot store a surrogate", key=where)
+        yield from ("s", value)
+    elif kind is bytes:
+        yield from ("b", value)
+    elif kind is int and not -(1 << 63) <= value < 1 << 64:  # as numpy's generators have them
+        size = value.bit_length() // 8 + 1
+        yield from ("i", value.to_bytes(size, "little", signed=True))
+    elif kind in _KEYS:
+        yield value
+    elif isinstance(value, torch.Tensor):
+        check_storable(value, where)
+        # A lazily conjugated or negated view does not have its source's values.
+        yield Leaf("x", value.resolve_conj().resolve_neg(), _role(path, roles))
+    elif kind is np.ndarray:
+        yield Leaf("a", array_tensor(value, where), None)
+    elif isinstance(value, np.generic) and value.dtype.name in NUMPY_TYPES:
+        yield from ("g", value.dtype.name, value.tobytes())
+    else:
+        advice = "; save its state_dict()" if hasattr(value, "state_dict") else ""
+        name = f"{kind.__module__}.{kind.__name__}"
+        raise UnsupportedState(f"cannot store a {name}{advice}", key=where)
+
+
+def _pack_items(value: Any, path: tuple[str, ...], roles: Roles) -> Iterator[Any]:
+    tag = _CONTAINERS[type(value)]
+    is_dict = isinstance(value, dict)
+    if len(path) > MAX_DEPTH:
+        raise UnsupportedState(f"expected at most {MAX_DEPTH} levels", key=".".join(path))
+    # The state of a torch.optim.Optimizer is recognized by its two keys.
+    if is_dict and {"state", "param_groups"} <= value.keys():
+        roles = _roles(value["param_groups"])
+    yield from (tag, len(value))
+    for key, item in value.items() if is_dict else enumerate(value):
+        where = (*path, str(key))
+        if type(key) not in _KEYS:
+            message = f"cannot store a key of {type(key).__name__}"
+            raise UnsupportedState(message, key=".".join(where))
+        if is_dict:
+            yield from pack(key, path, roles)
+        yield from pack(item, where, roles)
+    if tag == "o":
+        # torch keeps the versions of modules in this attribute of a state_dict.
+        yield from pack(getattr(value, "_metadata", None), (*path, "_metadata"), None)
 
 
 def _tie(leaves: list[Leaf]) -> dict[Leaf, Leaf]:
@@ -262,16 +256,16 @@ class TreeReader:
         self._tree = tree
         self.uses: list[tuple[str, int]] = []
         self.names: dict[int, str] = {}
-        self._counts: collections.Counter[str] = collections.Counter()
-        _, parts = self.build(self._note)
-        self.parts = parts.keys()
+        counts: collections.Counter[str] = collections.Counter()
 
-    def _note(self, path: str, number: int, tag: str, *_: Any) -> None:
-        self.uses.append((path, number))
-        if tag != "v" and number not in self.names:
-            self._counts[path] += 1  # keys that contain dots can produce the same path twice
-            count = self._counts[path]
-            self.names[number] = path if count == 1 else f"{path}#{count}"
+        def note(path: str, number: int, tag: str, *_: Any) -> None:
+            self.uses.append((path, number))
+            if tag != "v" and number not in self.names:
+                counts[path] += 1  # keys that contain dots can produce the same path twice
+                self.names[number] = path if counts[path] == 1 else f"{path}#{counts[path]}"
+
+        _, parts = self.build(note)
+        self.parts = parts.keys()
 
     def build(self, tensor: Callable[..., Any]) -> tuple[Any, dict[str, Any]]:
         """Build the state; return it and its parts by path.
@@ -285,20 +279,20 @@ class TreeReader:
         self._parts: dict[str, Any] = {}
         state = self._read(())
         require(not self._tokens, "expected the tree to end where its tokens end")
-        return state, self._parts
+        return state, {"": state} | self._parts
 
     def _take(self, kind: type[T]) -> T:
         token = self._tokens.pop()
         require(type(token) is kind, f"expected {kind.__name__}, got {type(token).__name__}")
         return token  # type: ignore[no-any-return]
 
+    def _take_bytes(self) -> bytes:
+        number = self._take(int)
+        require(number >= 0, "expected the number of some bytes")
+        return self._tree.blobs[number]
+
     def _read(self, path: tuple[str, ...]) -> Any:
         require(len(path) <= MAX_DEPTH + 1, f"the tree has more than {MAX_DEPTH} levels")
-        value = self._read_value(path)
-        self._parts.setdefault(".".join(path), value)
-        return value
-
-    def _read_value(self, path: tuple[str, ...]) -> Any:
         value: Any = self._tokens.pop()
         match value:
             case "d" | "o" | "l" | "t":
@@ -306,12 +300,12 @@ class TreeReader:
             case "s":
                 value = self._take(str)
             case "b":
-                value = self._read_bytes()
+                value = self._take_bytes()
             case "i":
-                value = int.from_bytes(self._read_bytes(), "little", signed=True)
+                value = int.from_bytes(self._take_bytes(), "little", signed=True)
             case "g":
                 dtype = NUMPY_TYPES[self._take(str)]
-                (value,) = np.frombuffer(self._read_bytes(), dtype)
+                (value,) = np.frombuffer(self._take_bytes(), dtype)
             case "x" | "a":
                 value = self._tensor(".".join(path), self._take(int), value)
             case "v":
@@ -325,9 +319,11 @@ class TreeReader:
     def _read_items(self, kind: str, path: tuple[str, ...]) -> Any:
         found: dict[Any, Any] = collections.OrderedDict() if kind == "o" else {}
         for number in range(self._take(int)):
-            key = self._read_value(path) if kind in ("d", "o") else number
+            key = self._read(path) if kind in ("d", "o") else number
             require(type(key) in _KEYS, f"expected a key, got {type(key).__name__}")
-            found[key] = self._read((*path, str(key)))
+            where = (*path, str(key))
+            found[key] = self._read(where)
+            self._parts.setdefault(".".join(where), found[key])
         if kind == "o":
             metadata = self._read((*path, "_metadata"))
             if metadata is not None:
@@ -335,8 +331,3 @@ class TreeReader:
         if kind in ("d", "o"):
             return found
         return list(found.values()) if kind == "l" else tuple(found.values())
-
-    def _read_bytes(self) -> bytes:
-        number = self._take(int)
-        require(number >= 0, "expected the number of some bytes")
-        return self._tree.blobs[number]
