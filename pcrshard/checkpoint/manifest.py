@@ -167,10 +167,9 @@ class StoreIO(Folder):
             StorageError: The disk is full, or the storage rejected the write.
         """
         after = after.replace(number=before.number + 1)
-        name = manifest_name(after.number)
         data = pack_frame(MAGIC, after)
         old, new = ({record.file for record in each.versions} for each in (before, after))
-        is_ours = self.create(name, data)
+        is_ours = self.create(manifest_name(after.number), data)
         numbers = manifest_numbers(self.list())
         is_newest = max(numbers) == after.number
         if is_ours and not is_newest:
@@ -178,8 +177,6 @@ class StoreIO(Folder):
             # and be free again; the newest manifest then does not descend from this one.
             named = {record.file for record in self.newest().versions}
             is_ours = new - old <= named and not (old - new) & named
-            if not is_ours:
-                self.remove([name])
         if not is_ours:
             raise ConcurrentWriter("another process has written to this store", url=self.url)
         if is_newest:

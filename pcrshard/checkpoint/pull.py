@@ -104,13 +104,14 @@ def _missing(held: Manifest, offered: Manifest, wanted: VersionRecord) -> list[V
     ids = {record.number: record.id for record in held.versions}
     missing: list[VersionRecord] = []
     for record in offered.chain(wanted.number):
-        if record.number in ids:
-            if ids[record.number] != record.id:
-                raise BrokenChain(
-                    f"expected version {record.number} to be {record.id.hex()}, the store has "
-                    f"{ids[record.number].hex()}: it is of another run"
-                )
+        known = ids.get(record.number)
+        if known == record.id:
             break
+        if known is not None:
+            raise BrokenChain(
+                f"expected version {record.number} to be {record.id.hex()}, the store has "
+                f"{known.hex()}: it is of another run"
+            )
         missing.insert(0, record)
     return missing
 
@@ -127,15 +128,13 @@ def _copy(
         if record.file in present:
             continue
         with _new_file(target, record.file) as file:
-            there = file.seek(0, os.SEEK_END)
-            while there < record.file_bytes:
-                stop = min(there + _BLOCK, record.file_bytes)
-                file.write(source.read(record.file, there, stop))
+            for start in range(file.seek(0, os.SEEK_END), record.file_bytes, _BLOCK):
+                stop = min(start + _BLOCK, record.file_bytes)
+                file.write(source.read(record.file, start, stop))
                 file.flush()
-                moved += stop - there
-                there = stop
+                moved += stop - start
                 if progress is not None:
-                    progress(done - record.file_bytes + there, total)
+                    progress(done - record.file_bytes + stop, total)
     return moved
 
 

@@ -64,7 +64,7 @@ def recover(
     if not numbers:
         raise VersionUnavailable("there are no files of versions to recover", url=io.url)
     files, lost = [], {}
-    for name, number in sorted(numbers.items()):
+    for name, number in numbers.items():
         try:
             file = VersionFile(io, name)
             require(file.header.number == number, "expected the number in the name")
@@ -74,8 +74,9 @@ def recover(
     parents = {file.header.parent_id for file in files}
     # Parents before deltas; of two files of one version, the one that others refer to, or else the
     # newest: a writer that was killed leaves a file, and the next one reuses its number.
-    files.sort(key=lambda file: -file.header.saved)
-    files.sort(key=lambda file: (file.header.number, file.header.id not in parents))
+    files.sort(
+        key=lambda file: (file.header.number, file.header.id not in parents, -file.header.saved)
+    )
     manifest = Manifest()
     for file in reported(files, progress):
         try:

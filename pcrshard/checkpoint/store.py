@@ -330,11 +330,12 @@ class DeltaStore:
         was = self._sample | {path: tensor.values[::_STRIDE] for path, tensor in exact.items()}
         now = {path: words_of(tensor)[::_STRIDE].copy() for path, tensor in lossy.items()}
         self._sample = now
-        is_known = all(path in was and len(was[path]) == len(now[path]) for path in now)
-        if is_known and {tensor.dtype for tensor in lossy.values()} == {torch.bfloat16}:
-            changed = sum(np.count_nonzero(now[path] != was[path]) for path in now)
-            if changed <= _FEW_CHANGED * sum(map(len, now.values())):
-                return dict.fromkeys(bounds)
+        known = [path for path in now if path in was and len(was[path]) == len(now[path])]
+        changed = [now[path] != was[path] for path in known]
+        is_bfloat16 = {tensor.dtype for tensor in lossy.values()} == {torch.bfloat16}
+        is_known = is_bfloat16 and len(known) == len(now)
+        if is_known and np.concatenate(changed).mean() <= _FEW_CHANGED:
+            return dict.fromkeys(bounds)
         return bounds
 
 
