@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -40,8 +41,6 @@ from ..checkpoint import DeltaStore
 from ..checkpoint.frame import damage_named
 from ..redaction import redact_url
 
-_INDEX = "index"
-
 
 class ShardLocation(NamedTuple):
     """The location of a shard.
@@ -61,13 +60,22 @@ def _rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
-def _store_name(rank: int) -> str:
-    return f"rank-{rank:05d}"
+def _rank_store(url: str, rank: int, **how: Any) -> DeltaStore:
+    return DeltaStore(storage.join(url, f"rank-{rank:05d}"), **how)
+
+
+def _index_store(url: str, **how: Any) -> DeltaStore:
+    return DeltaStore(storage.join(url, "index"), **how)
+
+
+def _done(result: Any) -> Future[Any]:
+    done: Future[Any] = Future()
+    done.set_result(result)
+    return done
 
 
 def _shard_key(index: MetadataIndex) -> str:
-    offsets = index.offset if index.offset is not None else ()
-    return ",".join(map(str, offsets)) or "whole"
+    return ",".join(map(str, index.offset or ())) or "whole"
 
 
 def _optimizer_of(name: str) -> str | None:
@@ -101,21 +109,20 @@ class DeltaStorageWriter(StorageWriter):
     def __init__(self, url: str, **how: Any) -> None:
         self.url = url
         self._how = how
-        self._rank_store: DeltaStore | None = None
-        self._index: DeltaStore | None = None
+
+    @cached_property
+    def _shards(self) -> DeltaStore:
+        return _rank_store(self.url, _rank(), **self._how)
+
+    @cached_property
+    def _index(self) -> DeltaStore:
+        return _index_store(self.url, **self._how)
 
     def reset(self, checkpoint_id: Any = None) -> None:
         """Do nothing: the store assigns version numbers, whatever the id."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **__: Any) -> None:
-        """Open the stores; called on every rank."""
-        if self._rank_store is None:
-            self._rank_store = self._open(_store_name(_rank()))
-        if is_coordinator and self._index is None:
-            self._index = self._open(_INDEX)
-
-    def _open(self, name: str) -> DeltaStore:
-        return DeltaStore(storage.join(self.url, name), **self._how)
+        """Do nothing: the stores are opened when they are needed."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Return the plan unchanged."""
@@ -131,7 +138,6 @@ class DeltaStorageWriter(StorageWriter):
         planner: SavePlanner,
     ) -> Future[list[WriteResult]]:
         """Save this rank's shards as one version."""
-        assert self._rank_store is not None
         tensors: dict[str, Any] = {}
         optimizers: dict[str, Any] = {}
         objects = {}
@@ -156,15 +162,13 @@ class DeltaStorageWriter(StorageWriter):
             shards.setdefault(key, {})[name] = tensor
             written.append((item.index, tensor.nbytes, path))
         state = {"tensors": tensors, "optimizers": optimizers, "objects": objects}
-        number = self._rank_store.save(state, blocking=True)
-        done: Future[list[WriteResult]] = Future()
-        done.set_result(
+        number = self._shards.save(state, blocking=True)
+        return _done(
             [
                 WriteResult(index, size, ShardLocation(_rank(), number, path))
                 for index, size, path in written
             ]
         )
-        return done
 
     def finish(
         self,
@@ -172,7 +176,6 @@ class DeltaStorageWriter(StorageWriter):
         results: list[list[WriteResult]],
     ) -> None:
         """Commit the version; called on the coordinator after all ranks have written."""
-        assert self._index is not None
         places = {
             result.index: result.storage_data for each_rank in results for result in each_rank
         }
@@ -214,12 +217,9 @@ class DeltaStorageReader(StorageReader):
         Raises:
             CorruptCheckpoint: The index is damaged.
         """
-        plain = self._open(_INDEX).load(self._version)
+        plain = _index_store(self.url, options=self._options).load(self._version)
         with damage_named("not an index", self.url):
             return _metadata_from(plain)
-
-    def _open(self, name: str) -> DeltaStore:
-        return DeltaStore(storage.join(self.url, name), options=self._options)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any) -> None:
         """Store the locations of the shards."""
@@ -245,10 +245,8 @@ class DeltaStorageReader(StorageReader):
             place = self._places[item.storage_index]
             needed[place.rank, place.version].append((item, place))
         for (rank, version), items in needed.items():
-            _read(self._open(_store_name(rank)), version, items, planner)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+            _read(_rank_store(self.url, rank, options=self._options), version, items, planner)
+        return _done(None)
 
     @classmethod
     def validate_checkpoint_id(cls, *_: Any) -> bool:
@@ -287,15 +285,12 @@ def _plain_metadata(
     tensors: dict[str, Any] = {}
     for name, entry in metadata.state_dict_metadata.items():
         if isinstance(entry, TensorStorageMetadata):
-            chunks = [[list(chunk.offsets), list(chunk.sizes)] for chunk in entry.chunks]
+            chunks = [[chunk.offsets, chunk.sizes] for chunk in entry.chunks]
             dtype = str(entry.properties.dtype).removeprefix("torch.")
-            tensors[name] = {"dtype": dtype, "size": list(entry.size), "chunks": chunks}
+            tensors[name] = {"dtype": dtype, "size": entry.size, "chunks": chunks}
         else:
             tensors[name] = None
-    rows = [
-        [index.fqn, None if index.offset is None else list(index.offset), *place]
-        for index, place in places.items()
-    ]
+    rows = [[index.fqn, index.offset, *place] for index, place in places.items()]
     return {"entries": tensors, "planner": metadata.planner_data, "places": rows}
 
 
