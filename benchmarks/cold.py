@@ -29,8 +29,9 @@ def _read(shards, scan):
 
 def _load(shards, scan):
     for path, entry in shards:
-        with pcrshard.Shard(path, entry=entry).load(scan) as prefix:
-            assert prefix.num_bytes == entry.prefix_stop(scan)
+        prefix = pcrshard.Shard(path, entry=entry).load(scan)
+        assert prefix.num_bytes == entry.prefix_stop(scan)
+        del prefix
 
 
 def run(bench):

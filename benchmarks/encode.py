@@ -53,9 +53,9 @@ def _sizes(bench, name, source, dst):
     index = pcrshard.encode(source, dst, pcrshard.EncodeOptions(**options))
     entropy = dict.fromkeys(SCANS, 0)
     for entry in index.shards:
-        with pcrshard.Shard(os.path.join(dst, entry.name)).load(10) as prefix:
-            for scan in SCANS:
-                entropy[scan] += int(prefix.contents.groups.table.own_bytes[:scan].sum())
+        prefix = pcrshard.Shard(os.path.join(dst, entry.name)).load(10)
+        for scan in SCANS:
+            entropy[scan] += int(prefix.groups.table.own_bytes[:scan].sum())
     files = [path for path in pathlib.Path(source).rglob("*") if path.is_file()]
     size, full = sum(map(os.path.getsize, files)), index.prefix_bytes("full")
     row = {"set": name, "full": full / size}

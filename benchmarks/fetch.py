@@ -26,8 +26,9 @@ THREADS = {"caller": "MainThread", "event loop": "fsspecIO"}
 
 def _load(shards, options):
     for url, entry in shards:
-        with pcrshard.Shard(url, entry=entry, storage_options=options).load() as prefix:
-            assert prefix.num_bytes == entry.prefix_stop(FULL)
+        prefix = pcrshard.Shard(url, entry=entry, storage_options=options).load()
+        assert prefix.num_bytes == entry.prefix_stop(FULL)
+        del prefix
 
 
 def _cat(files, part_bytes):

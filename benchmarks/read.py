@@ -50,8 +50,8 @@ def _plan(folder, scan):
     """(path, entry, prefix_stop, bytes of all JPEGs) of each shard."""
     index, paths = pcrshard.open_dataset(folder)
     for entry, path in zip(index.shards, paths, strict=True):
-        with pcrshard.Shard(path).load(scan) as prefix:
-            sizes = int(prefix.contents.groups.table.sizes.sum()) + 2 * entry.num_samples
+        prefix = pcrshard.Shard(path).load(scan)
+        sizes = int(prefix.groups.table.sizes.sum()) + 2 * entry.num_samples
         yield path, entry, entry.prefix_stop(scan), sizes
 
 

@@ -80,12 +80,12 @@ def expected(folder, scan):
     """Upright pixels of each sample at a scan, by its key: of libjpeg-turbo's smoothed ones."""
     found = {}
     for url in pcrshard.open_dataset(folder)[1]:
-        with Shard(url).load(scan) as prefix:
-            for sample, orientation in zip(prefix.samples(), prefix.index.orientation, strict=True):
-                stored = decode_image(sample["jpg"], upright=False)
-                picture = Image.fromarray(stored)
-                picture.getexif()[0x0112] = max(int(orientation), 1)
-                found[sample["__key__"]] = np.asarray(ImageOps.exif_transpose(picture))
+        prefix = Shard(url).load(scan)
+        for sample, orientation in zip(prefix.samples(), prefix.index.orientation, strict=True):
+            stored = decode_image(sample["jpg"], upright=False)
+            picture = Image.fromarray(stored)
+            picture.getexif()[0x0112] = max(int(orientation), 1)
+            found[sample["__key__"]] = np.asarray(ImageOps.exif_transpose(picture))
     return found
 
 

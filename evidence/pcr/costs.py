@@ -17,9 +17,8 @@ def _piece_sizes(url):
     index, urls = pcrshard.open_dataset(url)
     parts = []
     for entry, shard in zip(index.shards, urls, strict=True):
-        with pcrshard.Shard(shard, entry=entry).load() as prefix:
-            found = prefix.contents
-            parts.append(np.concatenate([found.groups.table.sizes, found.tail.table.sizes]))
+        prefix = pcrshard.Shard(shard, entry=entry).load()
+        parts.append(np.concatenate([prefix.groups.table.sizes, prefix.tail.table.sizes]))
     return np.cumsum(np.concatenate(parts, axis=1, dtype=np.int64), axis=0)
 
 

@@ -47,18 +47,19 @@ class ImageSample:
         total = sum(map(len, self.drawn.values()))
         done = 0
         for shard, rows in self.drawn.items():
-            with shard.load(self.dataset.scan or self.dataset.num_groups) as prefix:
-                stream = next(iter(prefix.streams), "")
-                for row in rows:
-                    found = prefix.value(row, stream, list)
-                    label = prefix.value(row, LABEL)
-                    for image in found if stream in prefix.index.schema.lists else [found]:
-                        # A passthrough image arrives as plain bytes.
-                        if isinstance(image, list):
-                            yield image, label
-                    done += 1
-                    if on_image is not None:
-                        on_image(done, total)
+            prefix = shard.load(self.dataset.scan or self.dataset.num_groups)
+            stream = next(iter(prefix.streams), "")
+            for row in rows:
+                found = prefix.value(row, stream, list)
+                label = prefix.value(row, LABEL)
+                for image in found if stream in prefix.index.schema.lists else [found]:
+                    # A passthrough image arrives as plain bytes.
+                    if isinstance(image, list):
+                        yield image, label
+                done += 1
+                if on_image is not None:
+                    on_image(done, total)
+            del prefix  # before the next shard takes memory
 
 
 def draw_images(

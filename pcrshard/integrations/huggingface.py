@@ -154,12 +154,12 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # datas
     def _generate_examples(self, shards: list[tuple[str, ShardEntry]]) -> Iterator[tuple[str, Any]]:
         columns = {name: _decoder(feature) for name, feature in self.info.features.items()}
         for url, entry in shards:
-            with self._shard(url, entry).load(current_scan(self.config.scan)) as loaded:
-                self._check_fields(loaded.names, url)
-                samples = loaded.samples(select=lambda _, field: field in columns)
-                for sample in samples:
-                    # datasets 3 requires unique keys in a dataset.
-                    yield f"{entry.name}/{sample[KEY]}", _example(sample, columns, url)
+            loaded = self._shard(url, entry).load(current_scan(self.config.scan))
+            self._check_fields(loaded.names, url)
+            for sample in loaded.samples(select=lambda _, field: field in columns):
+                # datasets 3 requires unique keys in a dataset.
+                yield f"{entry.name}/{sample[KEY]}", _example(sample, columns, url)
+            del loaded  # before the next shard takes memory
 
     def _check_fields(self, names: Sequence[str], url: str) -> None:
         """Refuse fields that ``datasets`` would silently drop."""

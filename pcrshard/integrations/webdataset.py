@@ -121,8 +121,8 @@ def _pcr_samples(source: Urls, scan: ScanChoice = FULL, **options: Any) -> Sampl
             except Exception as error:  # as WebDataset does
                 on_error(error)
                 continue
-            with found as loaded:
-                yield from _samples_of(loaded, url, stage, on_error)
+            yield from _samples_of(found, url, stage, on_error)
+            del found, future  # before the next load starts
 
 
 def _entries(stage: _StageOptions) -> dict[str, ShardEntry]:

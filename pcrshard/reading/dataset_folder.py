@@ -200,8 +200,8 @@ def count_classes(
     """
     labels: collections.Counter[Any] = collections.Counter()
     for url, entry in zip(urls, index.shards, strict=True):
-        with Shard(url, entry=entry, storage_options=storage_options).load(0) as prefix:
-            labels.update(prefix.fields.get("cls", [None] * entry.num_samples))
+        fields = Shard(url, entry=entry, storage_options=storage_options).index.fields
+        labels.update(fields.get("cls", [None] * entry.num_samples))
     without_label = labels.pop(None, 0)
     names = {str(label).encode(): name for label, name in enumerate(index.classes)}
     counts = {

@@ -17,12 +17,11 @@ Item = TypeVar("Item")
 
 
 class Loaded(Protocol):
-    """The result of a load; it holds memory until it is closed."""
+    """The result of a load."""
 
-    num_bytes: int
-
-    def close(self) -> None:
-        """Release the memory."""
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held in memory."""
         ...
 
 
@@ -41,7 +40,7 @@ def prefetch(
     """Load items in order, up to ``depth`` of them ahead of the caller.
 
     Items are drawn in the caller's thread; each load runs in its own daemon thread. When the caller
-    stops, for whatever reason, running loads are canceled and unclaimed results are closed.
+    stops, for whatever reason, running loads are canceled.
 
     Args:
         items: Items to load; may be infinite.
@@ -51,7 +50,8 @@ def prefetch(
             result so far; at least one is always loaded ahead.
 
     Yields:
-        Each item and a future of its result, which the caller closes.
+        Each item and a future of its result. The memory of a result that the caller has dropped
+        is available to the next load.
     """
     cancel = Event()
     pending: deque[tuple[Item, Future[Result]]] = deque()
@@ -73,19 +73,13 @@ def prefetch(
             if not future.exception():
                 largest = max(largest, future.result().num_bytes)
                 ahead = min(depth, max(max_bytes // max(largest, 1), 1))
+            del future
     finally:
         atexit.unregister(end)
         end()
 
 
 def _end(cancel: Event, pending: deque[tuple[Any, Future[Any]]]) -> None:
-    """Cancel loads, wait for them, and close unclaimed results."""
+    """Cancel loads and wait for them."""
     cancel.set()
-    for _, future in pending:
-        future.add_done_callback(_close)
     wait([future for _, future in pending], _END_SECONDS)
-
-
-def _close(future: Future[Any]) -> None:
-    if not future.exception():
-        future.result().close()

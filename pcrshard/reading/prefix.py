@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import bisect
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..checksum import crc32c
-from ..errors import CorruptJpeg, CorruptPiece, PCRError, ScanUnavailable
+from ..errors import CorruptIndex, CorruptPiece, PCRError, ScanUnavailable
+from ..format.columns import ABSENT
+from ..format.group_table import GroupTable, decode_tables, group_starts, late_starts
 from ..format.names import is_other_image, numbered
 from ..format.scan import FULL, Scan, check_scan
+from ..format.shard_index import ShardIndex
 from ..jpeg.markers import EOI
 from ..jpeg.orientation import with_orientation
 from ..jpeg.split import join_pieces
-from ..native.pieces import Table, empty_table, join
-from .contents import Contents, Pieces, num_scans
+from ..native.pieces import Table, find_damaged, join, place_pieces
 
 if TYPE_CHECKING:
     from .shard import Shard
@@ -39,57 +45,113 @@ def number_lists(sample: Sample) -> Sample:
     return flat
 
 
+class Pieces(NamedTuple):
+    """Locations of the pieces of all units, for consecutive groups or for the tail.
+
+    Attributes:
+        table: The table that the shard stores for them.
+        native: (U, 2 R) address and size of the header and the own bytes of each piece, in order.
+    """
+
+    table: GroupTable
+    native: Table
+
+    def of_unit(self, unit: int) -> list[memoryview]:
+        """Return copies of a unit's piece in each group."""
+        row = self.native[unit]
+        return [join(row[first : first + 2]).data for first in range(0, len(row), 2)]
+
+
 class Prefix:
     """The samples of a prefix in memory; from :meth:`Shard.load`.
 
-    Attributes:
+    The images of a shard, by sample, stream and place in a list, are its units. The memory is
+    reused once nothing refers to the prefix; samples remain valid.
+
+    Args:
         shard: The source.
         index: The shard's index.
+        buffer: (bytes,) uint8, ``[0, stop)`` of the shard.
         scan: The scan of the samples.
+
+    Attributes:
+        groups: Pieces of images; missing at scan 0.
+        tail: Pieces of metadata; ``None`` below ``"full"``.
+        damaged: Units, and (field, position) of values of deferred fields, that fail their
+            checksum.
         streams: Names of the image fields; none at scan 0.
         fields: The other fields at this scan; for each, a value or ``None`` per sample.
-        names: Names of all fields at this scan, images first.
-        num_bytes: Bytes held in memory until :meth:`close`.
+        names: The names of all fields at this scan, images first.
+
+    Raises:
+        CorruptIndex: A table breaks a rule of SPEC.md.
     """
 
-    def __init__(self, shard: Shard, scan: Scan, contents: Contents) -> None:
+    groups: Pieces
+    tail: Pieces | None = None
+
+    def __init__(
+        self, shard: Shard, index: ShardIndex, buffer: NDArray[np.uint8], scan: Scan
+    ) -> None:
         self.shard = shard
-        self.scan = scan
-        self.index = contents.index
-        self._contents: Contents | None = contents
+        self.index = index
+        self.buffer = buffer
+        self.damaged: set[int | tuple[str, int]] = set()
+        self._late: dict[str, list[bytes | None]] = {}
+        # The base groups of a preview share their end, and so may groups without pieces.
+        held = sum(stop <= len(buffer) for stop in index.head.prefix_stops)
+        if held:
+            self.groups = self._find_pieces(range(min(held, index.num_groups)))
+        if held > index.num_groups:
+            self.tail = self._find_pieces(range(index.num_groups, held))
+        self._choose(scan)
+
+    def _find_pieces(self, rows: range) -> Pieces:
+        """Return the pieces of some groups, after adding their deferred fields and their damage."""
+        buffer, index, url = self.buffer, self.index, self.shard.url
+        table = decode_tables(
+            index, list(index.table_places(rows.start, rows.stop)), buffer.data, url=url
+        )
+        native = place_pieces(
+            table.sizes,
+            table.header_sizes,
+            group_starts(index, rows),
+            min(len(rows), index.schema.base) if len(table.offsets) else 0,
+            table.offsets,
+            table.headers,
+            buffer,
+        )
+        if native is None:
+            raise CorruptIndex("a piece is not in the prefix", url=url)
+        self.damaged.update(find_damaged(native, table.crcs[-1]))
+        for name, place in late_starts(index, table).items():
+            start, values = place, table.late[name]
+            found = self._late[name] = []
+            stored = zip(values.sizes.tolist(), values.crcs.tolist(), strict=True)
+            for row, (size, crc) in enumerate(stored):
+                value = None
+                if size != ABSENT:
+                    value = bytes(buffer.data[start : start + size])
+                    start += size
+                    if crc32c(value) != crc:
+                        self.damaged.add((name, row))
+                found.append(value)
+        return Pieces(table, native)
+
+    def _choose(self, scan: Scan) -> None:
         schema = self.index.schema
         position = check_scan(scan, self.index.num_groups, 0)
-        self._num_scans = num_scans(self.index, scan)
+        self.scan = scan
+        self._num_scans = min(position, self.index.num_groups)
         self.streams = tuple(field for field, _ in schema.streams) if position else ()
-        held = {name: contents.late[name] for name, first in schema.late if first <= position}
-        self.fields: dict[str, Sequence[bytes | None]] = {**self.index.fields, **held}
+        late = {name: self._late[name] for name, first in schema.late if first <= position}
+        self.fields: dict[str, Sequence[bytes | None]] = {**self.index.fields, **late}
         self.names = schema.names_at(position)
-        self.num_bytes = len(contents.buffer)
-        self._lower: dict[Scan, Prefix] = {}
 
     @property
-    def contents(self) -> Contents:
-        """The prefix in memory.
-
-        Raises:
-            ValueError: The prefix is closed.
-        """
-        if self._contents is None:
-            raise ValueError("expected to be asked for samples before the prefix was closed")
-        return self._contents
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Release the memory, unless a decoder still reads it; samples remain valid."""
-        self._contents = None
-        for lower in self._lower.values():
-            lower.close()
-        self._lower.clear()
+    def num_bytes(self) -> int:
+        """Bytes held in memory."""
+        return len(self.buffer)
 
     def at(self, scan: Scan) -> Prefix:
         """Return the same images at this or a lower scan; nothing is read or copied.
@@ -102,9 +164,9 @@ class Prefix:
         if self.index.head.prefix_stop(scan) > self.num_bytes:
             message = f"asked for scan {scan} of a prefix of scan {self.scan}"
             raise ScanUnavailable(message, url=self.shard.url)
-        if scan not in self._lower:
-            self._lower[scan] = Prefix(self.shard, scan, self.contents)
-        return self._lower[scan]
+        lower = copy.copy(self)
+        lower._choose(scan)
+        return lower
 
     def samples(
         self,
@@ -128,7 +190,6 @@ class Prefix:
 
         Raises:
             CorruptPiece: A sample is damaged; the error names its key and scan.
-            ValueError: The prefix is closed.
         """
         for row in range(self.index.num_samples):
             try:
@@ -159,33 +220,27 @@ class Prefix:
     def value(self, row: int, field: str, decode: Decode | None = None) -> Any:
         """Return one field of a sample, ``None`` if the sample lacks it; see :meth:`sample`."""
         if field in self.streams:
-            units = self.units_of(row, field)
+            images = [self._image(unit, decode) for unit in self.units_of(row, field)]
             if field in self.index.schema.lists:
-                return [self._image(unit, decode) for unit in units]
-            if units:
-                return self._image(units[0], decode)
-        found = self.fields.get(field)
-        if found is None or found[row] is None:
-            return None
-        if (field, row) in self.contents.damaged_late:
+                return images
+            if images:
+                return images[0]
+        if (field, row) in self.damaged:
             raise CorruptPiece(
                 f"expected the field {field} to have its CRC-32C",
                 url=self.shard.url,
                 key=self.index.keys[row],
                 scan=dict(self.index.schema.late)[field],
             )
-        return found[row]
+        return self.fields[field][row] if field in self.fields else None
 
-    def units_of(self, row: int, field: str) -> range:
+    def units_of(self, row: int, field: str) -> list[int]:
         """Return the units of a sample's image field, none if the sample lacks the field."""
         if field not in self.streams:
-            return range(0)
-        first = row * len(self.streams) + self.streams.index(field)
-        stop = first + 1
-        if self.index.schema.lists:
-            first, stop = self._first_units[first : stop + 1]
-        is_there = field in self.index.schema.lists or self.index.dims[first, 0]
-        return range(first, stop) if is_there else range(0)
+            return []
+        place = row * len(self.streams) + self.streams.index(field)
+        units = range(*self._first_units[place : place + 2])
+        return [unit for unit in units if self.index.dims[unit, 0]]
 
     @cached_property
     def _first_units(self) -> list[int]:
@@ -197,7 +252,7 @@ class Prefix:
         orientation = int(self.index.orientation[unit])
         return with_orientation(jpeg, orientation) if orientation > 1 else jpeg
 
-    @cached_property
+    @property
     def passthrough_images(self) -> frozenset[str]:
         """Image fields stored unchanged because they could not be rearranged into scans.
 
@@ -205,57 +260,48 @@ class Prefix:
         are taken for masks.
         """
         schema = self.index.schema
-        streams = {field for field, _ in schema.streams}
-        if streams:
-            return frozenset(streams & {field for field, _ in schema.late})
-        images = {field for field in self.fields if is_other_image(field)}
-        return frozenset(images)
+        if schema.streams:
+            return frozenset(dict(schema.streams).keys() & dict(schema.late))
+        return frozenset(filter(is_other_image, self.fields))
 
     def table(self, units: list[int]) -> Table:
-        """Return the addresses of some images for the native core, valid until :meth:`close`.
+        """Return the addresses of some images for the native core, valid while the prefix is.
 
         Returns:
             (len(units), P) addresses and sizes of their pieces, in order; sizes of 0 for an image
             that is missing or damaged.
         """
-        contents = self.contents
-        if contents.groups is None:
-            return empty_table(len(units), 1)
-        table = contents.groups.native[units, : 2 * self._num_scans]
-        if contents.damaged:
-            table["size"][[unit in contents.damaged for unit in units]] = 0
+        table = self.groups.native[units, : 2 * self._num_scans]
+        if self.damaged:
+            table["size"][[unit in self.damaged for unit in units]] = 0
         return table
 
     def _image(self, unit: int, decode: Decode | None) -> Any:
-        contents = self.contents  # held until its bytes are copied: another thread may close
-        groups = contents.groups
-        assert groups is not None  # asked for at scan 1 or higher
-        tail = contents.tail if self.scan == FULL and decode is None else None
-        if unit in contents.damaged:
-            self._find_damage(unit, groups, range(self._num_scans))
+        tail = self.tail if self.scan == FULL and decode is None else None
+        if unit in self.damaged:
+            self._find_damage(unit, self.groups, self._num_scans)
             if tail is not None:
-                self._find_damage(unit, tail, range(1))
+                self._find_damage(unit, tail, 1)
         if decode is None and (tail is None or not tail.table.sizes[0, unit]):
-            jpeg = join(groups.native[unit, : 2 * self._num_scans], EOI).tobytes()
+            jpeg = join(self.groups.native[unit, : 2 * self._num_scans], EOI).tobytes()
             return bytes(self._oriented(unit, jpeg))
-        pieces = groups.of_unit(unit)[: self._num_scans]
+        pieces = self.groups.of_unit(unit)[: self._num_scans]
         try:
-            if decode is not None:
-                pieces[0] = memoryview(self._oriented(unit, pieces[0]))
-                return decode(pieces)
-            assert tail is not None
-            return join_pieces(pieces, bytes(tail.of_unit(unit)[0]))
+            if tail is not None:
+                return join_pieces(pieces, bytes(tail.of_unit(unit)[0]))
+            pieces[0] = memoryview(self._oriented(unit, pieces[0]))
+            assert decode is not None
+            return decode(pieces)
         except PCRError as error:
+            scan = None if tail is None else "tail"
             url, key = self.shard.url, self._key(unit)
-            if decode is None:
-                raise CorruptJpeg(f"the tail: {error}", url=url, key=key, scan="tail") from error
-            raise type(error)(str(error), url=url, key=key) from error
+            raise type(error)(str(error), url=url, key=key, scan=scan) from error
 
-    def _find_damage(self, unit: int, pieces: Pieces, rows: range) -> None:
-        """Raise an error that names the first damaged scan of an image, if one of ``rows`` is."""
+    def _find_damage(self, unit: int, pieces: Pieces, num_rows: int) -> None:
+        """Raise an error that names the first damaged scan of an image, if a row is damaged."""
         table = pieces.table
         crc = 0
-        for row, piece in zip(rows, pieces.of_unit(unit), strict=False):
+        for row, piece in enumerate(pieces.of_unit(unit)[:num_rows]):
             crc = crc32c(piece, crc)
             expected = int(table.crcs[row, unit])
             if crc != expected:
@@ -265,9 +311,7 @@ class Prefix:
                     url=self.shard.url,
                     key=self._key(unit),
                     scan="tail" if scan > self.index.num_groups else scan,
-                    offset=pieces.start(row, unit),
                 )
 
     def _key(self, unit: int) -> str:
-        row = bisect.bisect_right(self.index.first_units, unit) - 1
-        return self.index.keys[row]
+        return self.index.keys[bisect.bisect_right(self.index.first_units, unit) - 1]

@@ -33,17 +33,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from .. import memory, storage
+from .. import storage
 from ..errors import PCRError, StorageError, TruncatedShard
 from ..format.shard_head import HEAD_STOP, read_head
-from ..memory import Buffer
 from ..redaction import get_logger, redact_url
 from ..storage.locks import hold_lock
 from ..storage.retry import Cancel, Cancelled
-from ..storage.stores import mapped_errors
 from .shared_integers import SharedIntegers
 
 log = get_logger(__name__)
@@ -136,36 +131,30 @@ class PrefixCache:
         self,
         url: str,
         identity: str,
-        stop: int,
+        view: memoryview,
         fetch: Fetch,
         *,
-        known: Buffer = b"",
+        start: int = 0,
         cancel: Cancel = None,
-    ) -> NDArray[np.uint8]:
-        """Read the bytes ``[0, stop)`` of a shard: from disk, and the rest with one ``fetch``.
+    ) -> None:
+        """Fill a prefix of a shard: from disk, and the rest with one ``fetch``.
 
         Args:
             url: The shard, credentials included.
             identity: Identifies the version of the shard at this URL.
-            stop: End of the prefix, exclusive.
+            view: The prefix.
             fetch: Called with the first missing byte and the memory to fill.
-            known: The first bytes of the shard.
+            start: Bytes of the prefix that are already in place.
             cancel: Set by another thread to end a wait for the process that fetches this shard.
-
-        Returns:
-            (stop,) uint8, in memory that is reused once nothing refers to it.
         """
-        with mapped_errors(url, f"read bytes 0 to {stop}", (MemoryError,)):
-            buffer = memory.borrow_array(stop)
-        view = buffer.data
-        view[: len(known)] = known
+        stop = len(view)
         path = self._path(url, identity)
         self._make_folder()
         # If space is needed, this reader does not need the rest of the file.
         if time.monotonic() < self._full_until and stop > HEAD_STOP:
             self._cut(path, stop)
         with self._hold(path, shared=True, create=False, wait=False) as handle:
-            held = _read(handle, view, len(known))
+            held = _read(handle, view, start)
         if held < stop:
             with self._hold(path, cancel=cancel) as handle:
                 # Another process may have fetched it while this one waited.
@@ -174,9 +163,8 @@ class PrefixCache:
                     fetch(held, view[held:])
                     if handle is not None:
                         self._append(handle, path, view, cancel)
-        self._counts.add(0, held - len(known))
+        self._counts.add(0, held - start)
         self._counts.add(1, stop - held)
-        return buffer
 
     def forget(self, url: str, identity: str) -> None:
         """Drop a damaged shard; readers that have it open continue."""

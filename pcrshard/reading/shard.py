@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import storage
-from ..errors import CorruptIndex, FormatError, ScanUnavailable
+from ..errors import CorruptIndex, FormatError
 from ..format.dataset_index import DATASET_INDEX, ShardEntry
 from ..format.scan import FULL, Scan
 from ..format.shard_head import HEAD_STOP, Head, read_head
@@ -19,9 +19,9 @@ from ..format.shard_index import ShardIndex, decode_index
 from ..memory import Buffer
 from ..redaction import get_logger, redact_url
 from ..storage.retry import Cancel, Retry
-from .contents import find_contents
+from ..storage.stores import mapped_errors
 from .prefix import Decode, OnError, Prefix, Sample, Samples, Select
-from .prefix_cache import PrefixCache
+from .prefix_cache import Fetch, PrefixCache
 
 log = get_logger(__name__)
 
@@ -53,7 +53,6 @@ class Shard:
         self.entry = entry
         self.cache = cache
         self._how: dict[str, Any] = {"options": storage_options, "retry": retry or Retry()}
-        self._identity: str | None = None
 
     def __repr__(self) -> str:
         return f"Shard({redact_url(self.url)!r})"
@@ -66,8 +65,7 @@ class Shard:
     @cached_property
     def index(self) -> ShardIndex:
         """The index; at first use, it costs as many requests as :meth:`load`."""
-        with self.load(0) as prefix:
-            return prefix.index
+        return self.load(0).index
 
     @property
     def num_samples(self) -> int:
@@ -88,10 +86,8 @@ class Shard:
         return self._stop(self.entry or self.head, scan)
 
     def _stop(self, known: ShardEntry | Head, scan: Scan) -> int:
-        try:
+        with mapped_errors(self.url, "find the scan", ()):
             return known.prefix_stop(scan)
-        except ScanUnavailable as error:
-            raise ScanUnavailable(str(error), url=self.url) from error
 
     def samples(
         self,
@@ -105,8 +101,7 @@ class Shard:
 
         See :meth:`load` and :meth:`Prefix.samples`.
         """
-        with self.load(scan) as prefix:
-            yield from prefix.samples(select=select, on_error=on_error, decode=decode)
+        yield from self.load(scan).samples(select=select, on_error=on_error, decode=decode)
 
     def __len__(self) -> int:
         return self.num_samples
@@ -122,15 +117,15 @@ class Shard:
             IndexError, KeyError: There is no such position or key.
             TypeError: It is neither, such as a slice.
         """
-        with self.load(scan) as prefix:
-            keys = prefix.index.keys
-            if isinstance(row, str):
-                if row not in keys:
-                    raise KeyError(row)
-                return prefix.sample(keys.index(row))
-            if not -len(keys) <= operator.index(row) < len(keys):
-                raise IndexError(f"expected a position of {len(keys)} samples, got {row}")
-            return prefix.sample(row % len(keys))
+        prefix = self.load(scan)
+        keys = prefix.index.keys
+        if isinstance(row, str):
+            if row not in keys:
+                raise KeyError(row)
+            row = keys.index(row)
+        if not -len(keys) <= operator.index(row) < len(keys):
+            raise IndexError(f"expected a position of {len(keys)} samples, got {row}")
+        return prefix.sample(row % len(keys))
 
     __getitem__ = sample
 
@@ -149,8 +144,7 @@ class Shard:
             known: First bytes of the shard, which are not read again.
 
         Returns:
-            The prefix in memory; close it, or use it in a ``with`` statement. Its samples raise
-            CorruptPiece for damaged images.
+            The prefix in memory. Its samples raise CorruptPiece for damaged images.
 
         Raises:
             ScanUnavailable, NotAShard, UnsupportedVersion, CorruptIndex, TruncatedShard,
@@ -160,15 +154,14 @@ class Shard:
             return self._load_once(scan, cancel, known)
         try:
             prefix = self._load_once(scan, cancel, known)
-            if not prefix.contents.is_damaged:
+            if not prefix.damaged:
                 return prefix
         except FormatError as error:
             log.warning("%s; fetching it once more", error)
-        self._forget()
-        prefix = self._load_once(scan, cancel, b"")
-        if prefix.contents.is_damaged:
-            self._forget()
-        return prefix
+        if self.cache is not None:
+            self.cache.forget(self.url, self._content)
+            del self._content
+        return self._load_once(scan, cancel, b"")
 
     def change_scan(self, prefix: Prefix, scan: Scan) -> Prefix:
         """Turn a prefix into that of another scan; reads only the missing bytes, in one request.
@@ -179,7 +172,7 @@ class Shard:
         """
         if self.prefix_stop(scan) <= prefix.num_bytes:
             return prefix.at(scan)
-        known = b"" if prefix.contents.is_damaged else prefix.contents.buffer.data
+        known = b"" if prefix.damaged else prefix.buffer.data
         return self.load(scan, known=known)
 
     def _load_once(self, scan: Scan, cancel: Cancel, known: Buffer) -> Prefix:
@@ -190,7 +183,7 @@ class Shard:
         buffer = self._read(stop, known=known, cancel=cancel)
         head = self._read_head(buffer.data)
         index = decode_index(head, buffer.data[HEAD_STOP : head.body_stop], url=self.url)
-        return Prefix(self, scan, find_contents(buffer, index, scan, url=self.url))
+        return Prefix(self, index, buffer, scan)
 
     def _read(
         self,
@@ -200,31 +193,25 @@ class Shard:
         cancel: Cancel = None,
     ) -> NDArray[np.uint8]:
         """Read ``[0, stop)``, through the cache if there is one; ``known`` is the first part."""
+        buffer = storage.allocate(self.url, 0, stop)
+        done, view = len(known), buffer.data
+        view[:done] = known
+        fetch: Fetch = partial(storage.read_into, self.url, cancel=cancel, **self._how)
         if self.cache is None:
-            return storage.read(self.url, 0, stop, known=known, cancel=cancel, **self._how)
-        fetch = partial(storage.read_into, self.url, cancel=cancel, **self._how)
-        return self.cache.read(self.url, self._content, stop, fetch, known=known, cancel=cancel)
+            fetch(done, view[done:])
+        else:
+            self.cache.read(self.url, self._content, view, fetch, start=done, cancel=cancel)
+        return buffer
 
-    @property
+    @cached_property
     def _content(self) -> str:
-        """Return the identity for the cache; costs one request without a dataset index."""
-        if self._identity is None:
-            entry = self.entry
-            # The entry of a shard that was named by itself is from its head, without a checksum of
-            # the file: metadata of the same size may have changed.
-            if entry is None or not entry.shard_crc32c:
-                self._identity = storage.identity(self.url, **self._how)
-            else:
-                self._identity = (
-                    f"{entry.head_crc32c:08x} {entry.shard_bytes} {entry.shard_crc32c:08x}"
-                )
-        return self._identity
-
-    def _forget(self) -> None:
-        """Drop bytes that may be damaged."""
-        if self.cache is not None:
-            self.cache.forget(self.url, self._content)
-        self._identity = None
+        """The identity for the cache; costs one request without a dataset index."""
+        entry = self.entry
+        # The entry of a shard that was named by itself is from its head, without a checksum of the
+        # file: metadata of the same size may have changed.
+        if entry is None or not entry.shard_crc32c:
+            return storage.identity(self.url, **self._how)
+        return f"{entry.head_crc32c:08x} {entry.shard_bytes} {entry.shard_crc32c:08x}"
 
     def _read_head(self, start: Buffer) -> Head:
         head = read_head(start, url=self.url)

@@ -20,6 +20,7 @@ from .files import (
     unchanged,
 )
 from .ranges import (
+    allocate,
     read,
     read_bytes,
     read_into,
@@ -45,6 +46,7 @@ __all__ = [
     "Urls",
     "abandon_writes",
     "age_seconds",
+    "allocate",
     "atomic_write",
     "collect",
     "create",

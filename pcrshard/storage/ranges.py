@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from .. import memory
 from ..errors import PCRError, StorageError, TruncatedShard
-from ..memory import Buffer
 from ..redaction import PIPE
 from . import command_output
 from .remote import RangeRead, read_file
@@ -37,7 +36,6 @@ def read(
     start: int,
     stop: int,
     *,
-    known: Buffer = b"",
     options: Options = None,
     retry: Retry = DEFAULT_RETRY,
     cancel: Cancel = None,
@@ -50,7 +48,6 @@ def read(
         url: Local path, any fsspec URL, or ``pipe:COMMAND``, whose output is read up to ``stop``.
         start: Absolute first byte.
         stop: Absolute end, exclusive.
-        known: First bytes of the range, copied instead of read.
         options: fsspec storage options.
         retry: When to give up on a remote store.
         cancel: Set by another thread to end a remote read.
@@ -62,16 +59,18 @@ def read(
         TruncatedShard: The file ends before ``stop``.
         StorageError: The file cannot be read, or the server does not honor the request.
     """
-    first = start + len(known)
-    with mapped_errors(url, f"read bytes {first} to {stop}"):
-        # Checked before allocating: a false claim must not take memory.
-        if is_local(url) and (size := os.path.getsize(plain_path(url))) < stop:
-            raise TruncatedShard(f"expected bytes {first} to {stop}, the file has {size}")
-        buffer = memory.borrow_array(stop - start)
-    buffer.data[: len(known)] = known
-    rest = buffer.data[len(known) :]
-    read_into(url, first, rest, options=options, retry=retry, cancel=cancel)
+    buffer = allocate(url, start, stop)
+    read_into(url, start, buffer.data, options=options, retry=retry, cancel=cancel)
     return buffer
+
+
+def allocate(url: str, start: int, stop: int) -> NDArray[np.uint8]:
+    """Return memory for the bytes ``[start, stop)`` of a file; raises as :func:`read`."""
+    with mapped_errors(url, f"read bytes {start} to {stop}"):
+        # A false claim must not take memory.
+        if is_local(url) and (size := os.path.getsize(plain_path(url))) < stop:
+            raise TruncatedShard(f"expected bytes {start} to {stop}, the file has {size}")
+        return memory.borrow_array(stop - start)
 
 
 def read_into(

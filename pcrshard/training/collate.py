@@ -69,7 +69,7 @@ class Collator:
         """Start a batch of these rows.
 
         Args:
-            rows: The samples, whose prefixes must be open until the batch is finished.
+            rows: The samples.
             pool: Threads that decode in the background; see :meth:`open_pool`.
             pin: Whether to decode into pinned memory.
 
@@ -336,7 +336,7 @@ def _begin_field(
         [array.numpy() for array in arrays],
         draw_keys(key, ids),
         orientations=orientations,
-        keep=[prefix.contents for prefix in prefixes],
+        keep=prefixes,
     )
     return FieldImages(arrays, first, bool(lists), image, batch)
 

@@ -323,11 +323,11 @@ class PCRLoader:
         collate = self.dataset.collator(self.rules.seed, epoch)
 
         def begin(rows: list[Row]) -> Callable[[], dict[Scan, Any]]:
-            at = {
-                scan: collate.begin([(each, prefix.at(scan), row) for each, prefix, row in rows])
-                for scan in scans
-            }
-            return lambda: {scan: finish() for scan, finish in at.items()}
+            found = {}
+            for scan in scans:
+                at = {prefix: prefix.at(scan) for _, prefix, _ in rows}
+                found[scan] = collate.begin([(each, at[prefix], row) for each, prefix, row in rows])
+            return lambda: {scan: finish() for scan, finish in found.items()}
 
         highest = FULL if FULL in scans else max(map(int, scans))
         ids = [self.dataset.ids[numbers] for numbers in batches]

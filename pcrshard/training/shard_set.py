@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import threading
 from collections import OrderedDict, deque
@@ -124,15 +123,14 @@ class ShardSet:
         return Columns(list(chained(keys)), list(chained(labels)), both)
 
     def _read_columns(self, shard: int) -> Columns:
-        with self.open(shard).load(0) as prefix:
-            index = prefix.index
-            labels = prefix.fields.get("cls", [None] * index.num_samples)
-            both = np.stack([index.dims, upright_sizes(index.dims, index.orientation)])
-            firsts = np.array(index.first_units)
-            has_image = np.diff(firsts) > 0
-            sizes = np.zeros((2, index.num_samples, 2), np.int64)
-            sizes[:, has_image] = both[:, firsts[:-1][has_image]]
-            return Columns(list(index.keys), list(labels), sizes)
+        index = self.open(shard).index
+        labels = index.fields.get("cls", [None] * index.num_samples)
+        both = np.stack([index.dims, upright_sizes(index.dims, index.orientation)])
+        firsts = np.array(index.first_units)
+        has_image = np.diff(firsts) > 0
+        sizes = np.zeros((2, index.num_samples, 2), np.int64)
+        sizes[:, has_image] = both[:, firsts[:-1][has_image]]
+        return Columns(list(index.keys), list(labels), sizes)
 
     def sizes(self, upright: bool) -> Ints:
         """Return (N, 2) int64, height and width of each sample's first image; 0, 0 if none.
@@ -223,7 +221,6 @@ class RecentPrefixes:
                     len(self._held) > 1
                     and sum(prefix.num_bytes for prefix in self._held.values()) > self._max_bytes
                 ):
-                    # Not closed, because another thread may still read it.
                     self._held.popitem(last=False)
             return held.at(scan)
 
@@ -247,7 +244,7 @@ def read_batches(
         scan: Highest scan to read, 1-based, or ``"full"``, or a level, which is consulted when a
             shard is fetched, and again when a batch is due to start.
         begin: Starts a batch from the (id, prefix, row) of its samples and returns a function that
-            finishes it. The prefixes may be closed after that.
+            finishes it.
         ahead: Batches to start before the preceding one is finished, if their shards are available,
             at the scan of that moment. It starts at zero to keep the first batch fast, and grows by
             one per batch.
@@ -261,7 +258,7 @@ def read_batches(
     """
     sizes = np.diff(shards.starts)
     # Only padding, mixtures and buckets leave a shard unused for longer than four shards take. Such
-    # a shard is closed and read again later.
+    # a shard is dropped and read again later.
     keep = _KEEP_BATCHES + 4 * sizes.max() // max(map(len, batches), default=1)
     needed = schedule(batches, sizes, keep)
     starting = np.bincount(needed.first, minlength=len(batches)).tolist()
@@ -289,8 +286,8 @@ def read_batches(
                     while begun and not future.done():
                         yield
                     prefix = future.result()
-                    held[shard] = (prefix, last)  # first, so that it is closed if the change fails
                     held[shard] = (prefix.shard.change_scan(prefix, due[0]), last)
+                    del prefix, future  # only ``held`` keeps it in memory
                 due.popleft()
                 places = shards.places(ids)
                 begun.append(
@@ -301,7 +298,7 @@ def read_batches(
 
     def release(batch: float) -> None:
         for shard in [shard for shard, (_, last) in held.items() if last <= batch]:
-            held.pop(shard)[0].close()
+            del held[shard]
 
     coming = begin_due()
     try:
@@ -313,7 +310,6 @@ def read_batches(
             release(number)
     finally:
         loads.close()
-        release(math.inf)
 
 
 def _fail(error: Exception) -> NoReturn:

@@ -77,7 +77,7 @@ def export_shard(
         raise EncodeError("expected another folder, not the shard's own", url=dst)
     taken = set() if taken is None else taken
     count = 0
-    with prefix, create(name) if form == "wds" else nullcontext() as tar:
+    with create(name) if form == "wds" else nullcontext() as tar:
         for sample in map(number_lists, prefix.samples(on_error=on_error)):
             try:
                 if baseline:

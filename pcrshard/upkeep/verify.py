@@ -222,13 +222,13 @@ def _free_regions(
 
 def _check_samples(shard: Shard, task: VerifyTask, scan: Scan) -> Iterator[PCRError]:
     """Check each piece's CRC, each image's size, and pixels against the source."""
-    with shard.load(scan) as prefix:
-        for row, key in enumerate(prefix.index.keys):
-            try:
-                for problem in _check_sample(prefix, row, task):
-                    yield PCRError(problem, url=task.url, key=key)
-            except PCRError as error:
-                yield error if error.key else PCRError(str(error), url=task.url, key=key)
+    prefix = shard.load(scan)
+    for row, key in enumerate(prefix.index.keys):
+        try:
+            for problem in _check_sample(prefix, row, task):
+                yield PCRError(problem, url=task.url, key=key)
+        except PCRError as error:
+            yield error if error.key else PCRError(str(error), url=task.url, key=key)
 
 
 def _check_sample(prefix: Prefix, row: int, task: VerifyTask) -> Iterator[str]:

@@ -131,8 +131,7 @@ def workplace(tmp_path_factory, dataset, synthetic_folder):
         for value in range(3):
             store.save({"weight": torch.full((4, 4), float(value))})
     shard = folder / "dataset" / "data-000000.tar"
-    with Shard(str(shard), cache=PrefixCache(str(folder / "cache"))).load(2):
-        pass
+    Shard(str(shard), cache=PrefixCache(str(folder / "cache"))).load(2)
     return folder
 
 

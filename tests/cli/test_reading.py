@@ -22,8 +22,7 @@ def test_stage_copies_the_difference(dataset, tmp_path, cli):
 
 def test_a_cache_is_listed_and_cleared(shard_urls, tmp_path, cli, fails):
     """ls shows what a job has kept, clear frees it, and a folder that is not there is an error."""
-    with Shard(shard_urls[0], cache=PrefixCache(str(tmp_path))).load(2):
-        pass
+    Shard(shard_urls[0], cache=PrefixCache(str(tmp_path))).load(2)
     listed = cli("cache", "ls", tmp_path, "--json")[1]
     (entry,) = listed["shards"]
     assert (entry["scan"], entry["name"]) == (2, os.path.basename(shard_urls[0]))

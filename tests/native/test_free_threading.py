@@ -47,12 +47,12 @@ def test_threads_share_a_dataset_a_cache_and_a_decoder(shards, tmp_path):
         found = {}
         for shard in rng.sample(range(8), 8):
             scan = rng.choice([1, 3, "full"])
-            with dataset.shards.open(shard).load(scan) as prefix:
-                list(prefix.at(1).samples(decode=lambda pieces: decoder(pieces, 1)))
-            with dataset.shards.open(shard).load(2) as prefix:
-                for row in rng.sample(range(8), 8):
-                    pixels = prefix.sample(row, decode=lambda pieces: decoder(pieces, 1))
-                    found[pixels["cls"]] = pixels["jpg"].tobytes()
+            prefix = dataset.shards.open(shard).load(scan)
+            list(prefix.at(1).samples(decode=lambda pieces: decoder(pieces, 1)))
+            prefix = dataset.shards.open(shard).load(2)
+            for row in rng.sample(range(8), 8):
+                pixels = prefix.sample(row, decode=lambda pieces: decoder(pieces, 1))
+                found[pixels["cls"]] = pixels["jpg"].tobytes()
         return found
 
     expected = read(0)

@@ -22,8 +22,9 @@ def read(folder):
     def fetch(start, view):
         view[:] = GOOD[start : start + len(view)]
 
-    view = cache.read("http://h/a.tar", "1", 1000, fetch)
-    return bytes(view), cache.stats.fetched_bytes
+    view = bytearray(1000)
+    cache.read("http://h/a.tar", "1", memoryview(view), fetch)
+    return view, cache.stats.fetched_bytes
 
 
 def plant(folder):

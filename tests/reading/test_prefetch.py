@@ -5,6 +5,7 @@ import itertools
 import random
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -12,32 +13,24 @@ from pcrshard.reading.prefetch import prefetch
 
 
 class Thing:
-    """A result that knows who closed it."""
+    """A result; those in memory are in ``alive``."""
 
-    alive = 0
-    lock = threading.Lock()
+    alive: weakref.WeakSet = weakref.WeakSet()
 
     def __init__(self, number, num_bytes=1):
-        self.number, self.num_bytes, self.closed = number, num_bytes, False
-        with self.lock:
-            Thing.alive += 1
-
-    def close(self):
-        with self.lock:
-            Thing.alive -= not self.closed
-        self.closed = True
+        self.number, self.num_bytes = number, num_bytes
+        Thing.alive.add(self)
 
 
 @pytest.fixture(autouse=True)
 def _nothing_left():
-    """After each test no thread runs and nothing that was loaded is open."""
-    Thing.alive = 0
+    """After each test no thread runs and nothing that was loaded is in memory."""
     yield
     gc.collect()
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline and (Thing.alive or prefetchers()):
         time.sleep(0.01)
-    assert Thing.alive == 0
+    assert not Thing.alive
     assert prefetchers() == []
 
 
@@ -47,21 +40,21 @@ def prefetchers():
 
 def consume(loaded):
     for item, future in loaded:
-        thing = future.result()
-        assert thing.number == item
+        assert future.result().number == item
         yield item
-        thing.close()
+        del future
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 7])
 def test_everything_comes_once_in_order(depth):
-    """Whatever the timing of loads, items come in their order, each once, and a failed load fails
-    its own item.
+    """Whatever the timing of loads, items come in their order, each once, a failed load fails its
+    own item, and a result that was dropped makes room for the next.
     """
     rng = random.Random(0)
     pauses = [rng.random() * 0.005 for _ in range(60)]
 
     def load(item, cancel):
+        assert len(Thing.alive) <= depth
         time.sleep(pauses[item])
         if item % 5 == 1:
             raise ValueError(f"bad {item}")
@@ -75,7 +68,7 @@ def test_everything_comes_once_in_order(depth):
                 future.result()
         else:
             assert future.result().number == item
-            future.result().close()
+            del future
     assert seen == list(range(60))
 
 
@@ -94,7 +87,7 @@ def test_no_more_is_loaded_ahead_than_asked(depth, max_bytes, ahead):
 
     loaded = prefetch(itertools.count(), load, depth=depth, max_bytes=max_bytes)
     for done, (_, future) in enumerate(loaded):
-        future.result().close()
+        future.result()
         if done >= depth:
             time.sleep(0.01)
             assert max(started) <= done + ahead
@@ -113,7 +106,7 @@ def test_next_load_runs_while_one_is_used():
 
 @pytest.mark.parametrize("end", ["break", "close", "collect", "throw"])
 def test_leaving_cancels_what_runs(end):
-    """However an epoch ends, loads that run are told, and what was loaded is closed."""
+    """However an epoch ends, loads that run are told, and what was loaded is dropped."""
 
     def load(item, cancel):
         if item > 2 and cancel.wait(60):
@@ -123,7 +116,7 @@ def test_leaving_cancels_what_runs(end):
     begin = time.monotonic()
     loaded = prefetch(itertools.count(), load, depth=3, max_bytes=1 << 30)
     for item, future in loaded:
-        future.result().close()
+        future.result()
         if item == 2:
             break
     if end == "close":
@@ -137,10 +130,8 @@ def test_leaving_cancels_what_runs(end):
     assert time.monotonic() - begin < 20  # of 60
 
 
-def test_a_load_that_ignores_cancel_is_closed_when_it_ends():
-    """A load that cannot be interrupted does not keep the caller for long, and its result is closed
-    later.
-    """
+def test_a_load_that_ignores_cancel_is_dropped_when_it_ends():
+    """A load that cannot be interrupted does not keep the caller for long."""
     release = threading.Event()
 
     def load(item, cancel):
@@ -149,7 +140,7 @@ def test_a_load_that_ignores_cancel_is_closed_when_it_ends():
         return Thing(item)
 
     loaded = prefetch(range(2), load, depth=1, max_bytes=1 << 30)
-    next(loaded)[1].result().close()
+    next(loaded)[1].result()
     begin = time.monotonic()
     loaded.close()
     assert time.monotonic() - begin < 20  # of 60

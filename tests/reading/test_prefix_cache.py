@@ -53,6 +53,11 @@ def source(tmp_path_factory):
     }
 
 
+def room(size):
+    """Memory for a prefix."""
+    return memoryview(bytearray(size))
+
+
 class Store:
     """Where prefixes come from: notes what was fetched."""
 
@@ -73,8 +78,9 @@ class Store:
             self.fetched.append((number, start, start + len(view)))
             view[:] = content[start : start + len(view)]
 
-        view = self.cache.read(f"mem://{name}", identity, stop, fetch, cancel=cancel)
-        assert bytes(view) == content[:stop], (name, stop)
+        view = room(stop)
+        self.cache.read(f"mem://{name}", identity, view, fetch, cancel=cancel)
+        assert view == content[:stop], (name, stop)
         return sum(stop - start for _, start, stop in self.fetched[before:])
 
     def stop(self, number, scan):
@@ -374,13 +380,13 @@ def test_waiting_for_another_fetch_can_be_canceled(store):
         entered.set()
         release.wait(60)
 
-    thread = threading.Thread(target=store.cache.read, args=("a", "1", 1000, slow))
+    thread = threading.Thread(target=store.cache.read, args=("a", "1", room(1000), slow))
     thread.start()
     entered.wait(5)
     threading.Timer(0.2, cancel.set).start()
     begin = time.monotonic()
     with pytest.raises(StorageError, match="cancelled"):
-        store.cache.read("a", "1", 1000, slow, cancel=cancel)
+        store.cache.read("a", "1", room(1000), slow, cancel=cancel)
     assert time.monotonic() - begin < 20  # of 60
     release.set()
     thread.join()
@@ -395,7 +401,7 @@ def test_a_failed_fetch_leaves_no_lock_and_no_bytes(store):
     name = min(store.source)
     for _ in range(2):
         with pytest.raises(StorageError, match="no network"):
-            store.cache.read(f"mem://{name}", "1", 1000, fail)
+            store.cache.read(f"mem://{name}", "1", room(1000), fail)
     assert used(store.cache.folder) == 0
     store(0, 1)
 
@@ -494,7 +500,9 @@ def _fetch_once(folder, started, log, data):
         view[:] = data[start : start + len(view)]
 
     started.wait(30)
-    assert bytes(PrefixCache(folder).read("x", "1", 7000, fetch)) == data
+    view = room(7000)
+    PrefixCache(folder).read("x", "1", view, fetch)
+    assert view == data
 
 
 def test_processes_that_want_the_same_shard_fetch_it_once(tmp_path):
@@ -532,7 +540,7 @@ def test_a_stage_of_webdataset_keeps_its_half_over_epochs(dataset, tmp_path):
 def _count(cache, number, started):
     started.wait(30)
     for i in range(20):
-        cache.read(f"{number} {i}", "1", 10, lambda start, view: None)
+        cache.read(f"{number} {i}", "1", room(10), lambda start, view: None)
 
 
 def test_totals_count_every_process(tmp_path):
@@ -554,6 +562,6 @@ def test_reading_a_head_cuts_nothing(dataset, tmp_path):
     size = first.prefix_stop(5)
     cache = PrefixCache(str(tmp_path), size + 2000)
     for name in (first.name, second.name, first.name):
-        Shard(f"{dataset}/{name}", cache=cache).load(5).close()
+        Shard(f"{dataset}/{name}", cache=cache).load(5)
     assert held(tmp_path)[first.name] == size
     assert cache.stats.hit_bytes >= size

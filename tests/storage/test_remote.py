@@ -530,10 +530,11 @@ def test_a_lock_does_not_outlive_its_holder_in_a_fork(tmp_path):
         child.start()
 
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(20,))
-    cache.read("u.tar", "i", 100, fetch)
+    cache.read("u.tar", "i", memoryview(bytearray(100)), fetch)
     try:
         with within(5):
-            cache.read("u.tar", "i", 200, lambda start, view: None)
+            view = memoryview(bytearray(200))
+            cache.read("u.tar", "i", view, lambda start, view: None)
             assert child.is_alive()
         assert cache.clear() > 0
     finally:
