@@ -10,17 +10,17 @@ import asyncio
 import collections
 import errno
 import logging
-import os
 import re
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ..errors import StorageError, TruncatedShard, redacted_cause
+from ..errors import StorageError, TruncatedShard
 from ..redaction import get_logger, redact, redact_url, split_url
 from .retry import Attempts, Refused, Retry
-from .stores import answer, begin, in_thread, retried, run
+from .stores import call, retried, run
 
 log = get_logger(__name__)
 # Measured: an HTTP request takes 0.2 ms of CPU time, and a part of this size fits the CPU's cache.
@@ -35,8 +35,6 @@ LEAST_PART_BYTES = 64 << 10
 MAX_REQUESTS = 32
 # A store that answers faster gets one request at a time: as fast, for less CPU time.
 _FAST_SECONDS = 0.02
-# Limit of a compressed answer after decompression.
-_MAX_EXPANDED = 1 << 24
 _STREAM_BYTES = 1 << 18
 _LOUD_FAILURES = 3
 _OUT_OF_RANGE = re.compile(r"invalidrange|range (is )?not satisfiable", re.IGNORECASE)
@@ -53,23 +51,15 @@ class _Part(NamedTuple):
     stop: int
 
 
-class _Process:
-    """State shared by all reads of a process.
-
-    Attributes:
-        slots: Limits concurrent requests.
-        part_seconds: Duration of the last part, by store. A store that has not returned a range
-            yet gets one request at a time, because each answer might be the whole file.
-    """
-
-    def __init__(self) -> None:
-        self.slots = asyncio.Semaphore(MAX_REQUESTS)
-        self.part_seconds: dict[str, float] = {}
+# Duration of the last part, by host or bucket. A store that has not returned a range yet gets one
+# request at a time, because each answer might be the whole file.
+_part_seconds: dict[str, float] = {}
 
 
-_process = _Process()
-# In a forked child, the parent's requests never complete.
-os.register_at_fork(after_in_child=_process.__init__)  # type: ignore[misc]  # of an instance
+@lru_cache(1)
+def _slots(_loop: asyncio.AbstractEventLoop) -> asyncio.Semaphore:
+    """Return the limit of this process's requests; a forked child has another event loop."""
+    return asyncio.Semaphore(MAX_REQUESTS)
 
 
 class RangeRead:
@@ -97,14 +87,19 @@ class RangeRead:
         self.stop = start + len(view)
         self.view = view
         self.timeout = retry.timeout
-        host = split_url(path).host or path.partition("/")[0]
-        self.store = f"{type(fs).__name__} {host}"
+        self.store = split_url(path).host or path.partition("/")[0]
         self.part_bytes = HTTP_PART_BYTES if _is_http(fs) else PART_BYTES
         self.todo = _split([_Part(start, self.stop)], self.part_bytes)
         self.came = 0
         self.requests = 0
         self.attempts = Attempts(retry)
         self.not_before = 0.0
+
+    @property
+    def _in_flight(self) -> int:
+        """Parts to request at a time."""
+        is_fast = _part_seconds.get(self.store, 0.0) < _FAST_SECONDS
+        return 1 if is_fast or self.attempts.failures else BYTES_IN_FLIGHT // self.part_bytes
 
     async def run(self) -> None:
         """Request parts one at a time, and several at a time from a slow store.
@@ -115,28 +110,23 @@ class RangeRead:
                 sent.
         """
         while self.todo:
-            is_fast = _process.part_seconds.get(self.store, 0.0) < _FAST_SECONDS
-            if is_fast or self.attempts.failures:
-                await self._fetch()
-                continue
-            in_flight = BYTES_IN_FLIGHT // self.part_bytes
-            workers = [asyncio.create_task(self._work()) for _ in range(in_flight)]
+            count = self._in_flight
+            workers = [asyncio.create_task(self._work(count)) for _ in range(count)]
             try:
                 await asyncio.gather(*workers)
             finally:
                 for worker in workers:
                     worker.cancel()
 
-    async def _work(self) -> None:
-        """Fetch parts until none is left, or one fails and is then requested alone."""
-        while self.todo and not self.attempts.failures:
+    async def _work(self, count: int) -> None:
+        while self.todo and self._in_flight == count:
             await self._fetch()
 
     async def _fetch(self) -> None:
         """Fetch the next part, or schedule a retry."""
         part = self.todo.popleft()
         await asyncio.sleep(self.not_before - time.monotonic())
-        async with _process.slots:
+        async with _slots(asyncio.get_running_loop()):
             asked = time.monotonic()
             self.requests += 1
             try:
@@ -144,11 +134,11 @@ class RangeRead:
                 if len(data) == part.stop - part.start:
                     # An answer from byte 0 might still be a whole file of exactly this size.
                     if part.start or self.todo:
-                        _process.part_seconds[self.store] = time.monotonic() - asked
+                        _part_seconds[self.store] = time.monotonic() - asked
                 else:
                     await self._check_whole(part, data)
                     # The server ignores ranges and sent the whole file: no other part is needed.
-                    _process.part_seconds.pop(self.store, None)
+                    _part_seconds.pop(self.store, None)
                     self.todo.clear()
                     part = _Part(self.start, self.stop)
                     data = memoryview(data)[part.start : part.stop]
@@ -165,16 +155,17 @@ class RangeRead:
         """Return the answer to the request of a part, nothing if it is beyond the file's end."""
         # The base class's cat_file opens a buffered file that reads 5 MiB ahead.
         plain = self.fs.async_impl or "cat_file" in vars(type(self.fs))
-        options = {} if plain else {"cache_type": "none"}
+        how: dict[str, Any] = {} if plain else {"cache_type": "none"}
         try:
-            return await self._call("cat_file", start=part.start, end=part.stop, **options)
+            return await self._call("cat_file", start=part.start, end=part.stop, **how)
         except Exception as error:
-            if not _is_out_of_range(error):
+            is_out_of_range = _OUT_OF_RANGE.search(str(error))
+            if getattr(error, "status", None) != 416 and not is_out_of_range:
                 raise
             return b""
 
     async def _call(self, method: str, **kwargs: Any) -> Any:
-        return await answer(begin(self.fs, method, self.path, **kwargs), self.timeout)
+        return await call(self.fs, method, self.path, self.timeout, **kwargs)
 
     async def _check_whole(self, part: _Part, data: bytes) -> None:
         """Raise an error unless an answer of unexpected length is the whole file."""
@@ -184,25 +175,20 @@ class RangeRead:
             size = await self._call("size")
         if size is not None and size < self.stop:
             raise TruncatedShard(f"expected bytes {self.start} to {self.stop}, the file has {size}")
-        if len(data) != size and (size is not None or len(data) < self.stop):
-            asked = f"bytes {part.start} to {part.stop}"
-            raise StorageError(f"asked for {asked}, got {len(data)} bytes")
+        if len(data) != size:
+            raise OSError(f"asked for bytes {part.start} to {part.stop}, got {len(data)} bytes")
 
     def _retry(self, part: _Part, asked: float, error: Exception) -> None:
         pause = self.attempts.pause_after(error, asked)
-        came = f"{self.came} of {len(self.view)}"
-        what = redact(str(error), self.path)
-        if not isinstance(error, StorageError):
-            what = f"{type(error).__name__}: {what}"
+        what = (
+            f"{self.came} of {len(self.view)} bytes came (requests: {self.requests}): "
+            f"{type(error).__name__}: {redact(str(error), self.path)}"
+        )
         if pause is None:
-            tried = "1 request" if self.requests == 1 else f"{self.requests} requests"
-            asked_for = f"bytes {self.start} to {self.stop}"
-            raise StorageError(
-                f"cannot read {asked_for}, {came} came in {tried}: {what}"
-            ) from redacted_cause(error, self.path)
+            message = f"cannot read bytes {self.start} to {self.stop}, {what}"
+            raise StorageError(message) from error
         level = logging.INFO if self.attempts.failures < _LOUD_FAILURES else logging.WARNING
-        url = redact_url(self.path)
-        log.log(level, "%s: %s; %s bytes came, trying again in %.1f s", url, what, came, pause)
+        log.log(level, "%s: %s; trying again in %.1f s", redact_url(self.path), what, pause)
         self.not_before = max(self.not_before, time.monotonic() + pause)
         self.todo.appendleft(part)
         if not hasattr(error, "status") and getattr(error, "errno", None) != errno.EBUSY:
@@ -223,10 +209,6 @@ def _split(parts: Iterable[_Part], step: int) -> collections.deque[_Part]:
     )
 
 
-def _is_out_of_range(error: Exception) -> bool:
-    return getattr(error, "status", None) == 416 or bool(_OUT_OF_RANGE.search(str(error)))
-
-
 def read_file(fs: Any, path: str, max_bytes: int, retry: Retry) -> bytes:
     """Return a whole file with one request; never hold more than ``max_bytes``.
 
@@ -238,10 +220,10 @@ def read_file(fs: Any, path: str, max_bytes: int, retry: Retry) -> bytes:
 
     async def send() -> bytes:
         if fs.async_impl and _is_http(fs):
-            request = in_thread(lambda: _stream(fs, path, max_bytes))
+            async with asyncio.timeout(retry.deadline):
+                data = await _stream(fs, path, max_bytes)
         else:
-            request = begin(fs, "cat_file", path, **bounds)
-        data = await answer(request, retry.deadline)
+            data = await call(fs, "cat_file", path, retry.deadline, **bounds)
         if len(data) > max_bytes:
             raise Refused(f"expected a file of at most {max_bytes} bytes, got {len(data)} or more")
         return bytes(data)
@@ -249,18 +231,18 @@ def read_file(fs: Any, path: str, max_bytes: int, retry: Retry) -> bytes:
     return run(retried(send, retry))
 
 
-def _stream(fs: Any, path: str, max_bytes: int) -> bytearray:
-    """Read an HTTP body in chunks, because a server may send it endlessly.
-
-    A block size of 0 makes fsspec stream; given a size, it sends no request to find it out.
-    """
+async def _stream(fs: Any, path: str, max_bytes: int) -> bytes:
+    """Read an HTTP body in chunks, because a server may send it endlessly, or compress it."""
     headers = {**fs.kwargs.get("headers", {}), "Accept-Encoding": "identity"}
-    data = bytearray()
-    with fs.open(path, "rb", block_size=0, size=1, headers=headers) as file:
-        if "Content-Encoding" in file.r.headers:
-            max_bytes = min(max_bytes, _MAX_EXPANDED)
-        while len(data) <= max_bytes and (chunk := file.read(_STREAM_BYTES)):
-            data += chunk
-        if len(data) > max_bytes:
-            raise Refused(f"expected a file of at most {max_bytes} bytes, got {len(data)} or more")
-    return data
+    # Given a size, fsspec sends no request to find it out.
+    file = await fs.open_async(path, size=1, **{**fs.kwargs, "headers": headers})
+    chunks = []
+    try:
+        while max_bytes >= 0 and (chunk := await file.read(_STREAM_BYTES)):
+            if "Content-Encoding" in file.r.headers:
+                raise Refused("expected the file as it is, the server compressed it")
+            chunks.append(chunk)
+            max_bytes -= len(chunk)
+    finally:
+        await file.close()
+    return b"".join(chunks)

@@ -29,7 +29,6 @@ from .urls import is_local, plain_path
 # fsspec storage options.
 Options = Mapping[str, Any] | None
 T = TypeVar("T")
-Request = concurrent.futures.Future[Any]
 _HTTP = re.compile("https?://")
 DEFAULT_RETRY = Retry()
 _POLL_SECONDS = 0.2
@@ -101,14 +100,6 @@ def mapped_errors(
         raise StorageError(message, url=url) from redacted_cause(error, url)
 
 
-def begin(fs: Any, method: str, *args: Any, **kwargs: Any) -> Request:
-    """Start a request with a method of a file system."""
-    if fs.async_impl:
-        coroutine = getattr(fs, f"_{method}")(*args, **kwargs)
-        return asyncio.run_coroutine_threadsafe(coroutine, fs.loop)
-    return in_thread(partial(getattr(fs, method), *args, **kwargs))
-
-
 def in_thread(call: Callable[[], T]) -> concurrent.futures.Future[T]:
     """Run a call that cannot be canceled in its own daemon thread."""
     request: concurrent.futures.Future[T] = concurrent.futures.Future()
@@ -124,14 +115,17 @@ def in_thread(call: Callable[[], T]) -> concurrent.futures.Future[T]:
     return request
 
 
-async def answer(request: Request, seconds: float) -> Any:
-    """Await a request; cancel it if it is late.
+async def call(fs: Any, method: str, path: str, seconds: float, **kwargs: Any) -> Any:
+    """Call a method of a file system for a path; cancel the request if it is late.
 
     Raises:
         TimeoutError: No answer in time.
     """
     try:
         async with asyncio.timeout(seconds):
+            if fs.async_impl:
+                return await getattr(fs, f"_{method}")(path, **kwargs)
+            request = in_thread(partial(getattr(fs, method), path, **kwargs))
             return await asyncio.wrap_future(request)
     except TimeoutError as error:
         message = f"the server is too slow or silent: no answer within {seconds:g} s"
@@ -197,7 +191,7 @@ def ask(
     with mapped_errors(url, doing):
         if isinstance(fs, LocalFileSystem):
             return getattr(fs, method)(path, **kwargs)
-        return run(retried(lambda: answer(begin(fs, method, path, **kwargs), limit), retry))
+        return run(retried(lambda: call(fs, method, path, limit, **kwargs), retry))
 
 
 async def retried(send: Callable[[], Awaitable[T]], retry: Retry = DEFAULT_RETRY) -> T:
