@@ -110,8 +110,7 @@ def _pcr_samples(source: Urls, scan: ScanChoice = FULL, **options: Any) -> Sampl
         return stage.open(path, entry).load(current_scan(scan), cancel=cancel)
 
     urls = map(_url_of, source)
-    ahead = prefetch(urls, load, depth=stage.prefetch, max_bytes=stage.prefetch_bytes)
-    with suppress(_Stopped), closing(ahead) as loads:
+    with suppress(_Stopped), closing(prefetch(urls, load, depth=stage.prefetch)) as loads:
         for url, future in loads:
             on_error = partial(_handle, stage.handler, (redact_url(url),))
             try:
@@ -177,9 +176,8 @@ def pcr_scan(scan: ScanOrFraction = FULL, **options: Any) -> Any:
         options: ``handler``, ``select_files`` and ``rename_files`` as in WebDataset; ``index``, a
             dataset folder, its ``pcr.json`` or a :class:`DatasetIndex`, which saves one small
             request per shard; ``storage_options`` for fsspec; ``retry``, a :class:`Retry`;
-            ``prefetch``, number of shards to read ahead (2), and ``prefetch_bytes``, an upper bound
-            of their size (256 MiB); ``cache_dir`` and ``cache_bytes``, a local folder that caches
-            prefixes, and its upper bound.
+            ``prefetch``, number of shards to read ahead (2); ``cache_dir`` and ``cache_bytes``, a
+            local folder that caches prefixes, and its upper bound.
 
     Returns:
         A callable from an iterator of ``{"url": ...}`` to an iterator of samples; it can be

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from .. import storage
-from ..arguments import ByteSize, Natural, Positive, check_fields, num_bytes
+from ..arguments import ByteSize, Natural, check_fields, num_bytes
 from ..format.dataset_index import ShardEntry
 from ..storage.retry import Retry
 from .prefix_cache import PrefixCache
@@ -23,7 +23,6 @@ class ReadOptions:
         storage_options: fsspec storage options.
         retry: When to retry failed requests and when to give up.
         prefetch: Prefixes to fetch while another is in use.
-        prefetch_bytes: Upper bound on the bytes of the prefixes fetched ahead.
         cache_dir: Folder on local disk that keeps prefixes.
         cache_bytes: Limit of the cache, a number or a size such as ``"50GB"``. At the limit, shards
             that this job has used stay, others that it reads are not kept, and shards last used
@@ -35,7 +34,6 @@ class ReadOptions:
     storage_options: storage.Options = field(default=None, repr=False)
     retry: Retry | None = None
     prefetch: Natural = 2
-    prefetch_bytes: Positive = 1 << 28
     cache_dir: str | os.PathLike[str] | None = None
     cache_bytes: ByteSize | None = None
     begun: float = field(default_factory=time.time, repr=False, compare=False)

@@ -9,33 +9,20 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, wait
 from functools import partial
 from threading import Event
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ..storage.stores import in_thread
 
 Item = TypeVar("Item")
-
-
-class Loaded(Protocol):
-    """The result of a load."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes held in memory."""
-        ...
-
-
-Result = TypeVar("Result", bound=Loaded)
-Load = Callable[[Item, Event], Result]
+Result = TypeVar("Result")
 _END_SECONDS = 2.0
 
 
 def prefetch(
     items: Iterable[Item],
-    load: Load[Item, Result],
+    load: Callable[[Item, Event], Result],
     *,
     depth: int,
-    max_bytes: int,
 ) -> Generator[tuple[Item, Future[Result]], None, None]:
     """Load items in order, up to ``depth`` of them ahead of the caller.
 
@@ -46,8 +33,6 @@ def prefetch(
         items: Items to load; may be infinite.
         load: Called with an item and an event that is set when the result is no longer needed.
         depth: Loads ahead; with 0, a load starts when the caller asks for its item.
-        max_bytes: Upper bound on the bytes of the results loaded ahead, estimated by the largest
-            result so far; at least one is always loaded ahead.
 
     Yields:
         Each item and a future of its result. The memory of a result that the caller has dropped
@@ -60,20 +45,13 @@ def prefetch(
     atexit.register(end)
     try:
         source = iter(items)
-        ahead = depth
-        largest = 0
         while True:
             # Including the one that the caller takes next.
-            for item in itertools.islice(source, max(ahead + 1 - len(pending), 0)):
+            for item in itertools.islice(source, depth + 1 - len(pending)):
                 pending.append((item, in_thread(partial(load, item, cancel))))
             if not pending:
                 return
-            item, future = pending.popleft()
-            yield item, future
-            if not future.exception():
-                largest = max(largest, future.result().num_bytes)
-                ahead = min(depth, max(max_bytes // max(largest, 1), 1))
-            del future
+            yield pending.popleft()
     finally:
         atexit.unregister(end)
         end()

@@ -10,7 +10,7 @@ import secrets
 import stat
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -165,8 +165,7 @@ def _wildcard(url: str) -> int | None:
 def list_matching(
     pattern: str,
     *,
-    options: Options | None = None,
-    retry: Retry = DEFAULT_RETRY,
+    options: Options = None,
 ) -> dict[str, int | None]:
     """Return the URLs of files that match a pattern, and their sizes in bytes if known.
 
@@ -175,7 +174,6 @@ def list_matching(
     Args:
         pattern: Local path or fsspec URL with wildcards.
         options: fsspec storage options.
-        retry: When to give up.
 
     Raises:
         StorageError: The folder cannot be listed or the store does not answer.
@@ -186,7 +184,7 @@ def list_matching(
             names = glob.iglob(plain_path(pattern), recursive=True)
             return {name: os.stat(name).st_size for name in names if os.path.isfile(name)}
     _, root = resolve(folder, options)
-    files = ask(pattern, "list", "glob", options, retry, seconds=LISTING_SECONDS, detail=True)
+    files = ask(pattern, "list", "glob", options, seconds=LISTING_SECONDS, detail=True)
     start = len(root.rstrip("/")) + 1
     return {
         f"{folder}{name[start:]}": info["size"]
@@ -263,25 +261,24 @@ def atomic_write(
     """
     fs, path = resolve(url, options)
     local = is_local(url)
-    folder = (os.path.dirname(path) or ".") if local else tempfile.gettempdir()
-    with _temporary_path(url, folder) as temporary:
-        with mapped_errors(url, "write", (OSError,)), open(temporary, "xb") as file:
+    with _temporary_file(url, _folder(path) if local else tempfile.gettempdir()) as file:
+        with mapped_errors(url, "write", (OSError,)):
             yield file
             file.flush()
-            if durable:
-                os.fsync(file.fileno())
         with mapped_errors(url, "write"):
             if local:
-                os.replace(temporary, path)
+                _publish(file, os.replace, path, durable)
             else:
-                fs.put_file(temporary, path)
-            if local and durable:
-                _sync_folder(folder)
+                fs.put_file(file.name, path)
+
+
+def _folder(path: str) -> str:
+    return os.path.dirname(path) or "."
 
 
 @contextmanager
-def _temporary_path(url: str, folder: str) -> Iterator[str]:
-    """Yield the path of a file to create in a folder, and remove the file afterwards."""
+def _temporary_file(url: str, folder: str) -> Iterator[BinaryIO]:
+    """Yield a new file in a folder, which is created if missing; remove the file afterwards."""
     # Not mkstemp, whose mode ignores the umask.
     temporary = os.path.join(folder, f"{_TEMPORARY}{secrets.token_hex(8)}.tmp")
     begun = (os.getpid(), temporary)
@@ -289,11 +286,28 @@ def _temporary_path(url: str, folder: str) -> Iterator[str]:
     try:
         with mapped_errors(url, "write"):
             os.makedirs(folder, exist_ok=True)
-        yield temporary
+            file = open(temporary, "xb")  # noqa: SIM115  # closed below
+        with file:
+            yield file
     finally:
         with suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(temporary)
         _begun.discard(begun)
+
+
+def _publish(
+    file: BinaryIO, rename: Callable[[str, str], object], path: str, durable: bool = True
+) -> None:
+    """Give a flushed file its name; if durable, both survive a power failure."""
+    if durable:
+        os.fsync(file.fileno())
+    rename(file.name, path)
+    if durable:
+        handle = os.open(_folder(path), os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 # Stores with conditional writes: S3's If-None-Match, GCS's generation 0, fsspec's memory.
@@ -326,7 +340,10 @@ def create(url: str, data: bytes, *, options: Options = None) -> None:
     with mapped_errors(url, "write"):
         try:
             if is_local(url):
-                _create_local(url, path, data)
+                with _temporary_file(url, _folder(path)) as file:
+                    file.write(data)
+                    file.flush()
+                    _publish(file, _link, path)
             elif names & _CONDITIONAL:
                 # One attempt: a retry could find the file that the first attempt created.
                 fs.pipe_file(path, data, mode="create")
@@ -346,9 +363,7 @@ def create(url: str, data: bytes, *, options: Options = None) -> None:
 def _create_with_lease(fs: Any, path: str, data: bytes) -> None:
     log.warning("this store has no create-only writes: a lease file guards %s", redact_url(path))
     lease, token = f"{path}.lease", secrets.token_hex(8).encode()
-    if fs.exists(path) or (
-        fs.exists(lease) and time.time() - fs.modified(lease).timestamp() < _LEASE_SECONDS
-    ):
+    if fs.exists(lease) and time.time() - fs.modified(lease).timestamp() < _LEASE_SECONDS:
         raise FileExistsError(path)
     fs.pipe_file(lease, token)
     time.sleep(_LEASE_SETTLE_SECONDS)
@@ -362,21 +377,15 @@ def _create_with_lease(fs: Any, path: str, data: bytes) -> None:
         fs.rm_file(lease)
 
 
-def _create_local(url: str, path: str, data: bytes) -> None:
-    folder = os.path.dirname(path) or "."
-    with _temporary_path(url, folder) as temporary:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(temporary, path)
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            open(path, "xb").close()  # claims the name
-            os.replace(temporary, path)
-        _sync_folder(folder)
+def _link(source: str, path: str) -> None:
+    """Give a file a second name, which must not exist."""
+    try:
+        os.link(source, path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        open(path, "xb").close()  # claims the name
+        os.replace(source, path)
 
 
 def age_seconds(url: str, *, options: Options = None) -> float:
@@ -396,11 +405,3 @@ def abandon_writes() -> None:
         if process == os.getpid():
             with suppress(OSError):
                 os.unlink(temporary)
-
-
-def _sync_folder(folder: str) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

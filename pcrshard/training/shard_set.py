@@ -33,7 +33,6 @@ from ..redaction import redact_url
 from .epoch_order import Batches, Ints, schedule
 
 _INDEX_THREADS = 16
-_AHEAD_BYTES = 1 << 28
 _KEEP_BATCHES = 64
 Row = tuple[int, Prefix, int]
 Result = TypeVar("Result")
@@ -267,7 +266,6 @@ def read_batches(
         requests,
         lambda request, cancel: shards.open(request[0]).load(current_scan(scan), cancel=cancel),
         depth=shards_ahead,
-        max_bytes=_AHEAD_BYTES,
     )
     # Each prefix in memory, and the last batch that needs it.
     held: dict[int, tuple[Prefix, int]] = {}

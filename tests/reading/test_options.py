@@ -5,9 +5,7 @@ import pytest
 from pcrshard import PrefixCache, ReadOptions, Retry
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("prefetch", -1), ("prefetch_bytes", 0), ("cache_bytes", 0)]
-)
+@pytest.mark.parametrize(("name", "value"), [("prefetch", -1), ("cache_bytes", 0)])
 def test_impossible_numbers_are_refused(name, value):
     """A negative prefetch would give an empty epoch; it is an error at construction."""
     with pytest.raises(ValueError, match=f"expected {name} to be"):

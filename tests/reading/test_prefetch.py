@@ -17,8 +17,8 @@ class Thing:
 
     alive: weakref.WeakSet = weakref.WeakSet()
 
-    def __init__(self, number, num_bytes=1):
-        self.number, self.num_bytes = number, num_bytes
+    def __init__(self, number):
+        self.number = number
         Thing.alive.add(self)
 
 
@@ -61,7 +61,7 @@ def test_everything_comes_once_in_order(depth):
         return Thing(item)
 
     seen = []
-    for item, future in prefetch(range(60), load, depth=depth, max_bytes=1 << 30):
+    for item, future in prefetch(range(60), load, depth=depth):
         seen.append(item)
         if item % 5 == 1:
             with pytest.raises(ValueError, match=f"bad {item}"):
@@ -72,25 +72,20 @@ def test_everything_comes_once_in_order(depth):
     assert seen == list(range(60))
 
 
-@pytest.mark.parametrize(
-    ("depth", "max_bytes", "ahead"), [(1, 1000, 1), (3, 1000, 3), (5, 250, 2), (5, 1, 1)]
-)
-def test_no_more_is_loaded_ahead_than_asked(depth, max_bytes, ahead):
-    """``prefetch`` counts shards and ``prefetch_bytes`` bounds their memory, as soon as one is
-    known.
-    """
+@pytest.mark.parametrize("depth", [1, 3])
+def test_no_more_is_loaded_ahead_than_asked(depth):
+    """``prefetch`` counts the shards in memory besides the one in use."""
     started = []
 
     def load(item, cancel):
         started.append(item)
-        return Thing(item, 100)
+        return Thing(item)
 
-    loaded = prefetch(itertools.count(), load, depth=depth, max_bytes=max_bytes)
+    loaded = prefetch(itertools.count(), load, depth=depth)
     for done, (_, future) in enumerate(loaded):
         future.result()
-        if done >= depth:
-            time.sleep(0.01)
-            assert max(started) <= done + ahead
+        time.sleep(0.01)
+        assert max(started) <= done + depth
         if done == 20:
             break
     loaded.close()
@@ -100,7 +95,7 @@ def test_next_load_runs_while_one_is_used():
     """The point of it: loading and using overlap."""
     begun = [threading.Event() for _ in range(10)]
     load = lambda item, cancel: (begun[item].set(), Thing(item))[1]
-    for item, _ in enumerate(consume(prefetch(range(10), load, depth=1, max_bytes=1 << 30))):
+    for item, _ in enumerate(consume(prefetch(range(10), load, depth=1))):
         assert all(event.wait(60) for event in begun[: item + 2])
 
 
@@ -114,7 +109,7 @@ def test_leaving_cancels_what_runs(end):
         return Thing(item)
 
     begin = time.monotonic()
-    loaded = prefetch(itertools.count(), load, depth=3, max_bytes=1 << 30)
+    loaded = prefetch(itertools.count(), load, depth=3)
     for item, future in loaded:
         future.result()
         if item == 2:
@@ -139,7 +134,7 @@ def test_a_load_that_ignores_cancel_is_dropped_when_it_ends():
             release.wait(60)
         return Thing(item)
 
-    loaded = prefetch(range(2), load, depth=1, max_bytes=1 << 30)
+    loaded = prefetch(range(2), load, depth=1)
     next(loaded)[1].result()
     begin = time.monotonic()
     loaded.close()
