@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from .float_types import FloatType, Values, Words
+from ..native import linear_codes
+from .float_types import FloatType, Words
 from .lattice import LinearLattice, LogLattice, log_lattice
 
 # Median magnitude of a normal distribution, in standard deviations.
 MEDIAN_OF_NORMAL = 0.6744897501960817
 _SAMPLE = 1 << 14
-_BLOCK = 1 << 16
+_BLOCK = 1 << 15
 
 
 def check_positive(name: str, value: float) -> None:
@@ -137,10 +138,7 @@ def _deviation(words: Words, float_type: FloatType) -> float:
     """Return the standard deviation of the finite values, in float64."""
     sums = np.zeros(3)
     for start in range(0, len(words), _BLOCK):
-        values = _finite(float_type.widen(words[start : start + _BLOCK]))
-        with np.errstate(over="ignore"):
-            # Not a dot product: BLAS would start its own threads.
-            sums += len(values), values.sum(), np.einsum("i,i->", values, values)
+        linear_codes.add_moments(float_type.widen(words[start : start + _BLOCK]), sums)
     mean, square = (sums[1:] / max(sums[0], 1)).tolist()
     return math.sqrt(max(square - mean * mean, 0.0))
 
@@ -151,11 +149,6 @@ def _typical(words: Words, float_type: FloatType) -> float:
     Zeros are excluded so that a sparse tensor is judged by its nonzero values.
     """
     sample = words[:: max(1, len(words) // _SAMPLE)]
-    magnitudes = np.abs(_finite(float_type.widen(sample)))
-    magnitudes = magnitudes[magnitudes > 0]
+    magnitudes = np.abs(float_type.widen(sample))
+    magnitudes = magnitudes[(magnitudes > 0) & np.isfinite(magnitudes)]
     return float(np.median(magnitudes)) / MEDIAN_OF_NORMAL if len(magnitudes) else math.inf
-
-
-def _finite(values: Values) -> Values:
-    finite = np.isfinite(values)
-    return values if finite.all() else values[finite]

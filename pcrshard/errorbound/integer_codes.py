@@ -14,6 +14,7 @@ from pcodec import ChunkConfig, DeltaSpec, ModeSpec, standalone
 
 from ..errors import CorruptCheckpoint
 from ..memory import Buffer
+from ..native import pcodec_encoder
 
 Integers = NDArray[Any]
 _CONFIG = ChunkConfig(
@@ -25,7 +26,9 @@ def encode_integers(integers: Integers) -> bytes:
     """Encode integers (N,) of 16, 32, or 64 bits; return no bytes for an empty array."""
     if len(integers) == 0:
         return b""
-    return bytes(standalone.simple_compress(np.ascontiguousarray(integers), _CONFIG))
+    plain = np.ascontiguousarray(integers)
+    encoded = pcodec_encoder.encode(plain) if plain.dtype == np.int32 else None
+    return encoded or bytes(standalone.simple_compress(plain, _CONFIG))
 
 
 def decode_integers(

@@ -1,9 +1,10 @@
-"""Codes of float32 values on a linear lattice; the call releases the GIL."""
+"""The spread of values, and their codes on a linear lattice; the calls release the GIL."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ._core import ffi, lib
@@ -35,4 +36,13 @@ def quantize(
         error_bound,
         ffi.from_buffer("int32_t[]", codes, require_writable=True),
         ffi.from_buffer("uint32_t[]", restored, require_writable=True),
+    )
+
+
+def add_moments(values: NDArray[np.float64], sums: NDArray[np.float64]) -> None:
+    """Add count, sum, and sum of squares of the finite values (N,) to ``sums`` (3,)."""
+    lib.pcr_add_moments(
+        ffi.from_buffer("double[]", values),
+        len(values),
+        ffi.from_buffer("double[]", sums, require_writable=True),
     )

@@ -218,4 +218,14 @@ int64_t pcr_sparse_apply(void *words, size_t count, int item_bytes, const uint8_
 int pcr_quantize_linear(const uint32_t *words, size_t count, double step, double error_bound,
                         int32_t *codes, uint32_t *restored);
 
+/* Adds the number, the sum, and the sum of the squares of the finite values to three sums. */
+void pcr_add_moments(const double *values, size_t count, double *sums);
+
+/* Encodes values, at least one, as a pcodec file. out has room for pcr_pcodec_bound(count) bytes,
+ * memory for pcr_pcodec_scratch(). Returns the size of the file, or 0 where the values of a chunk
+ * range over more than 2^16: the output is then meaningless. */
+size_t pcr_pcodec_encode(const int32_t *values, size_t count, uint8_t *out, void *memory);
+size_t pcr_pcodec_bound(size_t count);
+size_t pcr_pcodec_scratch(void);
+
 #endif
