@@ -287,8 +287,11 @@ def _temporary_file(url: str, folder: str) -> Iterator[BinaryIO]:
         with mapped_errors(url, "write"):
             os.makedirs(folder, exist_ok=True)
             file = open(temporary, "xb")  # noqa: SIM115  # closed below
-        with file:
+        try:
             yield file
+        finally:
+            with suppress(OSError):  # on a full disk, the failed flush has said so already
+                file.close()
     finally:
         with suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(temporary)
