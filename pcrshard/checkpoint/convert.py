@@ -24,6 +24,7 @@ from .typed_tree import TreeReader, make_tree, pack
 from .version_file import MAGIC as VERSION_MAGIC
 from .version_file import Progress, VersionRecord, reported
 
+_FORMAT = 1
 _KEYFRAME_EVERY = 10
 _MAX_RATIO = 1 << 17
 # Maximum expansion of a compressed header, and the size allowed for any header.
@@ -40,7 +41,7 @@ def convert(
     source: str,
     target: str,
     *,
-    options: storage.Options | None = None,
+    options: storage.Options = None,
     progress: Progress | None = None,
 ) -> list[VersionRecord]:
     """Copy all versions of a format-1 store, or of a folder of releases, into a new store.
@@ -110,7 +111,7 @@ def _files(io: StoreIO) -> dict[bytes, _File]:
 def _read(io: StoreIO, name: str, magic: bytes) -> tuple[Any, memoryview]:
     """Return the header of a file, and the bytes after it."""
     data = storage.read_bytes(io.join(name), options=io.options)
-    body, rest = split_frame(memoryview(data), magic, version=1)
+    body, rest = split_frame(memoryview(data), magic, _FORMAT)
     size = content_bytes(body)
     require(size <= _MAX_HEADER_GROWTH * len(body) + _FREE_BYTES, "the header is too large")
     return decode_plain(decompress(body, size)), rest

@@ -32,7 +32,7 @@ class Folder:
     """
 
     url: str = dataclasses.field(repr=False)
-    options: storage.Options | None = dataclasses.field(default=None, repr=False)
+    options: storage.Options = dataclasses.field(default=None, repr=False)
     workers: int = 1
     max_bytes: int = 1 << 62
 

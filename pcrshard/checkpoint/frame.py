@@ -98,7 +98,7 @@ def header_bytes(head: memoryview, magic: bytes, version: int = VERSION) -> int:
 
 
 def split_frame(
-    data: memoryview, magic: bytes, *, version: int = VERSION, max_bytes: int = 1 << 62
+    data: memoryview, magic: bytes, version: int = VERSION
 ) -> tuple[memoryview, memoryview]:
     """Verify a frame; return its encoded header and the bytes after it.
 
@@ -106,18 +106,15 @@ def split_frame(
         CorruptCheckpoint: The checksum or the size is wrong.
         UnsupportedVersion: The file has an unsupported format version.
     """
-    size = header_bytes(data, magic, version)
-    limit = header_limit(max_bytes)
-    require(size <= limit, f"expected at most {limit} header bytes, got {size}")
-    stop = HEAD_BYTES + size
-    require(len(data) >= stop, f"expected a header of {size} bytes")
+    stop = HEAD_BYTES + header_bytes(data, magic, version)
+    require(len(data) >= stop, f"expected at least {stop} bytes, got {len(data)}")
     checksum = _HEAD.unpack_from(data)[1]
     require(crc32c(data[_CHECKED_FROM:stop]) == checksum, "the header does not match its checksum")
     return data[HEAD_BYTES:stop], data[stop:]
 
 
 def unpack_frame(
-    data: memoryview, magic: bytes, kind: type[T], *, max_bytes: int = 1 << 62
+    data: memoryview, magic: bytes, kind: type[T], max_bytes: int = 1 << 62
 ) -> tuple[T, memoryview]:
     """Decode the header of a frame; return it and the bytes after it.
 
@@ -125,7 +122,9 @@ def unpack_frame(
         CorruptCheckpoint: A checksum, size, or field is wrong.
         UnsupportedVersion: The file has an unsupported format version.
     """
-    header, rest = split_frame(data, magic, max_bytes=max_bytes)
+    header, rest = split_frame(data, magic)
+    limit = header_limit(max_bytes)
+    require(len(header) <= limit, f"expected at most {limit} header bytes, got {len(header)}")
     with damage_named("the header is damaged"):
         return msgspec.msgpack.decode(header, type=kind), rest
 

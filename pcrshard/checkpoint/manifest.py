@@ -134,8 +134,7 @@ class StoreIO(Folder):
             return self.newest() if numbers else Manifest()  # it was pruned after the listing
         try:
             with damage_named("the manifest is damaged", self.join(name)):
-                view = memoryview(data)
-                found, rest = unpack_frame(view, MAGIC, Manifest, max_bytes=self.max_bytes)
+                found, rest = unpack_frame(memoryview(data), MAGIC, Manifest)
                 require(not rest, "the manifest is too long")
                 return found
         except CorruptCheckpoint as error:
@@ -243,12 +242,8 @@ class StoreIO(Folder):
             CorruptCheckpoint: The file is damaged or contains another version.
         """
         file = VersionFile(self, record.file, record.header_bytes)
-        found = file.record
         # Metrics and time are not part of the content.
-        if found.replace(metrics=record.metrics, saved=record.saved) != record:
-            raise CorruptCheckpoint(
-                f"expected version {record.number} {record.id.hex()}, "
-                f"got {found.number} {found.id.hex()}, or its sizes or parent differ",
-                url=file.url,
-            )
+        if file.record.replace(metrics=record.metrics, saved=record.saved) != record:
+            message = f"expected version {record.number} as its manifest describes it"
+            raise CorruptCheckpoint(message, url=file.url)
         return file

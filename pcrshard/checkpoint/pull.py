@@ -43,7 +43,7 @@ def pull(
     *,
     version: int = -1,
     max_bytes: int | None = None,
-    options: storage.Options | None = None,
+    options: storage.Options = None,
     progress: Progress | None = None,
 ) -> Pulled:
     """Copy a version, and the versions that its delta refers to, from a remote store.

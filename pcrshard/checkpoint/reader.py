@@ -10,7 +10,6 @@ from ..errors import BrokenChain, PCRError, StorageError, VersionUnavailable
 from .codec import Tensor
 from .frame import damage_named
 from .manifest import Manifest, StoreIO
-from .tensors import tensor_from
 from .version_file import VersionFile, VersionRecord
 
 
@@ -87,24 +86,23 @@ def load_version(
         tree = file.tree
         if missing := wanted - tree.parts:
             raise VersionUnavailable("there is no such tensor", url=io.url, key=min(missing))
-        paths = {n: tree.names[n] for path, n in tree.uses if is_wanted(path)}
-        tensors = read_tensors(io, manifest, file, set(paths.values()))
+        needed = {tree.names[n] for path, n in tree.uses if is_wanted(path)}
+        tensors = file.restore(read_tensors(io, manifest, file, needed))
     except StorageError:
         if io.existing().number == manifest.number:
             raise
         # Another process has deleted files of that manifest.
         return load_version(io, number, names, map_location)
-    words = file.restore(tensors)
-    made = {n: tensor_from(words[path], tensors[path].spec) for n, path in paths.items()}
-    moved = {n: tensor.to(map_location) for n, tensor in made.items()}
+    moved = {name: tensor.to(map_location) for name, tensor in tensors.items()}
     found: list[tuple[str, Any]] = []
 
     def tensor(path: str, number: int, tag: str, *view: Any) -> Any:
         if not is_wanted(path):
             return None
+        name = tree.names[number]
+        value: Any = tensors[name].numpy() if tag == "a" else moved[name]
         # torch rejects a view outside its tensor's memory.
-        value = moved[number].as_strided(*view) if view else moved[number]
-        found.append((path, made[number].numpy() if tag == "a" else value))
+        found.append((path, value.as_strided(*view) if view else value))
         return found[-1][1]
 
     with damage_named("the tree is damaged", file.url):

@@ -39,7 +39,7 @@ def recover(
     url: str | os.PathLike[str],
     *,
     allow_loss: bool = False,
-    options: storage.Options | None = None,
+    options: storage.Options = None,
     progress: Progress | None = None,
 ) -> Recovered:
     """Rebuild a lost or damaged manifest from the version files.

@@ -48,7 +48,7 @@ def export_safetensors(
     url: str | os.PathLike[str],
     *,
     names: Collection[str] | None = None,
-    options: storage.Options | None = None,
+    options: storage.Options = None,
 ) -> int:
     """Write the tensors of a version under their paths; omit all other values.
 

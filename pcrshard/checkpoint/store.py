@@ -69,7 +69,7 @@ class DeltaStore:
         precision: str | Precision = "balanced",
         *,
         keyframe_every: int = 10,
-        options: storage.Options | None = None,
+        options: storage.Options = None,
         workers: int = 1,
     ) -> None:
         if isinstance(precision, str) and precision not in PRESETS:
@@ -282,7 +282,7 @@ class DeltaStore:
                 return leaf.path, store_leaf(leaf, bounds[leaf.path], before.get(leaf.path))
 
             tensors = dict(parallel_map(self.io.workers, work, leaves))
-            if is_lossy(tensors) != is_lossy(before) or is_keyframe_due(manifest, self._every):
+            if is_keyframe_due(manifest, self._every):
                 parent = None
             record = self.io.write(
                 tensors,
@@ -347,8 +347,3 @@ def is_keyframe_due(manifest: Manifest, keyframe_every: int) -> bool:
     length = 1 + len(deltas)
     outweighed = sum(record.file_bytes for record in deltas) > keyframe.file_bytes
     return length >= keyframe_every or (length >= _LONG_CHAIN and outweighed)
-
-
-def is_lossy(tensors: Mapping[str, Tensor]) -> bool:
-    """Return whether any tensor of a version is quantized."""
-    return any(tensor.lattice for tensor in tensors.values())

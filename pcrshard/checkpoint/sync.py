@@ -194,7 +194,7 @@ class WeightPublisher:
         slow_link: bool = False,
         sha256: bool = False,
         workers: int = 1,
-        options: storage.Options | None = None,
+        options: storage.Options = None,
     ) -> None:
         self._folder = Folder(os.fspath(url), options, workers)
         self._every = keyframe_every
@@ -343,7 +343,7 @@ class WeightMirror:
         folder: str | os.PathLike[str],
         *,
         workers: int = 1,
-        options: storage.Options | None = None,
+        options: storage.Options = None,
         max_bytes: int | None = None,
     ) -> None:
         folder = os.fspath(folder)
@@ -490,7 +490,7 @@ class _Step:
     """A decoded step, validated as far as possible without the weights."""
 
     def __init__(self, data: memoryview, max_bytes: int) -> None:
-        self.header, rest = unpack_frame(data, MAGIC, StepHeader, max_bytes=max_bytes)
+        self.header, rest = unpack_frame(data, MAGIC, StepHeader, max_bytes)
         total = _num_bytes(self.header.tensors)
         require(total <= max_bytes, f"expected at most {max_bytes} bytes of weights, got {total}")
         self.payloads: list[memoryview] = []

@@ -11,9 +11,10 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+import torch
+
 from .. import storage
 from ..checksum import crc32c
-from ..errorbound import Words
 from ..errors import CorruptCheckpoint
 from .codec import Entry, Tensor, decode_tensor, digest_of
 from .folder import Folder
@@ -32,6 +33,7 @@ from .frame import (
     require,
     unpack_frame,
 )
+from .tensors import tensor_from
 from .typed_tree import Tree, TreeReader
 
 T = TypeVar("T")
@@ -159,7 +161,7 @@ class VersionFile:
             if header_size is None:
                 header_size = header_bytes(folder.read(name, 0, HEAD_BYTES), MAGIC)
             data = folder.read(name, 0, HEAD_BYTES + header_size)
-            self.header, rest = unpack_frame(data, MAGIC, Header, max_bytes=folder.max_bytes)
+            self.header, rest = unpack_frame(data, MAGIC, Header, folder.max_bytes)
             require(not rest, f"expected a header of {header_size} bytes")
             self.record = self.header.record(name, header_size)
             self.tree = TreeReader(self.header.tree)
@@ -183,9 +185,7 @@ class VersionFile:
             sizes = {path: self.entries[path].num_bytes for path in group}
             stop = start + sum(sizes.values())
             if is_wanted:
-                data = memoryview(b"")
-                if start < stop:
-                    data = self._folder.read(self.record.file, start, stop)
+                data = self._folder.read(self.record.file, start, stop)
                 for path, size in sizes.items():
                     yield path, data[:size]
                     data = data[size:]
@@ -208,19 +208,20 @@ class VersionFile:
 
         return dict(parallel_map(self._folder.workers, work, self._payloads(paths)))
 
-    def restore(self, tensors: Mapping[str, Tensor]) -> dict[str, Words]:
-        """Restore the words (N,) of tensors by path, writable, verified against their digests.
+    def restore(self, tensors: Mapping[str, Tensor]) -> dict[str, torch.Tensor]:
+        """Restore tensors by path, verified against their digests.
 
         Raises:
             CorruptCheckpoint: A restored tensor does not match its digest.
         """
 
-        def work(path: str) -> tuple[str, Words]:
+        def work(path: str) -> tuple[str, torch.Tensor]:
             with damage_named("the tensor cannot be restored", self.url, path):
                 words = tensors[path].restore()
                 is_same = digest_of(words) == tensors[path].digest
                 require(is_same, "the restored tensor does not match its digest")
             # Words of an exact tensor may be in read-only memory.
-            return path, words if words.flags.writeable else words.copy()
+            writable = words if words.flags.writeable else words.copy()
+            return path, tensor_from(writable, tensors[path].spec)
 
         return dict(parallel_map(self._folder.workers, work, tensors))

@@ -200,9 +200,7 @@ class DeltaStorageReader(StorageReader):
         options: fsspec storage options.
     """
 
-    def __init__(
-        self, url: str, version: int = -1, *, options: storage.Options | None = None
-    ) -> None:
+    def __init__(self, url: str, version: int = -1, *, options: storage.Options = None) -> None:
         self.url = url
         self._version = version
         self._options = options

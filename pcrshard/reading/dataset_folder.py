@@ -192,7 +192,7 @@ def count_classes(
     index: DatasetIndex,
     urls: Sequence[str],
     *,
-    storage_options: storage.Options | None = None,
+    storage_options: storage.Options = None,
 ) -> dict[str, int]:
     """Count the samples of each class, by class name, or by label in the field ``cls``.
 
