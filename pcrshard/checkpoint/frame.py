@@ -28,6 +28,7 @@ _FREE_BYTES = 1 << 16
 _GROWTH = 32
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
+HeaderBytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_HEADER_BYTES)]
 Number = Annotated[int, msgspec.Meta(ge=1, lt=1 << 48)]
 Checksum = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]

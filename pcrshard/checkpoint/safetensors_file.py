@@ -9,17 +9,25 @@ from typing import Any
 import torch
 
 from .. import storage
-from ..errors import MissingDependency
+from ..errors import MissingDependency, UnsupportedState
 from .reader import load_version
 from .store import DeltaStore
+from .tensors import spec_of
 
 # The element types that safetensors supports.
 DTYPES = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32",
     "int32": "I32", "uint64": "U64", "int64": "I64", "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2", "float16": "F16", "bfloat16": "BF16", "float32": "F32",
-    "float64": "F64", "complex64": "C64",
+    "float8_e5m2": "F8_E5M2", "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64", "complex64": "C64",
 }  # fmt: skip
+
+
+def check_type(tensor: torch.Tensor, name: str) -> None:
+    """Raise :class:`UnsupportedState` unless safetensors supports a tensor's element type."""
+    dtype = spec_of(tensor).dtype
+    if dtype not in DTYPES:
+        raise UnsupportedState(f"safetensors has no {dtype}", key=name)
 
 
 def load_tensors(path: str) -> dict[str, torch.Tensor]:
@@ -69,6 +77,7 @@ def export_safetensors(
         ValueError: The file name does not end with ``.safetensors``, or two tensors would have the
             same name.
         MissingDependency: safetensors is not installed.
+        UnsupportedState: safetensors does not support a tensor's element type.
         VersionUnavailable: The version or a name does not exist.
         StorageError: The file cannot be written.
     """
@@ -86,6 +95,7 @@ def export_safetensors(
             raise ValueError(f"several tensors would be named {name}: export their parts alone")
         # The format has no shared memory, so tied tensors are written once per name.
         tensors[name] = torch.as_tensor(value).clone(memory_format=torch.contiguous_format)
+        check_type(tensors[name], name)
     metadata = {"pcrshard_version": str(record.number), "pcrshard_id": record.id.hex()}
     data = safetensors.torch.save(tensors, metadata)
     with storage.atomic_write(url, options=options) as file:

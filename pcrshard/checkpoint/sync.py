@@ -30,7 +30,6 @@ from ..errors import (
     BrokenChain,
     ConcurrentWriter,
     FormatError,
-    UnsupportedState,
     VersionUnavailable,
 )
 from .folder import Folder, memory_bytes
@@ -46,7 +45,7 @@ from .frame import (
     unpack_frame,
 )
 from .patch import apply_patch, encode_patch
-from .safetensors_file import DTYPES, load_tensors
+from .safetensors_file import DTYPES, check_type, load_tensors
 from .tensors import ITEM_BYTES, TensorSpec, check_storable, spec_of, tensor_from, words_of
 from .version_file import parallel_map
 
@@ -218,8 +217,7 @@ class WeightPublisher:
         tensors = load_tensors(weights) if isinstance(weights, str) else weights
         for name, tensor in tensors.items():
             check_storable(tensor, name)
-            if (dtype := spec_of(tensor).dtype) not in DTYPES:
-                raise UnsupportedState(f"safetensors has no {dtype}", key=name)
+            check_type(tensor, name)
         layout = sorted(((name, spec_of(each)) for name, each in tensors.items()), key=_order)
         # If publishing fails, the copy does not match the published weights.
         last, self._last = self._last, None

@@ -23,6 +23,7 @@ from .frame import (
     Count,
     Digest,
     FileName,
+    HeaderBytes,
     Metrics,
     Number,
     Record,
@@ -94,7 +95,7 @@ class VersionRecord(_Version, frozen=True, kw_only=True):
 
     file: FileName
     file_bytes: Count
-    header_bytes: Count
+    header_bytes: HeaderBytes
     raw_bytes: Count
 
 

@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 from states import same
 
 from pcrshard.checkpoint import DeltaStore, export_safetensors
+from pcrshard.errors import UnsupportedState
 
 
 def test_an_exported_version_is_read_by_safetensors(tmp_path):
@@ -29,6 +30,14 @@ def test_an_exported_version_is_read_by_safetensors(tmp_path):
         assert same(dict(sorted(load_file(path).items())), weights)
         with pytest.raises(ValueError, match=r"expected a name like .*got 'model\.pt'"):
             export_safetensors(store, -1, str(tmp_path / "model.pt"))
-        store.save({"model": model.state_dict(), "ema": model.state_dict()})
+        store.save(
+            {
+                "model": model.state_dict(),
+                "ema": model.state_dict(),
+                "c": torch.zeros(1, dtype=torch.complex128),
+            }
+        )
         with pytest.raises(ValueError, match=r"several tensors .* 0\.weight"):
             export_safetensors(store, -1, str(path), names=["model", "ema"])
+        with pytest.raises(UnsupportedState, match=r"no complex128 .*key=c"):
+            export_safetensors(store, -1, str(path), names=["c"])
