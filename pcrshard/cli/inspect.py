@@ -20,7 +20,13 @@ from ..fidelity.msssim import require_opencv
 from ..format.dataset_index import ShardEntry, resolve_scan
 from ..format.scan import FULL
 from ..jpeg import libjpeg_turbo
-from ..reading.dataset_folder import check_claims, count_classes, find_datasets, open_dataset
+from ..reading.dataset_folder import (
+    check_claims,
+    count_classes,
+    find_datasets,
+    is_shard,
+    open_dataset,
+)
 from ..reading.shard import Shard
 from ..redaction import redact_url
 from ..simulation.cluster import Cluster, Job
@@ -28,7 +34,6 @@ from ..simulation.decoding import image_seconds
 from ..simulation.epoch import Simulation
 from ..simulation.reads import epoch_reads, plan_costs
 from ..training.epoch_order import Geometry, Rules
-from ..upkeep.verify import is_shard, open_source
 from .parser import (
     MEGABYTES,
     Bandwidth,
@@ -92,7 +97,7 @@ def info(
         raise UsageError("expected a dataset or a shard")
 
     def describe(url: str, _: str) -> Report:
-        index, urls = open_source(url, storage_option)
+        index, urls = open_dataset(url, storage_options=storage_option)
         # The first shard's layout, streams and fields stand for the whole dataset.
         schema = Shard(urls[0], storage_options=storage_option).index.schema
         figures: dict[str, Any] = {

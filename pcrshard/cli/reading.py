@@ -20,7 +20,6 @@ from ..upkeep.dataset_card import dataset_card
 from ..upkeep.export import export_shard
 from ..upkeep.stage import Staged
 from ..upkeep.stage import stage as stage_dataset
-from ..upkeep.verify import open_source
 from ..upkeep.verify import verify as verify_dataset
 from .inspect import by_split
 from .parser import Count, Parallel, Report, ScanOrFraction, StorageOptions
@@ -55,7 +54,7 @@ def verify(
                 progress=progress,
                 storage_options=storage_option,
             )
-        index, _ = open_source(url, storage_option)
+        index, _ = open_dataset(url, storage_options=storage_option)
         figures = {
             "samples": index.num_samples,
             "shards": len(index.shards),
@@ -95,7 +94,7 @@ def export(
         overwrite: Replace existing files.
         storage_option: fsspec option of the dataset and the target; repeatable.
     """
-    index, urls = open_source(src, storage_option)
+    index, urls = open_dataset(src, storage_options=storage_option)
     top: Scan = resolve_scan(index.shards, scan)
 
     def leave_out(error: PCRError) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import math
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,19 +25,23 @@ Opened = tuple[DatasetIndex, list[str]]
 
 # The order of this many samples takes about 130 MB.
 MAX_UNSEEN_SAMPLES = 1 << 21
-_MISSING = (FileNotFoundError, NotADirectoryError)
 _HEAD_THREADS = 16
+
+
+def is_shard(url: str) -> bool:
+    """Return whether a URL names a single shard rather than a dataset."""
+    return storage.file_name(url).endswith(".tar")
 
 
 def index_url(url: str | os.PathLike[str]) -> str:
     """Return the URL of the dataset index, given the folder or the index itself."""
     place = os.fspath(url) or "."
-    folder = storage.parent(place) if storage.file_name(place) == DATASET_INDEX else place
-    return storage.join(folder, DATASET_INDEX)
+    is_index = storage.file_name(place) == DATASET_INDEX
+    return place if is_index else storage.join(place, DATASET_INDEX)
 
 
 def open_dataset(
-    url: str | os.PathLike[str],
+    source: storage.Urls,
     *,
     storage_options: storage.Options = None,
     retry: Retry | None = None,
@@ -46,72 +49,46 @@ def open_dataset(
     """Read a dataset index.
 
     Args:
-        url: The folder, or its ``pcr.json``.
+        source: The folder, its ``pcr.json``, or some tars of one folder, in the order that the
+            index will have.
         storage_options: fsspec storage options.
         retry: How to retry failed requests.
 
     Returns:
-        The index, and the URL of each shard, in order. Costs one request.
+        The index, and the URL of each shard, in order. Costs one request. For tars without a
+        ``pcr.json``, one more request per shard for its head, which does not name the classes.
 
     Raises:
-        StorageError: The index cannot be read or is larger than 256 MiB.
-        CorruptIndex, UnsupportedVersion: The file is not a dataset index of this version.
+        StorageError: The index or a shard cannot be read, the index is larger than 256 MiB, or does
+            not have a shard.
+        FormatError: The file is not a dataset index of this version, or another one not a shard.
     """
-    found = index_url(url)
-    folder = storage.parent(found)
+    retry = retry or Retry()
+    named = [source] if isinstance(source, str | os.PathLike) else source
+    urls = [os.fspath(url) for url in named]
+    by_name = is_shard(urls[0])
+    found = index_url(storage.parent(urls[0]) if by_name else urls[0])
+    how: Any = {"max_bytes": MAX_DATASET_INDEX_BYTES, "options": storage_options, "retry": retry}
     try:
-        data = storage.read_bytes(
-            found,
-            options=storage_options,
-            max_bytes=MAX_DATASET_INDEX_BYTES,
-            retry=retry or Retry(),
-        )
+        index = DatasetIndex.decode(storage.read_bytes(found, **how), url=found)
     except StorageError as error:
-        cause = error.__cause__
-        if not isinstance(cause, _MISSING):
+        if not isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
             raise
-        raise StorageError(f"no {DATASET_INDEX} there; {_instead(folder)}", url=found) from cause
-    index = DatasetIndex.decode(data, url=found)
-    return index, [storage.join(folder, shard.name) for shard in index.shards]
-
-
-def open_shards(
-    urls: Sequence[str],
-    *,
-    storage_options: storage.Options = None,
-    retry: Retry | None = None,
-) -> Opened:
-    """Return the index of some shards of one folder, named one by one.
-
-    Args:
-        urls: The tars, in the order that the index will have.
-        storage_options: fsspec storage options.
-        retry: How to retry failed requests.
-
-    Returns:
-        The index, and the URLs. Costs one request for the folder's ``pcr.json``. If there is none,
-        one request per shard for its head, which does not name the classes.
-
-    Raises:
-        StorageError: A shard cannot be read, or the folder's dataset does not have it.
-        FormatError: A file is not a shard.
-    """
-    how: Any = {"storage_options": storage_options, "retry": retry}
-    try:
-        whole, _ = open_dataset(storage.parent(urls[0]), **how)
-    except StorageError as error:
-        if not isinstance(error.__cause__, _MISSING):
-            raise
+        if not by_name:
+            message = f"no {DATASET_INDEX} there; name the folder of a dataset, or make one with "
+            raise StorageError(f"{message}`pcrshard encode`", url=found) from error.__cause__
+        shards = [Shard(url, storage_options=storage_options, retry=retry) for url in urls]
         with ThreadPoolExecutor(_HEAD_THREADS) as threads:
-            entries = list(threads.map(lambda url: _entry(Shard(url, **how)), urls))
-        return DatasetIndex("", entries[0].num_groups, tuple(entries)), list(urls)
-    by_name = {entry.name: entry for entry in whole.shards}
-    names = list(map(storage.file_name, urls))
-    if unknown := [url for url, name in zip(urls, names, strict=True) if name not in by_name]:
-        held = f"{len(by_name)} from {min(by_name)} to {max(by_name)}"
-        raise StorageError(f"the dataset has no such shard, it has {held}", url=unknown[0])
-    chosen = tuple(by_name[name] for name in names)
-    return dataclasses.replace(whole, shards=chosen), list(urls)
+            entries = tuple(threads.map(_entry, shards))
+        return DatasetIndex("", entries[0].num_groups, entries), urls
+    if not by_name:
+        return index, [storage.join(storage.parent(found), entry.name) for entry in index.shards]
+    entry_of = {entry.name: entry for entry in index.shards}
+    for url in urls:
+        if storage.file_name(url) not in entry_of:
+            raise StorageError(f"the {DATASET_INDEX} of its folder does not have it", url=url)
+    chosen = tuple(entry_of[storage.file_name(url)] for url in urls)
+    return dataclasses.replace(index, shards=chosen), urls
 
 
 def _entry(shard: Shard) -> ShardEntry:
@@ -133,37 +110,22 @@ def find_datasets(
     *,
     storage_options: storage.Options = None,
 ) -> dict[str, str]:
-    """Find the dataset at a URL, or the splits of a folder of datasets.
+    """Find the splits of a folder.
 
     Returns:
-        ``{"": url}`` for a dataset, ``{"train": "URL/train", ...}`` for a folder whose subfolders
-        are datasets. Costs one request, or a listing of a folder that is not a dataset.
-
-    Raises:
-        StorageError: Neither exists.
+        ``{"train": "URL/train", ...}`` for a folder whose subfolders are datasets, ``{"": url}``
+        for a dataset and anything else. Costs one request, or a listing of a folder that is not a
+        dataset.
     """
     url = os.fspath(url)
-    if storage.exists(index_url(url), options=storage_options):
-        return {"": url}
-    is_folder = storage.is_folder(url, options=storage_options)
-    names = _list_datasets(url, storage_options) if is_folder else []
-    if not names:
-        open_dataset(url, storage_options=storage_options)  # raises a helpful error
-    return {name: storage.join(url, name) for name in names}
-
-
-def _list_datasets(folder: str, storage_options: storage.Options) -> list[str]:
-    """Return the subfolders that are datasets."""
-    pattern = storage.join(folder, f"*/{DATASET_INDEX}")
-    found = storage.list_matching(pattern, options=storage_options)
-    return sorted(storage.split_query(url)[0].split("/")[-2] for url in found)
-
-
-def _instead(folder: str) -> str:
-    """Return advice about a folder that is not a dataset."""
-    if storage.is_local(folder) and (inside := _list_datasets(folder, None)):
-        return f"name one of its folders that are datasets: {', '.join(inside[:5])}"
-    return "make a dataset with `pcrshard encode`, or name the folder of one"
+    names = []
+    if not storage.exists(index_url(url), options=storage_options) and storage.is_folder(
+        url, options=storage_options
+    ):
+        pattern = storage.join(url, f"*/{DATASET_INDEX}")
+        found = storage.list_matching(pattern, options=storage_options)
+        names = sorted(storage.split_query(each)[0].split("/")[-2] for each in found)
+    return {name: storage.join(url, name) for name in names} or {"": url}
 
 
 def check_claims(
@@ -196,21 +158,15 @@ def count_classes(
 ) -> dict[str, int]:
     """Count the samples of each class, by class name, or by label in the field ``cls``.
 
-    One request per shard, for its index; images are not read.
+    The largest class comes first. One request per shard, for its index; images are not read.
     """
-    labels: collections.Counter[Any] = collections.Counter()
+    labels: collections.Counter[bytes | None] = collections.Counter()
     for url, entry in zip(urls, index.shards, strict=True):
         fields = Shard(url, entry=entry, storage_options=storage_options).index.fields
         labels.update(fields.get("cls", [None] * entry.num_samples))
-    without_label = labels.pop(None, 0)
     names = {str(label).encode(): name for label, name in enumerate(index.classes)}
-    counts = {
-        names.get(label) or label.decode(errors="replace"): labels[label]
-        for label in sorted(labels, key=_label_order)
-    }
-    return counts | ({"(no label)": without_label} if without_label else {})
-
-
-def _label_order(label: Any) -> tuple[float, bytes]:
-    """Sort numbers before words."""
-    return int(label) if label.isdigit() else math.inf, label
+    counts = {}
+    for label, count in labels.most_common():
+        shown = "(no label)" if label is None else label.decode(errors="replace")
+        counts[names.get(label or b"", shown)] = count
+    return counts

@@ -1,7 +1,7 @@
 """A cache of shard prefixes on local disk: one growing file per shard.
 
-    FOLDER/<url>-<identity>-<name>   the bytes [0, size) of the shard
-    FOLDER/room                      bytes of all files; its lock is held while a file grows
+    FOLDER/<hash>-<name>   the bytes [0, size) of the shard
+    FOLDER/room            bytes of all files; its lock is held while a file grows
     FOLDER/CACHEDIR.TAG
 
 1. A file holds the first bytes of one version of one shard, whichever process is killed at any
@@ -43,7 +43,7 @@ from .shared_integers import SharedIntegers
 
 log = get_logger(__name__)
 Fetch = Callable[[int, memoryview], None]
-_NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{16}-.*")
+_NAME = re.compile(r"[0-9a-f]{32}-.*")
 _UNSAFE = re.compile(r"[^\w.-]", re.ASCII)
 _ROOM_BYTES = 8
 # The convention of https://bford.info/cachedir/, by which backup tools skip caches.
@@ -75,7 +75,7 @@ class Cached(NamedTuple):
     @property
     def name(self) -> str:
         """The shard's file name."""
-        return os.path.basename(self.path)[50:]
+        return os.path.basename(self.path)[33:]
 
     @property
     def scan(self) -> int:
@@ -113,7 +113,7 @@ class PrefixCache:
         since: float | None = None,
     ) -> None:
         self.folder = os.path.abspath(folder)
-        self.max_bytes = max_bytes
+        self.max_bytes: float = math.inf if max_bytes is None else max_bytes
         self.since = time.time() if since is None else since
         # Nothing can be evicted before this monotonic time.
         self._full_until = 0.0
@@ -194,9 +194,9 @@ class PrefixCache:
         return sum(self._cut(file.path, 0) for file in self.entries())
 
     def _path(self, url: str, identity: str) -> str:
-        digests = [hashlib.sha256(text.encode()).hexdigest() for text in (url, identity)]
+        digest = hashlib.sha256(f"{url}\0{identity}".encode()).hexdigest()[:32]
         name = _UNSAFE.sub("_", storage.file_name(redact_url(url, query="")))[-100:]
-        return os.path.join(self.folder, f"{digests[0][:32]}-{digests[1][:16]}-{name}")
+        return os.path.join(self.folder, f"{digest}-{name}")
 
     def check_marked(self) -> None:
         """Refuse a folder that is not a cache, before listing or removing files in it.
@@ -245,47 +245,43 @@ class PrefixCache:
     def _append(self, handle: int, path: str, view: memoryview, cancel: Cancel) -> None:
         """Append missing bytes to a file, or remove an empty one if there is no room."""
         room_path = os.path.join(self.folder, "room")
-        with self._tolerate():
-            held = os.fstat(handle).st_size
-            # One process writes at a time, because files are counted under the same lock.
-            with self._hold(room_path, cancel=cancel) as room:
-                if room is not None and self._take_room(room, held, len(view)):
-                    while held < len(view):
-                        held += os.pwrite(handle, view[held:], held)
-                elif not held:
-                    os.unlink(path)
+        # One process writes at a time, because files are counted under the same lock.
+        with self._tolerate(), self._hold(room_path, cancel=cancel) as room:
+            held, stop = os.fstat(handle).st_size, len(view)
+            if stop > self.max_bytes:
+                _warn_once(
+                    f"prefixes larger than all of the cache {self.folder}, {self.max_bytes} bytes, "
+                    "are read without being kept: give it more cache_bytes"
+                )
+            elif room is not None and self._take_room(room, stop - held):
+                while held < stop:
+                    held += os.pwrite(handle, view[held:], held)
+            if not held:
+                os.unlink(path)
 
-    def _take_room(self, room: int, held: int, stop: int) -> bool:
-        """Reserve the bytes ``[held, stop)`` before a write; return whether they fit."""
-        limit = math.inf if self.max_bytes is None else self.max_bytes
-        size = stop - held
-        if stop > limit:
-            _warn_once(
-                f"prefixes larger than all of the cache {self.folder}, {limit} bytes, are read "
-                "without being kept: give it more cache_bytes"
-            )
-            return False
+    def _take_room(self, room: int, size: int) -> bool:
+        """Reserve bytes before a write; return whether they fit."""
         if time.monotonic() < self._full_until:
             return False
         data = os.pread(room, _ROOM_BYTES, 0)
         total = int.from_bytes(data, "little")
-        if len(data) < _ROOM_BYTES or total + size > limit:
+        if len(data) < _ROOM_BYTES or total + size > self.max_bytes:
             begun = time.monotonic()
-            total = self._evict(size, limit)
+            total = self._evict(size)
             now = time.monotonic()
-            if total + size > limit:
+            if total + size > self.max_bytes:
                 self._full_until = now + min(_PAUSE * (now - begun), _LONGEST_PAUSE)
                 size = 0
         os.pwrite(room, (total + size).to_bytes(_ROOM_BYTES, "little"), 0)
         return bool(size)
 
-    def _evict(self, size: int, limit: float) -> int:
+    def _evict(self, size: int) -> int:
         """Make room for ``size`` bytes; return the bytes of all remaining files."""
         files = self.entries()
         total = sum(file.num_bytes for file in files)
-        if total + size <= limit:
+        if total + size <= self.max_bytes:
             return total
-        wanted = limit * (1 - _SPARE) - size
+        wanted = self.max_bytes * (1 - _SPARE) - size
         now = time.time()
         oldest = max(self.since, now - _FORGOTTEN_SECONDS)
         idle = [file.path for file in files if not oldest <= file.last_use <= now]

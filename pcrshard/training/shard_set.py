@@ -17,7 +17,7 @@ from .. import storage
 from ..checksum import crc32c
 from ..format.scan import Scan
 from ..jpeg.orientation import upright_sizes
-from ..reading.dataset_folder import Opened, check_claims, open_dataset, open_shards
+from ..reading.dataset_folder import Opened, check_claims, is_shard, open_dataset
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
 from ..reading.prefix import Prefix
@@ -60,7 +60,7 @@ class ShardSet:
 
     Args:
         datasets: Folder or its ``pcr.json``, or several; local paths or any fsspec URLs. Each costs
-            one request. Or shards by name, see :func:`open_shards`.
+            one request. Or shards by name, see :func:`open_dataset`.
         options: Read options.
 
     Attributes:
@@ -167,20 +167,13 @@ class ShardSet:
 
 def _group(url: str) -> Any:
     """Return what consecutive shards of one dataset have in common; no folders have it."""
-    return storage.parent(url) if _is_shard(url) else object()
-
-
-def _is_shard(url: str) -> bool:
-    return storage.file_name(url).endswith(".tar")
+    return storage.parent(url) if is_shard(url) else object()
 
 
 def _open(urls: list[str], options: ReadOptions) -> Opened:
     """Open the dataset of one folder, or of some of its shards."""
     how: Any = {"storage_options": options.storage_options, "retry": options.retry}
-    if _is_shard(urls[0]):
-        index, urls = open_shards(urls, **how)
-    else:
-        index, urls = open_dataset(urls[0], **how)
+    index, urls = open_dataset(urls, **how)
     check_claims(index, urls, **how)
     return index, urls
 

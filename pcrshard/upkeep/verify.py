@@ -26,21 +26,9 @@ from ..jpeg.markers import SOI, map_jpeg
 from ..jpeg.other_formats import decode
 from ..jpeg.pixels import make_baseline
 from ..jpeg.split import with_height
-from ..reading.dataset_folder import Opened, open_dataset, open_shards
+from ..reading.dataset_folder import is_shard, open_dataset
 from ..reading.prefix import Prefix, Sample, number_lists
 from ..reading.shard import Shard
-
-
-def is_shard(url: str) -> bool:
-    """Return whether a URL names a single shard rather than a dataset."""
-    return storage.file_name(url).endswith(".tar")
-
-
-def open_source(url: str, storage_options: storage.Options) -> Opened:
-    """Return the index and shard URLs of a dataset, or of a single shard."""
-    if is_shard(url):
-        return open_shards([url], storage_options=storage_options)
-    return open_dataset(url, storage_options=storage_options)
 
 
 def verify(
@@ -68,7 +56,7 @@ def verify(
         EncodeError: The source cannot be compared with this dataset.
         StorageError: The dataset index or the source cannot be read.
     """
-    index, urls = open_source(url, storage_options)
+    index, urls = open_dataset(url, storage_options=storage_options)
     if against and index.scan is not None:
         raise EncodeError(
             f"--against needs full fidelity, this staged copy holds scans 1 to {index.scan}: "

@@ -10,7 +10,7 @@ from pcrshard import DatasetIndex, open_dataset
 from pcrshard.cli.main import main
 from pcrshard.errors import CorruptIndex, StorageError, TruncatedShard
 from pcrshard.format.dataset_index import ShardEntry
-from pcrshard.reading.dataset_folder import index_url
+from pcrshard.reading.dataset_folder import find_datasets, index_url
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from pcrshard.reading.dataset_folder import index_url
         ("shards", "shards/pcr.json"),
         ("shards/", "shards/pcr.json"),
         ("shards/pcr.json", "shards/pcr.json"),
-        ("pcr.json", "./pcr.json"),
+        ("pcr.json", "pcr.json"),
         ("/", "/pcr.json"),
         ("s3://b/d/", "s3://b/d/pcr.json"),
         ("https://h/d?sig=1", "https://h/d/pcr.json?sig=1"),
@@ -47,16 +47,15 @@ def test_what_is_no_dataset_is_an_error(tmp_path):
         open_dataset(tmp_path)
 
 
-def test_a_folder_of_datasets_says_which_there_are(dataset, tmp_path):
-    """Opening the parent folder of train and val names both, in Python and on the command line."""
+def test_the_splits_of_a_folder(dataset, tmp_path):
+    """The subfolders that are datasets are found, and opening their parent says what to do."""
     for name in ("train", "val"):
         (tmp_path / name).symlink_to(dataset)
     (tmp_path / "other").mkdir()
-    with pytest.raises(StorageError, match="folders that are datasets: train, val") as caught:
+    assert find_datasets(tmp_path) == {name: f"{tmp_path}/{name}" for name in ("train", "val")}
+    assert find_datasets(dataset) == {"": str(dataset)}
+    with pytest.raises(StorageError, match=r"name the folder of a dataset.*pcrshard encode"):
         open_dataset(tmp_path)
-    assert isinstance(caught.value.__cause__, FileNotFoundError)
-    with pytest.raises(StorageError, match="pcrshard encode"):
-        open_dataset(tmp_path / "nothing")
 
 
 @pytest.fixture

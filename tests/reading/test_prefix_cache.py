@@ -26,7 +26,6 @@ from pcrshard.cli.main import main
 from pcrshard.encoding.shard_writer import encode_sample, write_shard
 from pcrshard.errors import StorageError
 from pcrshard.format.shard_format import ShardFormat
-from pcrshard.reading.dataset_folder import open_shards
 from pcrshard.storage import Retry
 from pcrshard.storage.locks import hold_lock
 from pcrshard.testing import make_jpeg
@@ -94,7 +93,7 @@ def held(folder):
     for path in sorted(pathlib.Path(folder).glob("*.tar")):
         with contextlib.suppress(FileNotFoundError):  # a shard may be forgotten at any time
             if not path.is_symlink():
-                found[path.name[50:]] = path.stat().st_size
+                found[path.name[33:]] = path.stat().st_size
     return found
 
 
@@ -273,7 +272,7 @@ def test_a_replaced_shard_without_an_index_is_read_anew(tmp_path, is_named):
             write_shard(str(path), [encode_sample({"__key__": "a", "jpg": jpeg})], ShardFormat())
             os.utime(path, (1, time_written))
             url = server.url(path.name)
-            entry = open_shards([url])[0].shards[0] if is_named else None
+            entry = open_dataset([url])[0].shards[0] if is_named else None
             cache = PrefixCache(str(tmp_path / "cache"))
             assert text in Shard(url, entry=entry, cache=cache)[0]["jpg"]
 
@@ -352,7 +351,7 @@ def test_never_over_the_limit_and_always_prefixes(source, tmp_path, seed):
         if store.stop(number, scan) <= limit // 2:
             assert sizes[name] >= store.stop(number, scan), fetched
         for path in tmp_path.glob("*.tar"):
-            data, stops = source[path.name[50:]]
+            data, stops = source[path.name[33:]]
             content = path.read_bytes()
             assert content == data[: len(content)]
             assert len(content) in stops
@@ -460,7 +459,7 @@ def torture(source, folder, limit, seconds):
             with hold_lock(str(path), shared=True, create=False, wait=False) as handle:
                 if handle is not None:
                     content = os.pread(handle, os.fstat(handle).st_size, 0)
-                    assert content == source[path.name[50:]][0][: len(content)]
+                    assert content == source[path.name[33:]][0][: len(content)]
         time.sleep(0.01)
     for worker in workers:
         worker.kill()

@@ -73,7 +73,7 @@ def test_shards_named_one_by_one(folder, tmp_path):
     assert [sample["cls"] for sample in alone] == expected
     read = [int(label) for batch in PCRLoader(alone, 4) for label in batch["cls"]]
     assert sorted(read) == sorted(expected)
-    with pytest.raises(StorageError, match=r"no such shard, it has 10 from data-000000\.tar"):
+    with pytest.raises(StorageError, match="does not have it"):
         PCRDataset([f"{folder}/data-000099.tar"])
 
 
