@@ -234,15 +234,17 @@ def read_file(fs: Any, path: str, max_bytes: int, retry: Retry) -> bytes:
 async def _stream(fs: Any, path: str, max_bytes: int) -> bytes:
     """Read an HTTP body in chunks, because a server may send it endlessly, or compress it."""
     headers = {**fs.kwargs.get("headers", {}), "Accept-Encoding": "identity"}
-    # Given a size, fsspec sends no request to find it out.
-    file = await fs.open_async(path, size=1, **{**fs.kwargs, "headers": headers})
-    chunks = []
-    try:
-        while max_bytes >= 0 and (chunk := await file.read(_STREAM_BYTES)):
-            if "Content-Encoding" in file.r.headers:
-                raise Refused("expected the file as it is, the server compressed it")
-            chunks.append(chunk)
-            max_bytes -= len(chunk)
-    finally:
-        await file.close()
-    return b"".join(chunks)
+    session = await fs.set_session()
+    request = session.get(fs.encode_url(path), **{**fs.kwargs, "headers": headers})
+    data = bytearray()
+    async with request as response:
+        if response.status == 404:
+            raise FileNotFoundError(path)
+        response.raise_for_status()
+        if "Content-Encoding" in response.headers:
+            raise Refused("expected the file as it is, the server compressed it")
+        async for chunk in response.content.iter_chunked(_STREAM_BYTES):
+            data += chunk
+            if len(data) > max_bytes:
+                break
+    return bytes(data)
