@@ -80,7 +80,7 @@ def test_nothing_is_pickled(saved):
 def test_an_index_that_is_none_is_refused(tmp_path):
     """A store of something else in place of the index raises CorruptCheckpoint."""
     with DeltaStore(str(tmp_path / "index")) as store:
-        store.save({"entries": {"w": {"dtype": "save"}}, "planner": None, "places": []})
+        store.save({"entries": {"w": {"dtype": "save"}}, "planner": None})
     with pytest.raises(CorruptCheckpoint, match="not an index"):
         DeltaStorageReader(str(tmp_path)).read_metadata()
 
