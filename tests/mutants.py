@@ -10,7 +10,6 @@ from pcrshard.encoding.encode_jpeg import encode_jpeg
 from pcrshard.errors import PCRError
 from pcrshard.format.scan_script import STANDARD, scans_for
 from pcrshard.jpeg.markers import map_jpeg
-from pcrshard.jpeg.split import with_height
 from pcrshard.testing import make_jpeg
 
 EOI = b"\xff\xd9"
@@ -94,7 +93,7 @@ def judge_by_backend(jpeg, backend):
     try:
         source = map_jpeg(jpeg)
         scans = scans_for(STANDARD, source.color, len(source.frame.components))
-        return native.rescan(with_height(jpeg, source), scans, backend)
+        return native.rescan(jpeg, scans, backend)
     except ValueError as error:
         return str(error)
 
@@ -111,7 +110,7 @@ def difference(jpeg):
     refused, encoded = judge(jpeg)
     if refused:
         return None
-    expected = run_tool(*JPEGTRAN, data=with_height(jpeg, map_jpeg(jpeg)))
+    expected = run_tool(*JPEGTRAN, data=jpeg)
     warnings = expected.stderr.decode().splitlines()
     if any(not _HARMLESS.search(line) for line in warnings):
         return f"accepted, but jpegtran says {warnings}"

@@ -6,8 +6,9 @@ Only markers are examined, before any decoder runs.
 from __future__ import annotations
 
 from ..errors import UnsupportedJpeg
-from .markers import JpegMap, check_area
+from .markers import JpegMap
 
+MAX_PIXELS = 1 << 28
 # Memory limit: 512 MiB for a file of up to 1 MiB, and 512 bytes for each further byte. The native
 # core has the same limit.
 MEMORY_PER_BYTE = 512
@@ -41,7 +42,8 @@ def check_pixels(
     Raises:
         UnsupportedJpeg: More than 2**28 pixels, or too much memory for a file of this size.
     """
-    check_area(height, width)
+    if height * width > MAX_PIXELS:
+        raise UnsupportedJpeg(f"{width}x{height} is more than {MAX_PIXELS} pixels")
     allowed = MEMORY_PER_BYTE * max(num_bytes, MEMORY_FLOOR_BYTES)
     if memory_bytes > allowed:
         raise UnsupportedJpeg(

@@ -21,7 +21,7 @@ from . import libjpeg_turbo
 from .limits import check_cost
 from .markers import EOI, Frame, JpegMap, ScanHeader, is_other_format, map_jpeg
 from .other_formats import Pixels, crop_and_resize, decode
-from .split import cut_tail, join_pieces, with_height
+from .split import cut_tail, join_pieces
 
 # Default of ``smoothing``.
 SMOOTHING = False
@@ -51,7 +51,6 @@ def make_progressive(jpeg: bytes, found: JpegMap, scans: Sequence[ScanHeader]) -
         CorruptJpeg: The entropy-coded data is damaged, even if decoders could continue.
         UnsupportedJpeg: The coding is not supported, or the scans do not fit the image.
     """
-    jpeg = with_height(jpeg, found)
     if found.frame.arithmetic:
         check_cost(found, len(jpeg))
         jpeg = libjpeg_turbo.make_progressive(jpeg)

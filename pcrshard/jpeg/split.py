@@ -45,11 +45,11 @@ def split_scans(jpeg: bytes) -> Parts:
 
     Returns: ``(header, scans, tail)``: header is SOI, JFIF, Adobe, DQT, SOF and DRI; each scan
         includes the tables that precede it; tail is the other APPn and COM segments, then EOI and
-        trailing bytes if there are any. A height given only by DNL is written into the header.
+        trailing bytes if there are any.
 
     Raises:
         CorruptJpeg: Not a JPEG, or a damaged one.
-        UnsupportedJpeg: Not progressive with Huffman coding, or beyond the limits.
+        UnsupportedJpeg: Not progressive with Huffman coding.
     """
     return cut_scans(jpeg, map_jpeg(jpeg))
 
@@ -61,8 +61,7 @@ def cut_scans(jpeg: bytes, found: JpegMap) -> Parts:
             f"expected a progressive, Huffman-coded JPEG (SOF2), got SOF{found.frame.sof - 0xC0}"
         )
     scans = [b"".join(jpeg[start:stop] for start, stop in ranges) for ranges in found.scan_ranges]
-    whole = with_height(jpeg, found)
-    header = [SOI, *(whole[segment.start : segment.stop] for segment in found.header)]
+    header = [SOI, *(jpeg[segment.start : segment.stop] for segment in found.header)]
     return b"".join(header), scans, cut_tail(jpeg, found)
 
 
@@ -72,12 +71,6 @@ def cut_tail(jpeg: bytes, found: JpegMap) -> bytes:
     # Fill bytes may precede the second byte of EOI.
     trailing = jpeg[jpeg.index(EOI[1], found.eoi) + 1 :]
     return tail + EOI + trailing if trailing else tail
-
-
-def with_height(jpeg: bytes, found: JpegMap) -> bytes:
-    """Write the height into the frame header, which may leave it to a DNL segment."""
-    at = next(segment.start for segment in found.header if segment.code == found.frame.sof) + 5
-    return jpeg[:at] + found.frame.height.to_bytes(2) + jpeg[at + 2 :]
 
 
 def join_scans(

@@ -25,7 +25,6 @@ from ..format.tar_members import TRAILER, Member, index_name, plan_members
 from ..jpeg.markers import SOI, map_jpeg
 from ..jpeg.other_formats import decode
 from ..jpeg.pixels import make_baseline
-from ..jpeg.split import with_height
 from ..reading.dataset_folder import is_shard, open_dataset
 from ..reading.prefix import Prefix, Sample, number_lists
 from ..reading.shard import Shard
@@ -260,10 +259,8 @@ def _compare(
 
 
 def _have_equal_pixels(source: bytes, jpeg: bytes) -> bool:
-    parts = map_jpeg(source)
-    mended = with_height(source, parts)
-    mode = "cmyk" if parts.color in ("cmyk", "ycck") else "rgb"
+    mode = "cmyk" if map_jpeg(source).color in ("cmyk", "ycck") else "rgb"
     try:
-        return np.array_equal(decode(jpeg, mode), decode(mended, mode))
+        return np.array_equal(decode(jpeg, mode), decode(source, mode))
     except UnsupportedJpeg:  # its pixels need too much memory relative to its bytes
         return make_baseline(jpeg) == make_baseline(source)
