@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Iterable
 from contextlib import suppress
 
 from .. import storage
@@ -13,6 +14,7 @@ from ..redaction import get_logger
 
 log = get_logger(__name__)
 LEFTOVER_SECONDS = 3600.0
+_TEMPORARY = re.compile(r"\..*\.(?:tmp|part)")
 
 
 def memory_bytes() -> int:
@@ -47,6 +49,11 @@ class Folder:
         found = storage.list_files(self.url, options=self.options)
         return [name for name, _ in found if "/" not in name]
 
+    def numbered(self, pattern: re.Pattern[str]) -> dict[str, int]:
+        """Return the names of files that match a pattern, and the numbers in them."""
+        matches = filter(None, map(pattern.fullmatch, self.list()))
+        return {match[0]: int(match[1]) for match in matches}
+
     def read(self, name: str, start: int, stop: int) -> memoryview:
         """Read the bytes ``[start, stop)`` of a file."""
         return storage.read(self.join(name), start, stop, options=self.options).data
@@ -69,12 +76,10 @@ class Folder:
             return self.read_bytes(name) == data
         return True
 
-    def clean(self, is_leftover: Callable[[str], bool]) -> None:
+    def clean(self, leftovers: Iterable[str] = ()) -> None:
         """Remove temporary and other leftover files that killed writers left over an hour ago."""
-        for name in self.list():
-            temporary = name.startswith(".") and name.endswith((".tmp", ".part"))
-            if not (temporary or is_leftover(name)):
-                continue
+        temporary = [name for name in self.list() if _TEMPORARY.fullmatch(name)]
+        for name in (*temporary, *leftovers):
             with suppress(StorageError):  # another writer removed it first
                 if storage.age_seconds(self.join(name), options=self.options) > LEFTOVER_SECONDS:
                     self.remove([name])

@@ -36,8 +36,8 @@ log = get_logger(__name__)
 MAGIC = b"\x89PCM\r\n\x1a\n"
 # A copy of the newest manifest for web servers, which cannot list directories.
 COPY_NAME = "manifest.pcm"
-_NAME = re.compile(r"manifest-([0-9]{6,12})\.pcm")
-_FILE_NAME = re.compile(r"([0-9]{6,12})-[0-9a-f]{16}\.pcd")
+MANIFEST_NAME = re.compile(r"manifest-([0-9]{6,12})\.pcm")
+VERSION_NAME = re.compile(r"([0-9]{6,12})-[0-9a-f]{16}\.pcd")
 # Keep recent manifests so that a reader that just listed the folder still finds the one it saw.
 _KEPT_MANIFESTS = 3
 
@@ -93,22 +93,6 @@ class Manifest(Record, frozen=True):
         return self.replace(next_version=following, versions=versions)
 
 
-def number_in(name: str) -> int | None:
-    """Return the version number in a file name, or ``None`` for other names."""
-    match = _FILE_NAME.fullmatch(name)
-    return None if match is None else int(match[1])
-
-
-def manifest_name(number: int) -> str:
-    """Return the file name of a manifest."""
-    return f"manifest-{number:06d}.pcm"
-
-
-def manifest_numbers(names: Iterable[str]) -> set[int]:
-    """Return the numbers of all manifests in a list of file names."""
-    return {int(match[1]) for match in map(_NAME.fullmatch, names) if match is not None}
-
-
 class StoreIO(Folder):
     """Access to the manifests and versions of a store.
 
@@ -126,9 +110,9 @@ class StoreIO(Folder):
             StorageError: The manifest cannot be read.
         """
         is_web = self.url.startswith(("http:", "https:"))
-        numbers = () if is_web else manifest_numbers(self.list())
+        numbers = {} if is_web else self.numbered(MANIFEST_NAME)
         # Only the copy exists in format 1, or if all other manifests were lost.
-        name = manifest_name(max(numbers)) if numbers else COPY_NAME
+        name = max(numbers, key=numbers.__getitem__, default=COPY_NAME)
         data = self.read_bytes(name, HEAD_BYTES + header_limit(self.max_bytes))
         if data is None:
             return self.newest() if numbers else Manifest()  # it was pruned after the listing
@@ -168,9 +152,9 @@ class StoreIO(Folder):
         after = after.replace(number=before.number + 1)
         data = pack_frame(MAGIC, after)
         old, new = ({record.file for record in each.versions} for each in (before, after))
-        is_ours = self.create(manifest_name(after.number), data)
-        numbers = manifest_numbers(self.list())
-        is_newest = max(numbers) == after.number
+        is_ours = self.create(f"manifest-{after.number:06d}.pcm", data)
+        numbers = self.numbered(MANIFEST_NAME)
+        is_newest = max(numbers.values()) == after.number
         if is_ours and not is_newest:
             # If a suspended writer resumes after others wrote, its number may have been pruned
             # and be free again; the newest manifest then does not descend from this one.
@@ -185,7 +169,8 @@ class StoreIO(Folder):
                     file.write(data)
             except StorageError as error:
                 log.warning("the manifest's copy for web servers is out of date: %s", error)
-            self.remove(manifest_name(n) for n in numbers if n <= after.number - _KEPT_MANIFESTS)
+            last = after.number - _KEPT_MANIFESTS
+            self.remove(name for name, number in numbers.items() if number <= last)
         self.remove(old - new)
         return after
 

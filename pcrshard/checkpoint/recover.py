@@ -15,7 +15,7 @@ from ..errors import (
     VersionUnavailable,
 )
 from .frame import require
-from .manifest import Manifest, StoreIO, manifest_numbers, number_in
+from .manifest import MANIFEST_NAME, VERSION_NAME, Manifest, StoreIO
 from .reader import check
 from .version_file import Progress, VersionFile, VersionRecord, reported
 
@@ -59,8 +59,7 @@ def recover(
     with suppress(CorruptCheckpoint):
         if io.newest().number:
             raise ValueError("the manifest is sound: there is nothing to recover")
-    names = io.list()
-    numbers = {name: number for name in names if (number := number_in(name)) is not None}
+    numbers = io.numbered(VERSION_NAME)
     if not numbers:
         raise VersionUnavailable("there are no files of versions to recover", url=io.url)
     files, lost = [], {}
@@ -92,7 +91,7 @@ def recover(
         raise CorruptCheckpoint(f"cannot recover the versions {gone}, see allow_loss: {reasons}")
     # Skip numbers so that an active writer cannot mistake this manifest for its own: a save takes
     # longer than a millisecond, so that numbers since an earlier recovery are below this.
-    last = max(manifest_numbers(names) | {time.time_ns() // 1_000_000 - _YEAR_2020})
+    last = max([time.time_ns() // 1_000_000 - _YEAR_2020, *io.numbered(MANIFEST_NAME).values()])
     before = manifest.replace(number=last)
     io.commit(before, manifest.replace(next_version=max(numbers.values()) + 1))
     return Recovered(manifest.versions, lost)

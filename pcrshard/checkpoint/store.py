@@ -17,7 +17,7 @@ from ..errors import ConcurrentWriter, CorruptCheckpoint, PCRError
 from ..redaction import get_logger
 from .codec import Precision, Tensor, store_leaf
 from .frame import check_metrics
-from .manifest import Manifest, StoreIO, number_in
+from .manifest import VERSION_NAME, Manifest, StoreIO
 from .reader import load_version, problems, read_whole
 from .tensors import words_of
 from .typed_tree import Leaf, Tree, flatten
@@ -245,11 +245,11 @@ class DeltaStore:
         manifest = self.io.newest()
         precision = str(self.precision)
         log.info("saving to %s: %s", self.url, precision)
+        files = self.io.numbered(VERSION_NAME)
         if manifest.number == 0:
-            left = [name for name in self.io.list() if number_in(name) is not None]
-            if left:
+            if files:
                 raise CorruptCheckpoint(
-                    f"expected a manifest beside the files of {len(left)} versions, there is "
+                    f"expected a manifest beside the files of {len(files)} versions, there is "
                     "none: see `pcrshard checkpoint recover`",
                     url=self.url,
                 )
@@ -257,8 +257,7 @@ class DeltaStore:
             manifest = self.io.commit(manifest, Manifest(precision=precision))
         elif manifest.precision not in ("", precision):
             log.warning("the store was written with: %s; now: %s", manifest.precision, precision)
-        used = {record.file for record in manifest.versions}
-        self.io.clean(lambda name: name not in used and number_in(name) is not None)
+        self.io.clean(files.keys() - {record.file for record in manifest.versions})
         self._manifest = manifest
         return manifest
 

@@ -222,10 +222,13 @@ class WeightPublisher:
         # If publishing fails, the copy does not match the published weights.
         last, self._last = self._last, None
         if last is None or last.tensors != layout:
-            self._folder.clean(lambda _: False)
+            self._folder.clean()
             last, self._held = None, _Weights(layout, np.empty(_num_bytes(layout), np.uint8))
         held = self._held
-        number = 1 + (max(self._files().values(), default=0) if last is None else last.number)
+        if last is None:
+            number = 1 + max(self._folder.numbered(_FILE).values(), default=0)
+        else:
+            number = last.number + 1
         words = [words_of(tensors[name].detach().cpu().contiguous()) for name, _ in layout]
         encoded = parallel_map(
             self._folder.workers,
@@ -254,8 +257,9 @@ class WeightPublisher:
             )
             self._write("keyframe", whole, [held.data.data])
             # A mirror may still be reading from the previous keyframe on.
-            old = [name for name, n in self._files().items() if n < number - self._every]
-            self._folder.remove(old)
+            old = number - self._every
+            files = self._folder.numbered(_FILE)
+            self._folder.remove(name for name, n in files.items() if n < old)
         url = self._folder.join(_LATEST)
         with storage.atomic_write(url, options=self._folder.options, durable=False) as file:
             file.write(str(number).encode())
@@ -286,11 +290,6 @@ class WeightPublisher:
             message = "another process publishes to this folder"
             raise ConcurrentWriter(message, url=self._folder.url)
         return header
-
-    def _files(self) -> dict[str, int]:
-        """Return the names and numbers of all steps and keyframes in the folder."""
-        names = self._folder.list()
-        return {name: int(match[1]) for name in names if (match := _FILE.fullmatch(name))}
 
 
 def _u32(numbers: Iterable[int]) -> bytes:
