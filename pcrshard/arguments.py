@@ -44,9 +44,9 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kKMGT]?)(i?)B")
 
 
 class Least(NamedTuple):
-    """The smallest value of an annotated integer."""
+    """The smallest value of an annotated number."""
 
-    value: int
+    value: float
 
     def __str__(self) -> str:
         return f"a whole number of at least {self.value}"
@@ -83,7 +83,7 @@ def num_bytes(name: str, size: int | str) -> int:
 def checked(**elsewhere: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator that checks a function's arguments against its annotations.
 
-    Errors describe a type annotated with a string by that string; an integer annotated with
+    Errors describe a type annotated with a string by that string; a number annotated with
     :class:`Least` has a lower bound.
 
     Args:

@@ -120,7 +120,7 @@ def run(cluster, job, scan, steps=None):
     sizes = [PER_RECORD] * whole + [rest]
     prefixes = [round(size * PAPER_MEAN / PAPER_TIMES[scan]) for size in sizes]
     simulation = Simulation(cluster, job, sizes, prefixes, lanes_per_rank=job.workers)
-    return simulation.run(steps=steps).outcome(job)._asdict()
+    return simulation.run(steps=steps).outcome(job)
 
 
 def paper_cluster(bandwidth, nodes_rate, nodes, scan):

@@ -220,7 +220,7 @@ def plan(
             simulation = Simulation(
                 cluster, job, counts, stops, rules=rules, lanes_per_rank=lanes_per_rank
             )
-            rows.append({"scan": each} | simulation.run().outcome(job)._asdict())
+            rows.append({"scan": each} | simulation.run().outcome(job))
     return Report({"samples": num_samples, "batch": batch, "scans": rows})
 
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass
+from typing import Annotated
 
-from ..errors import PCRError
+from ..arguments import Least, Natural, Positive, check_fields
 
 # 99th percentile of the standard normal distribution.
 _P99 = 2.326
 _MAX_READERS = 1 << 17
 
 
-def _check(record: object, least: float, *names: str) -> None:
-    """Raise ``PCRError`` for an attribute below ``least``, or NaN."""
-    for name in names:
-        number = getattr(record, name)
-        if not number >= least:
-            raise PCRError(f"expected {name} of at least {least:g}, got {number:g}")
+_Rate = Annotated[float, Least(1), "a number of at least 1"]
+_Seconds = Annotated[float, Least(0), "a number of at least 0"]
 
 
 @dataclass(frozen=True)
@@ -34,18 +31,18 @@ class Cluster:
         latency: Time to the first byte of a request in seconds: median and 99th percentile.
     """
 
-    bandwidth: float = math.inf
-    per_node: int = 8
-    cores: int = 64
-    link: float = math.inf
-    stream: float = math.inf
+    bandwidth: _Rate = math.inf
+    per_node: Positive = 8
+    cores: Positive = 64
+    link: _Rate = math.inf
+    stream: _Rate = math.inf
     latency: tuple[float, float] = (0.0, 0.0)
 
     def __post_init__(self) -> None:
-        _check(self, 1, "bandwidth", "per_node", "cores", "link", "stream")
+        check_fields(self)
         median, p99 = self.latency
         if not 0 <= median <= p99 < math.inf:
-            raise PCRError(
+            raise ValueError(
                 "expected a median latency of at least 0 and a 99th percentile of at least the "
                 f"median, got {median:g} and {p99:g}"
             )
@@ -81,27 +78,24 @@ class Job:
         byte_seconds: CPU seconds to receive, join and check one byte of a prefix.
     """
 
-    accelerators: int = 1
-    rate: float = 1000.0
-    batch: int = 256
-    workers: int = 4
-    threads: int = 0
-    ahead: int = 2
-    prefetch: int = 2
-    sync_seconds: float = 0.0
-    start_seconds: float = 0.0
-    image_seconds: float = 0.0
-    byte_seconds: float = 0.0
+    accelerators: Positive = 1
+    rate: Annotated[float, Least(1e-6), "a positive number"] = 1000.0
+    batch: Positive = 256
+    workers: Natural = 4
+    threads: Natural = 0
+    ahead: Positive = 2
+    prefetch: Natural = 2
+    sync_seconds: _Seconds = 0.0
+    start_seconds: _Seconds = 0.0
+    image_seconds: _Seconds = 0.0
+    byte_seconds: _Seconds = 0.0
 
     def __post_init__(self) -> None:
-        _check(self, 1, "accelerators", "batch", "ahead")
-        _check(self, 0, "workers", "threads", "prefetch", "sync_seconds", "start_seconds")
-        _check(self, 0, "image_seconds", "byte_seconds")
-        _check(self, 1e-6, "rate")
+        check_fields(self)
         if (readers := self.accelerators * max(self.workers, 1)) > _MAX_READERS:
-            raise PCRError(f"expected at most {_MAX_READERS} ranks and workers, got {readers}")
+            raise ValueError(f"expected at most {_MAX_READERS} ranks and workers, got {readers}")
         if self.workers and self.threads:
-            raise PCRError(
+            raise ValueError(
                 f"expected workers or threads, got {self.workers} workers and "
                 f"{self.threads} threads"
             )

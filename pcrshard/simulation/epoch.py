@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Generator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -22,28 +22,6 @@ Process = Generator[Event, Any, None]
 # Number of parts per prefix; transfers of other prefixes interleave between parts.
 _PARTS = 16
 _LEAST_PART = 1 << 15
-
-
-class Outcome(NamedTuple):
-    """Summary of an epoch on a cluster.
-
-    Attributes:
-        images_per_second: Mean rate of all accelerators over the whole epoch.
-        stall: Fraction of the time that an accelerator waits for batches or for other ranks.
-        step_p99_seconds: 99th percentile of the step time, excluding the first step.
-        first_batch_seconds: Time until the first step can begin.
-        epoch_seconds: Duration of the epoch.
-        requests: Number of requests to the storage.
-        sent_bytes: Bytes sent by the storage.
-    """
-
-    images_per_second: float
-    stall: float
-    step_p99_seconds: float
-    first_batch_seconds: float
-    epoch_seconds: float
-    requests: int
-    sent_bytes: int
 
 
 @dataclass
@@ -66,20 +44,27 @@ class Trace:
     requests: int = 0
     sent_bytes: int = 0
 
-    def outcome(self, job: Job) -> Outcome:
-        """Summarize the epoch of a job."""
+    def outcome(self, job: Job) -> dict[str, float]:
+        """Summarize the epoch of a job.
+
+        Returns:
+            The mean rate of all accelerators; the fraction of the time that an accelerator waits
+            for batches or for other ranks; the 99th percentile of the step time, excluding the
+            first step; the seconds until the first step can begin, and those of the epoch; and what
+            the storage did.
+        """
         seconds = self.step_ends[-1]
         busy = self.images / job.accelerators / job.rate
         steps = sorted(b - a for a, b in itertools.pairwise(self.step_ends)) or [seconds]
-        return Outcome(
-            images_per_second=self.images / seconds,
-            stall=max(0.0, 1 - busy / seconds),
-            step_p99_seconds=steps[int(0.99 * len(steps))],
-            first_batch_seconds=self.first_batch,
-            epoch_seconds=seconds,
-            requests=self.requests,
-            sent_bytes=self.sent_bytes,
-        )
+        return {
+            "images_per_second": self.images / seconds,
+            "stall": max(0.0, 1 - busy / seconds),
+            "step_p99_seconds": steps[int(0.99 * len(steps))],
+            "first_batch_seconds": self.first_batch,
+            "epoch_seconds": seconds,
+            "requests": self.requests,
+            "sent_bytes": self.sent_bytes,
+        }
 
 
 @dataclass
