@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -89,21 +89,33 @@ class Buckets:
             ValueError: A sample has no size, or an option conflicts.
         """
         image = collator.image
-        if self.area is not None:
-            collator.of_size(self.shapes[0])  # raises for views
-        elif image is not None and image.is_sized:
-            raise ValueError(f"expected a decoder without a size with pixels=, got {image}")
-        elif weights is not None:
+        if image is not None and not (image.upright and (self.area or not image.is_sized)):
+            raise ValueError(
+                f"expected an upright decoder, without a size for pixels=, got {image}"
+            )
+        if self.pixels is not None and weights is not None:
             raise ValueError("expected no weights with pixels=: the batches would not be as many")
         unknown = np.flatnonzero(dataset.sizes.min(axis=1) == 0)
         if len(unknown):
             raise ValueError(
                 f"expected an image in each sample, got none in {dataset.keys[unknown[0]]!r}"
             )
+        self.fit(collator, dataset.sizes[:1])  # raises for views
 
-    def size_of(self, sizes: Ints) -> tuple[int, int]:
-        """Return the (height, width) for a batch of (n, 2) sizes: its median sample's bucket."""
-        return self.shapes[int(np.median(self._bucket(sizes)))]
+    def fit(self, collator: Collator, sizes: Ints) -> Collator:
+        """Return the collator of a batch of (n, 2) sizes.
+
+        With ``area``, it gives all images the shape of the median sample's bucket.
+        """
+        image = collator.image
+        if image is None or self.area is None:
+            return collator
+        height, width = self.shapes[int(np.median(self._bucket(sizes)))]
+        ratio = width / height
+        # Without a random crop, the largest centered box of that shape.
+        scale = image.scale if image.crop == "random" else (1.0, 1.0)
+        box = replace(image, size=(height, width), crop="random", ratio=(ratio, ratio), scale=scale)
+        return replace(collator, image=box)
 
     def _bucket(self, sizes: Ints) -> Ints:
         """Return the (n,) buckets of (n, 2) heights and widths, by nearest aspect ratio."""
@@ -150,20 +162,18 @@ class Buckets:
         way, so most steps have one shape on all ranks.
         """
         world = geometry.max_world_size
-        steps = len(sizes) // geometry.global_batch
-        batch = geometry.global_batch // world
-        window = np.arange(steps) // max(_WINDOW_SAMPLES // batch, _WINDOW_BATCHES)
-        places = np.arange(len(sizes))
-        full = places[: steps * geometry.global_batch].reshape(steps, world, batch)
-        own = full.transpose(1, 0, 2).reshape(world, -1)
-        by = self._bucket(sizes)[own] + np.repeat(window, batch) * len(self.shapes)
-        order = np.take_along_axis(own, by.argsort(axis=1, kind="stable"), axis=1)
-        order = order.reshape(world, steps, batch)
+        size = geometry.global_batch
+        steps, rest = divmod(len(sizes), size)
+        window = np.arange(steps) // max(_WINDOW_SAMPLES * world // size, _WINDOW_BATCHES)
+        step, column = np.divmod(np.arange(steps * size), size)
+        bucket = self._bucket(sizes[: steps * size])
+        order = np.lexsort((bucket, window[step], column * world // size))
+        order = order.reshape(world, steps, -1)
         if rules.shuffle_shards:
             draws = random_words(steps, rules, BUCKETS, key)
             order = order[:, np.lexsort((draws, window))]
-        places[: full.size] = order.transpose(1, 0, 2).ravel()
-        return places
+        # A short last step stays where it is.
+        return np.append(order.transpose(1, 0, 2), np.arange(rest) + steps * size)
 
     def _by_pixels(self, sizes: Ints, cuts: Ints, geometry: Geometry) -> tuple[Ints, Ints]:
         """Cut the samples of each rank into runs of nearly equal numbers of pixels.

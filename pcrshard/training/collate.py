@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Container, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Annotated, Any
 
@@ -70,7 +69,7 @@ class Collator:
 
         Args:
             rows: The samples.
-            pool: Threads that decode in the background; see :meth:`open_pool`.
+            pool: Threads that decode in the background.
             pin: Whether to decode into pinned memory.
 
         Returns:
@@ -78,7 +77,8 @@ class Collator:
         """
         prefixes = list(dict.fromkeys(prefix for _, prefix, _ in rows))
         images: Images = {}
-        if pool is not None and self.image is not None and self.image.is_sized:
+        # A subclass may override decoding.
+        if pool is not None and type(self.image) is ImageDecoder and self.image.is_sized:
             pin = pin and self.transform is None  # torch copies a transform's results
             streams = dict.fromkeys(stream for prefix in prefixes for stream in prefix.streams)
             images = {
@@ -93,26 +93,6 @@ class Collator:
         if self.transform is not None:
             return self.transform(sample)
         return self._chosen(_as_tensors(sample), [row])
-
-    def of_size(self, size: tuple[int, int]) -> Collator:
-        """Return a collator that crops to the shape (height, width) and resizes to that size."""
-        if self.image is None:
-            return self
-        ratio = size[1] / size[0]
-        # Without a random crop, the largest centered box of that shape.
-        scale = self.image.scale if self.image.crop == "random" else (1.0, 1.0)
-        box = replace(self.image, size=size, crop="random", ratio=(ratio, ratio), scale=scale)
-        return replace(self, image=box)
-
-    @property
-    def is_upright(self) -> bool:
-        """Whether images are rotated upright; true for bytes, which the user's decoder rotates."""
-        return self.image is None or self.image.upright
-
-    def open_pool(self, threads: int) -> AbstractContextManager[Pool | None]:
-        """Return threads that decode batches; ``None`` without an unmodified ImageDecoder."""
-        # A subclass may override decoding.
-        return Pool(threads) if type(self.image) is ImageDecoder else nullcontext()
 
     def _finish(self, rows: Rows, prefixes: Prefixes, images: Images) -> Any:
         batch: dict[str, Any] = {}

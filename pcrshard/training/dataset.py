@@ -8,7 +8,7 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -27,10 +27,6 @@ from ..storage.retry import Retry
 from .collate import Collator, ImageChoice
 from .epoch_order import SPLIT, Ints, Rules, random_words, share_out
 from .shard_set import RecentPrefixes, ShardSet
-
-# Annotated, so that a wrong argument is refused in these words.
-Fields = Annotated[Sequence[str] | None, "a sequence of field names, such as ('jpg', 'cls')"]
-Fractions = Annotated[Sequence[float], "a sequence of fractions, such as [0.9, 0.1]"]
 
 
 class PCRDataset(Dataset[Any]):
@@ -90,7 +86,7 @@ class PCRDataset(Dataset[Any]):
         *,
         scan: ScanOrFraction = FULL,
         decoder: ImageChoice = None,
-        fields: Fields = None,
+        fields: Sequence[str] | None = None,
         transform: Callable[[Sample], Any] | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_bytes: ByteSize | None = None,
@@ -98,8 +94,6 @@ class PCRDataset(Dataset[Any]):
         retry: Retry | None = None,
         held_bytes: ByteSize = 1 << 29,
     ) -> None:
-        if fields is not None and len(fields) == 0:
-            raise ValueError("expected at least one field, or fields=None for all, got none")
         options = ReadOptions(
             storage_options=storage_options,
             retry=retry,
@@ -160,12 +154,12 @@ class PCRDataset(Dataset[Any]):
 
     @property
     def sizes(self) -> Ints:
-        """The height and width in pixels of first images, (N, 2) int64; 0, 0 if unknown.
+        """The height and width in pixels of first images, upright, (N, 2) int64; 0, 0 if unknown.
 
-        Sizes are after rotation to upright unless the decoder has ``upright=False``. Reads the
-        index of each shard once, in parallel.
+        Reads the index of each shard once, in parallel.
         """
-        return self.shards.sizes(self.collator(0).is_upright)[self.ids]
+        found: Ints = self.shards.columns.sizes[self.ids]
+        return found
 
     @property
     def shard_sizes(self) -> Ints:
@@ -204,11 +198,6 @@ class PCRDataset(Dataset[Any]):
         """
         if isinstance(sample, str):
             number = self._numbers[sample]
-        elif isinstance(sample, slice):
-            raise TypeError(
-                f"expected a sample number or a key, got {sample}; write "
-                f"dataset.subset(range({sample.start or 0}, {sample.stop}))"
-            )
         else:
             number = operator.index(sample)
             if not -len(self) <= number < len(self):
@@ -258,7 +247,7 @@ class PCRDataset(Dataset[Any]):
     @checked(shares="fractions", lengths="fractions", generator="seed")
     def split(
         self,
-        fractions: Fractions,
+        fractions: Sequence[float],
         *,
         stratify: bool = True,
         seed: Natural = 0,

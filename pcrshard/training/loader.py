@@ -16,16 +16,15 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ..arguments import Natural, Positive, checked
 from ..format.scan import FULL, Scan
+from ..native.pool import Pool
 from . import ranks
 from .buckets import Buckets
-from .collate import Collator
 from .cpus import decoding_threads
 from .dataset import PCRDataset
 from .epoch_order import (
     MAX_EPOCH,
     Batches,
     Geometry,
-    Ints,
     Order,
     Rules,
     advance,
@@ -38,8 +37,6 @@ from .shard_set import Row, read_batches
 # JSON values in a loader's state.
 State = dict[str, Any]
 _VERSION = 1
-_SHUFFLE_SHARDS = 4
-_LANES = 4
 _LAST: dict[Any, Literal["drop", "short", "pad"]] = {True: "drop", False: "short", "pad": "pad"}
 
 
@@ -75,17 +72,6 @@ class _Cursor:
     steps: int | None = None
     ended: int = -1
     order: Order | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"order": None}
-
-
-# Annotated, so that a wrong argument is refused in these words.
-Dataset = Annotated[
-    PCRDataset, "a PCRDataset: PCRDataset(url), and of some samples dataset.subset(numbers)"
-]
-Shuffle = Annotated[bool | Natural, "True, False or a number of shards"]
-BucketChoice = Annotated[Buckets | None, "pcrshard.Buckets(area=...), Buckets(pixels=...) or None"]
 
 
 class PCRLoader:
@@ -145,10 +131,10 @@ class PCRLoader:
     )
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: PCRDataset,
         batch_size: Positive,
         *,
-        shuffle: Shuffle = True,
+        shuffle: bool | Natural = True,
         seed: Natural = 0,
         drop_last: bool | Literal["pad"] = True,
         threads: Natural | None = None,
@@ -157,7 +143,7 @@ class PCRLoader:
         pin_memory: bool = False,
         weights: Sequence[float] | None = None,
         num_samples: Positive | None = None,
-        buckets: BucketChoice = None,
+        buckets: Buckets | None = None,
         rank: Natural | None = None,
         world_size: Positive | None = None,
         max_world_size: Positive | None = None,
@@ -174,7 +160,7 @@ class PCRLoader:
             )
         self.dataset = dataset
         self.batch_size = batch_size
-        window = _SHUFFLE_SHARDS if shuffle is True else int(shuffle)
+        window = 4 if shuffle is True else int(shuffle)
         self.rules = Rules(
             int(seed), window, "short" if buckets and buckets.pixels else _LAST[drop_last]
         )
@@ -183,13 +169,12 @@ class PCRLoader:
         self.prefetch = prefetch
         self.pin_memory = pin_memory and torch.cuda.is_available()
         self.weights = weights
-        self.num_samples = None if num_samples is None else int(num_samples)
+        self.num_samples = num_samples and int(num_samples)
         self.buckets = buckets
         self._given_rank = rank, world_size
         self.max_world_size = max_world_size
-        self._lanes = (_LANES if window else 1) if lanes_per_rank is None else lanes_per_rank
-        self._cursor = _Cursor()
-        self._lengths: dict[tuple[ranks.Rank, Geometry], int] = {}
+        self._lanes = lanes_per_rank or (4 if window else 1)
+        self._cursor = self._whole = _Cursor()
         if buckets is not None:
             if max_world_size is not None:
                 raise ValueError("expected no max_world_size with buckets")
@@ -220,12 +205,8 @@ class PCRLoader:
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch on this rank; the same in every epoch."""
-        key = self.rank, self._geometry
-        if key not in self._lengths:
-            rank, world = self.rank
-            whole = _Cursor() if self._cursor.segments else self._cursor
-            self._lengths[key] = len(rank_batches(self._order(whole), world, rank))
-        return self._lengths[key]
+        rank, world = self.rank
+        return len(rank_batches(self._order(self._whole), world, rank))
 
     @checked()
     def set_epoch(self, epoch: Natural) -> None:
@@ -323,11 +304,15 @@ class PCRLoader:
         collate = self.dataset.collator(self.rules.seed, epoch)
 
         def begin(rows: list[Row]) -> Callable[[], dict[Scan, Any]]:
-            found = {}
-            for scan in scans:
-                at = {prefix: prefix.at(scan) for _, prefix, _ in rows}
-                found[scan] = collate.begin([(each, at[prefix], row) for each, prefix, row in rows])
-            return lambda: {scan: finish() for scan, finish in found.items()}
+            def finish() -> dict[Scan, Any]:
+                found = {}
+                for scan in scans:
+                    at = {prefix: prefix.at(scan) for _, prefix, _ in rows}
+                    now = [(each, at[prefix], row) for each, prefix, row in rows]
+                    found[scan] = collate.begin(now)()
+                return found
+
+            return finish
 
         highest = FULL if FULL in scans else max(map(int, scans))
         ids = [self.dataset.ids[numbers] for numbers in batches]
@@ -348,7 +333,7 @@ class PCRLoader:
         sequence = None
         if self.weights is not None:
             parts = np.split(sizes, dataset.shards.datasets[1:-1])
-            samples = len(dataset) if self.num_samples is None else self.num_samples
+            samples = self.num_samples or len(dataset)
             sequence = mixture(parts, self.weights, samples, self.rules, epoch=cursor.epoch)
         regroup = None
         if self.buckets is not None:
@@ -366,12 +351,7 @@ class PCRLoader:
 
     def _read(self, batches: Batches, epoch: int) -> Iterable[Any]:
         """Return the batches of these sample numbers, read and decoded here or by workers."""
-        dataset = self.dataset
-        collate = dataset.collator(self.rules.seed, epoch)
-        sizes = None
-        if self.buckets is not None and self.buckets.area is not None:
-            sizes = dataset.shards.sizes(collate.is_upright)
-        reading = _Reading(self, [dataset.ids[numbers] for numbers in batches], collate, sizes)
+        reading = _Reading(self, [self.dataset.ids[numbers] for numbers in batches], epoch)
         if not self.num_workers:
             return reading
         return DataLoader(
@@ -404,32 +384,32 @@ class _Reading(IterableDataset[Any]):
     Attributes:
         loader: The loader, with its options.
         batches: Ids of each batch.
-        collate: Makes batches of this epoch.
-        sizes: (N, 2) size of each image of the whole dataset, for buckets by shape.
+        epoch: Number of the epoch.
     """
 
     loader: PCRLoader
     batches: Batches
-    collate: Collator
-    sizes: Ints | None
+    epoch: int
 
     def __iter__(self) -> Iterator[Any]:
         loader = self.loader
+        dataset = loader.dataset
         info = get_worker_info()
+        collate = dataset.collator(loader.rules.seed, self.epoch)
         # The threads start with the first batch and end with this generator.
-        with self.collate.open_pool(loader.threads) as pool:
+        with Pool(loader.threads) as pool:
 
             def begin(rows: list[Row]) -> Callable[[], Any]:
-                collate = self.collate
-                if loader.buckets is not None and self.sizes is not None:
-                    own = self.sizes[[sample for sample, _, _ in rows]]
-                    collate = collate.of_size(loader.buckets.size_of(own))
-                return collate.begin(rows, pool, loader.pin_memory)
+                fitted = collate
+                if loader.buckets is not None:
+                    ids = [sample for sample, _, _ in rows]
+                    fitted = loader.buckets.fit(collate, dataset.shards.columns.sizes[ids])
+                return fitted.begin(rows, pool, loader.pin_memory)
 
             yield from read_batches(
-                loader.dataset.shards,
+                dataset.shards,
                 self.batches[info.id :: info.num_workers] if info else self.batches,
-                loader.dataset.scan,
+                dataset.scan,
                 begin,
                 ahead=loader.prefetch if loader.threads else 0,
                 shards_ahead=loader.shards_ahead,

@@ -46,8 +46,8 @@ class Columns(NamedTuple):
     Attributes:
         keys: The key of each sample.
         labels: ``cls`` of each sample, as bytes, or ``None``.
-        sizes: (2, N, 2) int64, height and width in pixels of each sample's first image, as stored
-            and upright; 0, 0 without a JPEG.
+        sizes: (N, 2) int64, height and width in pixels of each sample's first image, upright; 0, 0
+            without a JPEG.
     """
 
     keys: list[str]
@@ -78,7 +78,7 @@ class ShardSet:
             raise ValueError("expected one or several datasets, got none")
         self.options = options
         named = [datasets] if isinstance(datasets, str | os.PathLike) else datasets
-        groups = itertools.groupby(storage.expand(named), _group)
+        groups = itertools.groupby(storage.expand(named), _shard_folder)
         found = [_open(list(urls), options) for _, urls in groups]
         self.urls = [url for _, urls in found for url in urls]
         self.entries = [entry for index, _ in found for entry in index.shards]
@@ -115,33 +115,20 @@ class ShardSet:
             FormatError, StorageError: A shard cannot be read.
         """
         with ThreadPoolExecutor(_INDEX_THREADS) as threads:
-            found = list(threads.map(self._read_columns, range(len(self.urls))))
-        keys, labels, sizes = zip(*found, strict=True)
+            found = threads.map(self._read_columns, range(len(self.urls)))
+            keys, labels, sizes = zip(*found, strict=True)
         chained = itertools.chain.from_iterable
-        both = np.concatenate(sizes, axis=1)
-        return Columns(list(chained(keys)), list(chained(labels)), both)
+        return Columns(list(chained(keys)), list(chained(labels)), np.concatenate(sizes))
 
     def _read_columns(self, shard: int) -> Columns:
         index = self.open(shard).index
         labels = index.fields.get("cls", [None] * index.num_samples)
-        both = np.stack([index.dims, upright_sizes(index.dims, index.orientation)])
-        firsts = np.array(index.first_units)
-        has_image = np.diff(firsts) > 0
-        sizes = np.zeros((2, index.num_samples, 2), np.int64)
-        sizes[:, has_image] = both[:, firsts[:-1][has_image]]
+        first = np.array(index.first_units)
+        has_image = np.diff(first) > 0
+        sizes = np.zeros((index.num_samples, 2), np.int64)
+        upright = upright_sizes(index.dims, index.orientation)
+        sizes[has_image] = upright[first[:-1][has_image]]
         return Columns(list(index.keys), list(labels), sizes)
-
-    def sizes(self, upright: bool) -> Ints:
-        """Return (N, 2) int64, height and width of each sample's first image; 0, 0 if none.
-
-        Args:
-            upright: Whether sizes are after rotation to upright, or as stored.
-        """
-        found: Ints = self.columns.sizes[int(upright)]
-        return found
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "columns"}
 
     def places(self, samples: Ints) -> Iterator[tuple[int, int, int]]:
         """Return the (sample, shard, row) of each of (samples,) int64 ids."""
@@ -165,17 +152,17 @@ class ShardSet:
         return self.options.open(self.urls[shard], self.entries[shard])
 
 
-def _group(url: str) -> Any:
-    """Return what consecutive shards of one dataset have in common; no folders have it."""
+def _shard_folder(url: str) -> object:
+    """Return the folder of a shard; for a dataset, an object unlike that of any other URL."""
     return storage.parent(url) if is_shard(url) else object()
 
 
 def _open(urls: list[str], options: ReadOptions) -> Opened:
     """Open the dataset of one folder, or of some of its shards."""
     how: Any = {"storage_options": options.storage_options, "retry": options.retry}
-    index, urls = open_dataset(urls, **how)
-    check_claims(index, urls, **how)
-    return index, urls
+    opened = open_dataset(urls, **how)
+    check_claims(*opened, **how)
+    return opened
 
 
 class RecentPrefixes:
@@ -201,8 +188,7 @@ class RecentPrefixes:
     def get(self, shard: int, scan: Scan) -> Prefix:
         """Return the prefix of a shard at a scan."""
         with self._gates[shard]:
-            with self._lock:
-                held = self._held.get(shard)
+            held = self._held.get(shard)
             opened = self._shards.open(shard)
             if held is None or held.num_bytes < opened.prefix_stop(scan):
                 held = opened.load(scan)
