@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate, default_convert
 
-from ..errors import PCRError, ScanUnavailable
-from ..format.scan import FULL, check_scan
+from ..errors import PCRError
 from ..jpeg.image_decoder import ImageDecoder
 from ..jpeg.views import Geometry, Picture, geometry_field
 from ..memory import borrow_array
@@ -89,7 +88,8 @@ class Collator:
 
     def one(self, row: Row) -> Any:
         """Return one sample: ``transform``'s result, or a tuple or dict with images as tensors."""
-        [sample] = self._samples(self._values([row], [row[1]], {}))
+        columns = self._values([row], [row[1]], {})
+        sample = _sample(columns, 0)
         if self.transform is not None:
             return self.transform(sample)
         return self._chosen(_as_tensors(sample), [row])
@@ -101,11 +101,12 @@ class Collator:
                 batch |= own.columns(name)
         columns = self._values(rows, prefixes, images, batch)
         if self.transform is not None:
-            return default_collate(list(map(self.transform, self._samples(columns))))
-        for name in columns if self.fields is None else filter(columns.get, self.fields):
-            has = [value is not None for value in columns[name]]
-            if all(has) or (self.fields is None and any(has)):
-                batch[name] = self._column(name, columns[name])
+            samples = [_sample(columns, place) for place in range(len(rows))]
+            return default_collate(list(map(self.transform, samples)))
+        for name, values in columns.items():
+            found = sum(value is not None for value in values)
+            if found == len(rows) or (found and self.fields is None):
+                batch[name] = self._column(name, values)
         return self._chosen(batch, rows)
 
     def _chosen(self, found: dict[str, Any], rows: Rows) -> Any:
@@ -125,33 +126,20 @@ class Collator:
         A sample that lacks a field has ``None``.
         """
         names = dict.fromkeys(name for prefix in prefixes for name in prefix.names)
+        has_geometry = self.image is not None and self.image.return_geometry
         columns: Columns = {"__key__": [prefix.index.keys[row] for _, prefix, row in rows]}
         for name in names:
             if name in done or not self._is_read(name):
                 continue
-            if extension(name) in CONVERSIONS:
-                columns[name] = [
-                    convert(name, prefix.value(row, name), prefix.index.keys[row])
-                    for _, prefix, row in rows
-                ]
-                continue
             own = images.get(name)
-            columns[name] = [
+            values = columns[name] = [
                 own.value(place) if own and own.decoded[place] else self._value(name, row)
                 for place, row in enumerate(rows)
             ]
-            if self.image is not None and self.image.return_geometry:
-                pictures = columns[name]
-                columns[name] = [_part(value, 0) for value in pictures]
-                columns[geometry_field(name)] = [_part(value, 1) for value in pictures]
+            if has_geometry and extension(name) not in CONVERSIONS:
+                columns[name] = [_part(value, 0) for value in values]
+                columns[geometry_field(name)] = [_part(value, 1) for value in values]
         return columns
-
-    def _samples(self, columns: Columns) -> list[Sample]:
-        """Return each sample, with the fields that it has."""
-        return [
-            {name: values[place] for name, values in columns.items() if values[place] is not None}
-            for place in range(len(columns["__key__"]))
-        ]
 
     def _is_read(self, field: str) -> bool:
         if self.fields is None or self.transform is not None:
@@ -159,11 +147,12 @@ class Collator:
         return field in self.fields or geometry_field(field) in self.fields
 
     def _value(self, name: str, row: Row) -> Any:
-        """Return a field of a sample, decoding an image."""
+        """Return a field of a sample, an image decoded."""
         number, prefix, place = row
+        key = prefix.index.keys[place]
         image = self.image
-        if image is None:
-            return prefix.value(place, name)
+        if image is None or extension(name) in CONVERSIONS:
+            return convert(name, prefix.value(place, name), key)
 
         def decode(pieces: list[memoryview]) -> Any:
             # All images of a sample share their random numbers, whichever fields are read, so that
@@ -176,17 +165,27 @@ class Collator:
         try:
             return decode([memoryview(value)])
         except PCRError as error:
-            key_of = prefix.index.keys[place]
-            raise type(error)(f"{name}: {error}", url=prefix.shard.url, key=key_of) from error
+            raise type(error)(f"{name}: {error}", url=prefix.shard.url, key=key) from error
 
     def _column(self, name: str, values: list[Any]) -> Any:
-        """Collate the values of a field by its last extension; missing ones are ``None``."""
+        """Collate the values of a field; missing ones are ``None``.
+
+        Images are stacked if all have the same size.
+        """
         last = extension(name)
+        image = self.image
         if last in INTEGERS and None not in values:
             return torch.tensor(values)
-        if last in CONVERSIONS or self.image is None:
+        if last in CONVERSIONS or name == "__key__" or image is None:
             return values
-        return _stack_images(values, self.image)
+        kinds = {type(value[0] if image.views and value else value) for value in values}
+        is_stackable = kinds == {Geometry} or (image.is_sized and kinds == {np.ndarray})
+        return default_collate(values) if is_stackable else _as_tensors(values)
+
+
+def _sample(columns: Columns, place: int) -> Sample:
+    """Return a sample, with the fields that it has."""
+    return {name: values[place] for name, values in columns.items() if values[place] is not None}
 
 
 def _part(value: Any, which: int) -> Any:
@@ -198,22 +197,15 @@ def _part(value: Any, which: int) -> Any:
     return None if which else value
 
 
-def _missing(name: str, rows: Rows) -> Exception:
-    """Return an error that tells why a sample lacks a requested field."""
-    for _, prefix, number in rows:
-        sample = prefix.sample(number)
+def _missing(name: str, rows: Rows) -> KeyError:
+    """Return an error that names the first sample without a requested field."""
+    for _, prefix, row in rows:
+        sample = prefix.sample(row)
         if name not in sample:
             break
-    schema = prefix.index.schema
-    first = (dict.fromkeys(dict(schema.streams), 1) | dict(schema.late)).get(name, 0)
-    if first > check_scan(prefix.scan, prefix.index.num_groups, 0):
-        shown = FULL if first > prefix.index.num_groups else first
-        return ScanUnavailable(
-            f"field {name!r} is stored from scan {shown} on, asked for it at scan {prefix.scan}",
-            url=prefix.shard.url,
-        )
     return KeyError(
-        f"sample {sample['__key__']!r} has no field {name!r}, it has {', '.join(sample)}"
+        f"sample {sample['__key__']!r} has no field {name!r} at scan {prefix.scan}, it has "
+        f"{', '.join(sample)}"
     )
 
 
@@ -283,7 +275,7 @@ def _begin_field(
     """
     # The positions in the batch of each prefix's images, and their units.
     images: dict[Prefix, tuple[list[int], list[int]]] = {prefix: ([], []) for prefix in prefixes}
-    lists = {prefix for prefix in prefixes if field in prefix.index.schema.lists}
+    is_list = any(field in prefix.index.schema.lists for prefix in prefixes)
     ids: list[int] = []
     first = [0]
     for sample, prefix, row in rows:
@@ -293,7 +285,7 @@ def _begin_field(
             places.append(len(ids))
             units.append(unit)
             ids.append(sample)
-        if not found and prefix not in lists:
+        if not found and not is_list:
             ids.append(sample)  # a missing image gets space, too
         first.append(len(ids))
     # An empty stream stands for a missing or damaged image and is not decoded.
@@ -318,19 +310,4 @@ def _begin_field(
         orientations=orientations,
         keep=prefixes,
     )
-    return FieldImages(arrays, first, bool(lists), image, batch)
-
-
-def _stack_images(values: list[Any], image: ImageDecoder) -> Any:
-    """Collate the pixels or the geometry of a field.
-
-    Args:
-        values: The value of each sample, ``None`` if it has none.
-        image: The decoder.
-
-    Returns: A tensor or a Geometry, or one per view, if each sample has one image and all have the
-        same size; otherwise a list of tensors. Other values are unchanged.
-    """
-    kinds = {type(value[0] if image.views and value else value) for value in values}
-    is_stackable = kinds == {Geometry} or (image.is_sized and kinds == {np.ndarray})
-    return default_collate(values) if is_stackable else _as_tensors(values)
+    return FieldImages(arrays, first, is_list, image, batch)
