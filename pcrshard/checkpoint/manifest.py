@@ -139,6 +139,24 @@ class StoreIO(Folder):
             )
         return manifest
 
+    def opened(self, precision: str = "") -> Manifest:
+        """Read the newest manifest to write its successor; create the store if there is none.
+
+        Raises:
+            CorruptCheckpoint: The manifest is damaged, or there are versions without a manifest.
+        """
+        manifest = self.newest()
+        if manifest.number == 0:
+            if files := self.numbered(VERSION_NAME):
+                raise CorruptCheckpoint(
+                    f"expected a manifest beside the files of {len(files)} versions, there is "
+                    "none: see `pcrshard checkpoint recover`",
+                    url=self.url,
+                )
+            # Written before any version, so that a lost manifest is detected.
+            manifest = self.commit(manifest, Manifest(precision=precision))
+        return manifest
+
     def commit(self, before: Manifest, after: Manifest) -> Manifest:
         """Create the successor of a manifest and return it.
 

@@ -73,7 +73,7 @@ def pull(
     offered = source.existing()
     wanted = offered.record(version)
     target = dataclasses.replace(store.settled(), max_bytes=limit)
-    held = target.newest()
+    held = target.opened()
     missing = _missing(held, offered, wanted)
     for record in missing:
         size = max(record.raw_bytes, record.file_bytes)

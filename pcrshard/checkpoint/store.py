@@ -13,7 +13,7 @@ import torch
 
 from .. import storage
 from ..errorbound import Bound, PointwiseRelative, RelativeStd, Words
-from ..errors import ConcurrentWriter, CorruptCheckpoint, PCRError
+from ..errors import ConcurrentWriter, PCRError
 from ..redaction import get_logger
 from .codec import Precision, Tensor, store_leaf
 from .frame import check_metrics
@@ -242,22 +242,13 @@ class DeltaStore:
 
     def _open(self) -> Manifest:
         """Read the state that a writer needs, creating the store if it does not exist."""
-        manifest = self.io.newest()
         precision = str(self.precision)
         log.info("saving to %s: %s", self.url, precision)
-        files = self.io.numbered(VERSION_NAME)
-        if manifest.number == 0:
-            if files:
-                raise CorruptCheckpoint(
-                    f"expected a manifest beside the files of {len(files)} versions, there is "
-                    "none: see `pcrshard checkpoint recover`",
-                    url=self.url,
-                )
-            # Written before any version, so that a lost manifest is detected.
-            manifest = self.io.commit(manifest, Manifest(precision=precision))
-        elif manifest.precision not in ("", precision):
+        manifest = self.io.opened(precision)
+        if manifest.precision not in ("", precision):
             log.warning("the store was written with: %s; now: %s", manifest.precision, precision)
-        self.io.clean(files.keys() - {record.file for record in manifest.versions})
+        used = {record.file for record in manifest.versions}
+        self.io.clean(self.io.numbered(VERSION_NAME).keys() - used)
         self._manifest = manifest
         return manifest
 

@@ -5,7 +5,7 @@ import shutil
 import pytest
 from states import damage, saved, tiny_state
 
-from pcrshard.checkpoint import DeltaStore, recover
+from pcrshard.checkpoint import DeltaStore, pull, recover
 from pcrshard.errors import ConcurrentWriter, CorruptCheckpoint, UnsupportedVersion
 
 
@@ -37,6 +37,8 @@ def test_what_is_lost_is_named(tmp_path):
     lose(tmp_path)
     with pytest.raises(CorruptCheckpoint, match="expected a manifest beside the files of 6"):
         DeltaStore(str(tmp_path)).save({})
+    with pytest.raises(CorruptCheckpoint, match="expected a manifest beside the files of 6"):
+        pull(saved(tmp_path / "other", 1).url, DeltaStore(str(tmp_path)))
     victim = tmp_path / records[1].file
     damage(victim, -1)
     with pytest.raises(CorruptCheckpoint, match=rf"cannot recover the versions \[.*{victim.name}"):
