@@ -15,6 +15,10 @@
     ((type)((place) ^ (SIGN(type, stype, (type)~(place)) | TOP(type))))
 
 #define RUN 64
+#define LINE 64
+/* Words are fetched this many bytes early: most lines hold no changed word, which processors do not
+ * take for a stream. */
+#define AHEAD 4096
 
 /* A bit for each of 64 bytes that differs. */
 static uint64_t difference(const void *a, const void *b) {
@@ -51,6 +55,9 @@ static uint64_t difference_of_rest(const uint8_t *a, const uint8_t *b, size_t si
         int64_t changes = 0;                                                                     \
         for (size_t start = 0; start < count; start += run) {                                    \
             size_t stop = start + run < count ? start + run : count;                             \
+            size_t ahead = start + AHEAD / sizeof(type);                                         \
+            __builtin_prefetch(now + (ahead < count ? ahead : start));                           \
+            __builtin_prefetch(was + (ahead < count ? ahead : start), 1);                        \
             uint64_t differs =                                                                   \
                 stop - start == run                                                              \
                     ? difference(now + start, was + start)                                       \
@@ -89,7 +96,7 @@ static uint64_t difference_of_rest(const uint8_t *a, const uint8_t *b, size_t si
     static int64_t apply_##suffix(type *words, size_t count, const uint8_t *gap,                 \
                                   size_t gap_bytes, const uint8_t *step, size_t step_bytes) {    \
         const uint8_t *gap_end = gap + gap_bytes, *step_end = step + step_bytes;                 \
-        size_t i = 0;                                                                            \
+        size_t i = 0, fetched = 0;                                                               \
         int64_t changes = 0;                                                                     \
         while (gap < gap_end) {                                                                  \
             size_t distance = 0;                                                                 \
@@ -101,6 +108,9 @@ static uint64_t difference_of_rest(const uint8_t *a, const uint8_t *b, size_t si
             distance += *gap++;                                                                  \
             if (i >= count || distance >= count - i) return -1;                                  \
             i += distance;                                                                       \
+            for (; fetched < count && fetched < i + AHEAD / sizeof(type);                        \
+                 fetched += LINE / sizeof(type))                                                 \
+                __builtin_prefetch(words + fetched, 1);                                          \
             type zigzag = *step++;                                                               \
             if (zigzag == 255) {                                                                 \
                 if ((size_t)(step_end - step) < sizeof(type)) return -1;                         \
