@@ -79,19 +79,17 @@ class Bench:
         found = sorted(os.path.join(top, n) for top, _, names in os.walk(folder) for n in names)
         return found[::every][: 8 if self.quick else None]
 
-    def interleaved(self, ways, clock=time.process_time, *, before=lambda: None):
+    def interleaved(self, ways, clock=time.process_time):
         """What each way adds to the clock, round by round, every round in another order.
 
         Args:
             ways: Functions by name.
             clock: Returns a number, or an array of several.
-            before: Called before each way, and not measured.
         """
         found = {name: [] for name in ways}
         shuffled = random.Random(0)
         for _ in range(self.rounds):
             for name in shuffled.sample(list(ways), len(ways)):
-                before()
                 begun = clock()
                 ways[name]()
                 found[name].append(clock() - begun)

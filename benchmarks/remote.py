@@ -8,14 +8,13 @@ samples and bytes.
 
 import functools
 import os
-import subprocess
 import time
 
 import servers
 import webdataset as wds
 
 import pcrshard
-from evidence.links import network
+from evidence.links import goodput, network
 from pcrshard.format.scan import FULL
 
 from .harness import Quartiles, ratios
@@ -27,13 +26,6 @@ COPIES = 4
 SHARDS = 8
 SCANS = (1, 2, 5, FULL)
 SECONDS = 4.0  # of each measurement at the predicted rate
-
-
-def _goodput(server, shard):
-    """Bytes a second of one plain download."""
-    begun = time.perf_counter()
-    subprocess.run(["curl", "-sf", "-o", os.devnull, server.url(f"pcr/{shard.name}")], check=True)
-    return shard.shard_bytes / (time.perf_counter() - begun)
 
 
 def _rate(bench, index, urls, num_bytes, scan=None):
@@ -61,8 +53,9 @@ def run(bench):
             plain = [server.url(f"tars/{os.path.basename(path)}") for path in tars]
             urls = [server.url(f"pcr/{shard.name}") for shard in index.shards]
             largest = max(index.shards, key=lambda shard: shard.shard_bytes)
+            plain_download = (server.url(f"pcr/{largest.name}"), *[largest.shard_bytes] * 2)
             rate = functools.partial(_rate, bench, index)
-            ways = {"goodput": functools.partial(_goodput, server, largest)}
+            ways = {"goodput": functools.partial(goodput, *plain_download)}
             ways["stock"] = lambda: rate(plain, sum(map(os.path.getsize, tars)))
             for scan in SCANS:
                 ways[scan] = functools.partial(rate, urls, index.prefix_bytes(scan), scan)

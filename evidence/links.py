@@ -2,9 +2,11 @@
 
 import contextlib
 import ctypes
+import math
 import multiprocessing
 import os
 import subprocess
+import time
 
 import servers
 import torch
@@ -69,6 +71,16 @@ def _shape(namespace, device, rate):
     burst = max(64 << 10, int(rate) // 200)
     limit = ["rate", f"{int(rate) * 8}bit", "burst", str(burst), "limit", str(QUEUE)]
     _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf", *limit)
+
+
+def goodput(url, file_bytes, num_bytes):
+    """Bytes a second of a plain download: of a part of the file, or of the file again and again."""
+    each = int(min(file_bytes, num_bytes))
+    times = math.ceil(num_bytes / each)
+    command = ["curl", "-sf", "-r", f"0-{each - 1}", *["-o", os.devnull, url] * times]
+    begun = time.monotonic()
+    subprocess.run(command, check=True)
+    return each * times / (time.monotonic() - begun)
 
 
 def enter(namespace):

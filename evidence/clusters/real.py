@@ -4,13 +4,11 @@ storage, real reads and decoding; only the accelerator is a sleep. What the simu
 
 import contextlib
 import dataclasses
-import math
 import multiprocessing
 import os
 import random
 import signal
 import statistics
-import subprocess
 import time
 
 import servers
@@ -18,7 +16,7 @@ import servers
 import pcrshard
 from pcrshard.simulation.cluster import draw_latency
 
-from ..links import apart, begin, enter, network
+from ..links import apart, begin, enter, goodput, network
 
 SIZE = 224
 BATCH = 16
@@ -105,16 +103,6 @@ def _rank(url, setup, rank, barrier):
             end = time.monotonic()
         seconds.append(end - begun)
     return seconds, waits
-
-
-def goodput(url, file_bytes, num_bytes):
-    """Bytes a second of a plain download: of a part of the file, or of the file again and again."""
-    each = int(min(file_bytes, num_bytes))
-    times = math.ceil(num_bytes / each)
-    command = ["curl", "-sf", "-r", f"0-{each - 1}", *["-o", os.devnull, url] * times]
-    begun = time.monotonic()
-    subprocess.run(command, check=True)
-    return each * times / (time.monotonic() - begun)
 
 
 def real(lab, setup):

@@ -9,10 +9,9 @@ import os
 import threading
 import time
 import urllib.parse
-from email.utils import formatdate
 from xml.sax.saxutils import escape
 
-from servers import parse_range
+from servers import Answer, folder_origin
 
 CHUNK = 1 << 16
 
@@ -40,45 +39,29 @@ class Handler(http.server.BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def do_GET(self):
-        url = urllib.parse.urlsplit(self.path)
-        name = urllib.parse.unquote(url.path).lstrip("/").removeprefix("bucket/")
-        path = os.path.join(self.server.folder, name)
-        if "list-type" in url.query:
-            prefix = dict(urllib.parse.parse_qsl(url.query)).get("prefix", "")
-            self.answer(200, listing(self.server.folder, prefix), {})
-        elif os.path.isfile(path):
-            size = os.path.getsize(path)
-            asked = parse_range(self.headers.get("Range"))
-            start, stop, _ = slice(*(asked or (None,))).indices(size)
-            headers = {
-                "Accept-Ranges": "bytes",
-                "ETag": f'"{size:x}"',
-                "Last-Modified": formatdate(os.path.getmtime(path), usegmt=True),
-            }
-            if asked:
-                headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
-            with open(path, "rb") as file:
-                file.seek(start)
-                self.answer(206 if asked else 200, file.read(stop - start), headers)
+        path, _, query = self.path.partition("?")
+        if "list-type" in query:
+            prefix = dict(urllib.parse.parse_qsl(query)).get("prefix", "")
+            answer = Answer(200, {}, listing(self.server.folder, prefix))
         else:
-            self.answer(404, b"", {})
-
-    def do_HEAD(self):
-        self.do_GET()
-
-    def answer(self, status, body, headers):
-        self.send_response(status)
-        for name, value in (headers | {"Content-Length": str(len(body))}).items():
+            origin = folder_origin(self.server.folder)
+            answer = origin(self.command, path.removeprefix("/bucket"), self.headers, b"")
+        self.send_response(answer.status)
+        length = {"Content-Length": str(len(answer.body))}
+        for name, value in (length | answer.headers).items():
             self.send_header(name, value)
         self.end_headers()
-        for at in range(0, len(body) if self.command == "GET" else 0, CHUNK):
-            part = body[at : at + CHUNK]
+        for at in range(0, len(answer.body), CHUNK):
+            part = answer.body[at : at + CHUNK]
             self.server.link.take(len(part))
             try:
                 self.wfile.write(part)
             except OSError:
                 self.close_connection = True
                 return
+
+    def do_HEAD(self):
+        self.do_GET()
 
     def log_message(self, *_):
         pass

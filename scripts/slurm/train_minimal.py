@@ -3,8 +3,7 @@
     srun python train_minimal.py DATASET RUN_FOLDER
 
 SIGUSR1 (on any rank) makes all ranks save and exit with status 75; the same command goes on, also
-with another number of tasks that divides ``--slots``: with the same samples, and the same bits of
-the loss, because gradients are summed in the order of the slots.
+with another number of tasks that divides ``--slots``: with the same samples in the same order.
 """
 
 import argparse
@@ -38,43 +37,38 @@ def parse_args():
     return parser.parse_args()
 
 
-def backward(model, images, labels, slots):
-    """Each slot's loss and gradients alone, then their mean in the order of slots: the same bits
-    however many ranks share the slots. Returns the loss.
-    """
-    rows, parameters = [], list(model.parameters())
-    for x, y in zip(images.chunk(slots), labels.chunk(slots), strict=True):
-        loss = torch.nn.functional.cross_entropy(model(x), y)
-        gradients = torch.autograd.grad(loss, parameters)
-        rows.append(torch.cat([loss.detach().view(1), *map(torch.flatten, gradients)]))
-    mine = torch.stack(rows)  # (slots of this rank, 1 + parameters)
-    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, mine)
-    sizes = [parameter.numel() for parameter in parameters]
-    loss, *gradients = torch.cat(gathered).mean(0).split([1, *sizes])
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient.view_as(parameter)
+def choose_device():
+    """This task's GPU, or the CPU with the cores that SLURM gave."""
+    torch.set_num_threads(int(os.environ.get("SLURM_CPUS_PER_TASK", "1")))
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    torch.cuda.set_device(int(os.environ.get("SLURM_LOCALID", "0")) % torch.cuda.device_count())
+    return torch.device("cuda")
+
+
+def train_step(model, optimizer, batch, device):
+    """Update the model with the mean of all ranks' gradients; return this rank's loss."""
+    images = batch["jpg"].to(device, non_blocking=True).float() / 255
+    loss = torch.nn.functional.cross_entropy(model(images), batch["cls"].to(device))
+    optimizer.zero_grad()
+    loss.backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+    optimizer.step()
     return loss.item()
 
 
-def log(path, row, keys):
-    """Append a line, with the keys of all ranks."""
-    gathered = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, keys)
+def log(path, step, loss, keys):
+    """Append a line, with the mean loss and the keys of all ranks."""
+    world = dist.get_world_size()
+    gathered = [None] * world
+    dist.all_gather_object(gathered, (loss, keys))
     if dist.get_rank() == 0:
-        row["keys"] = [key for each in gathered for key in each]
+        row = {"step": step, "loss": sum(loss for loss, _ in gathered) / world, "world": world}
+        row["keys"] = [key for _, keys in gathered for key in keys]
         with open(path, "a") as file:
             file.write(json.dumps(row) + "\n")
-
-
-def choose_device():
-    """This task's GPU, or the CPU with the cores that SLURM gave."""
-    if torch.cuda.is_available():
-        local = int(os.environ.get("SLURM_LOCALID", "0")) % torch.cuda.device_count()
-        torch.cuda.set_device(local)
-        return torch.device("cuda", local)
-    torch.set_num_threads(int(os.environ.get("SLURM_CPUS_PER_TASK", "1")))
-    return torch.device("cpu")
 
 
 def main():
@@ -118,12 +112,9 @@ def main():
 
     for _ in range(loader.epoch, args.epochs):
         for batch in loader:
-            images = batch["jpg"].to(device, non_blocking=True).float() / 255
-            loss = backward(model, images, batch["cls"].to(device), args.slots // world)
-            optimizer.step()
+            loss = train_step(model, optimizer, batch, device)
             step += 1
-            row = {"step": step, "loss": loss, "world": world}
-            log(os.path.join(args.run, "log.jsonl"), row, batch["__key__"])
+            log(os.path.join(args.run, "log.jsonl"), step, loss, batch["__key__"])
             # All ranks stop after the same step, whichever got the signal first.
             stop = torch.tensor(len(asked), device=device)
             dist.all_reduce(stop, dist.ReduceOp.MAX)
