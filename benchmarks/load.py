@@ -10,11 +10,11 @@ import time
 import numpy as np
 import torch
 import webdataset as wds
-from PIL import Image
 from torch.utils.data import DataLoader
 
+from evidence.peers.images import crop_picture
 from pcrshard import ImageDecoder, PCRDataset, PCRLoader, open_dataset
-from pcrshard.native.pool import Draw, Pool, draw_boxes, draw_keys
+from pcrshard.native.pool import Pool, draw_keys
 
 from .harness import Quartiles, cpu, ratios
 from .read import write_shards
@@ -32,11 +32,7 @@ def _count(batches):
 
 
 def _stock_crop(sample):
-    image = sample["jpg"]
-    draw = Draw("random", IMAGE.scale, IMAGE.ratio, 0.0)
-    y, x, height, width, _ = draw_boxes(int(sample["__key__"]), image.size[::-1], [draw])[0]
-    small = image.resize((SIZE, SIZE), Image.Resampling.BILINEAR, (x, y, x + width, y + height))
-    return np.asarray(small).transpose(2, 0, 1), sample["cls"]
+    return crop_picture(sample["jpg"]).transpose(2, 0, 1), sample["cls"]
 
 
 def _stock(urls, workers):

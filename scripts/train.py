@@ -187,7 +187,15 @@ class Run:
                 setattr(self, name, state[name])
             torch.set_rng_state(state["torch"].cpu())
 
-    def train(self, log):
+    def log(self, row):
+        """Add a row to OUT/log.jsonl; a killed job may have written rows that it did not save."""
+        self.rows.append(row)
+        if self.rank.rank == 0:
+            with storage.atomic_write(os.path.join(self.cfg.out, "log.jsonl")) as file:
+                file.writelines(f"{json.dumps(each)}\n".encode() for each in self.rows)
+            print(row, flush=True)
+
+    def train(self):
         """Train for the remaining epochs."""
         while self.epoch < self.cfg.epochs:
             if not self.losses:
@@ -197,16 +205,16 @@ class Run:
             self.train_epoch(len(self.loader))
             if self.stop:
                 return
-            row = {
-                "epoch": self.epoch,
-                "scan": self.level.value,
-                "loss": math.fsum(self.losses) / len(self.losses),
-                "accuracy": self.val and evaluate(self.model, self.val, self.prepare),
-                "seconds": self.seconds,
-                "step": self.step,
-            }
-            self.rows.append(row)
-            log(row)
+            self.log(
+                {
+                    "epoch": self.epoch,
+                    "scan": self.level.value,
+                    "loss": math.fsum(self.losses) / len(self.losses),
+                    "accuracy": self.val and evaluate(self.model, self.val, self.prepare),
+                    "seconds": self.seconds,
+                    "step": self.step,
+                }
+            )
             self.losses = []
             self.epoch += 1
             self.checkpoint()
@@ -237,24 +245,19 @@ class Run:
             self.losses.append(float(loss.detach()))
             self.seconds = time.monotonic() - begun
             progress.set_postfix(scan=self.level.value, loss=self.losses[-1], refresh=False)
-            # The signal reaches the ranks at different steps.
-            asked = int(self.asked or self.step == self.cfg.stop_after)
-            stop = torch.tensor(asked, device=self.device)
-            if dist.is_initialized():
-                dist.all_reduce(stop, dist.ReduceOp.MAX)
-            self.stop = bool(stop)
+            self.stop = self.agree_to_stop()
             if self.stop or self.step % self.cfg.save_every == 0:
                 self.checkpoint()
             if self.stop:
                 return
 
-
-def write_log(run):
-    """Replace OUT/log.jsonl; a killed job may have written rows of epochs that it did not save."""
-    path = os.path.join(run.cfg.out, "log.jsonl")
-    with storage.atomic_write(path) as file:
-        file.writelines(f"{json.dumps(row)}\n".encode() for row in run.rows)
-    print(run.rows[-1], flush=True)
+    def agree_to_stop(self):
+        """Return whether any rank was asked to stop; the signal reaches ranks at other steps."""
+        asked = self.asked or self.step == self.cfg.stop_after
+        stop = torch.tensor(int(asked), device=self.device)
+        if dist.is_initialized():
+            dist.all_reduce(stop, dist.ReduceOp.MAX)
+        return bool(stop)
 
 
 @hydra.main(config_path="../conf/train", config_name="config", version_base="1.3")
@@ -280,7 +283,7 @@ def main(cfg):
     # status, by which scripts/slurm/train.slurm knows that it has to be requeued.
     signal.signal(signal.SIGUSR1, lambda *_: setattr(run, "asked", True))
     try:
-        run.train(lambda _: write_log(run) if rank.rank == 0 else None)
+        run.train()
     finally:
         run.checkpoints.close()
     status = os.EX_TEMPFAIL if run.stop and run.step != cfg.stop_after else 0

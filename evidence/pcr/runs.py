@@ -99,6 +99,9 @@ class Watched(train.Run):
         super().train_epoch(num_steps)
         self.computed += time.process_time() - self.begun
 
+    def log(self, row):
+        self.rows.append(row | {"cpu_seconds": self.computed})
+
     def checkpoint(self):
         super().checkpoint()
         self.begun = time.process_time()
@@ -110,8 +113,7 @@ def perform(lab, spec, *more):
     torch.manual_seed(spec.seed)
     with tempfile.TemporaryDirectory(prefix="pcrshard-run-") as out:
         run = Watched(config(lab, spec, out, *more))
-        rows = []
-        run.train(lambda row: rows.append(row | {"cpu_seconds": run.computed}))
+        run.train()
         steps = run.dataset.num_samples // run.cfg.batch_size
         reports = [
             [r.epoch, r.scan, [list(s) for s in r.similarities], r.images, r.seconds]
@@ -119,9 +121,9 @@ def perform(lab, spec, *more):
         ]
     return {
         "spec": dataclasses.asdict(spec),
-        "rows": rows,
-        "images": len(rows) * steps * run.cfg.batch_size,
-        "accuracy": rows[-1]["accuracy"],
+        "rows": run.rows,
+        "images": len(run.rows) * steps * run.cfg.batch_size,
+        "accuracy": run.rows[-1]["accuracy"],
         "reports": reports,
     }
 
