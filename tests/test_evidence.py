@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from urllib.request import urlopen
 
 import pytest
 from support import ROOT
@@ -113,23 +114,19 @@ def test_quick_runs_stay_out_of_the_evidence(monkeypatch, capsys):
     assert "need another --out" in capsys.readouterr().err
 
 
-def test_readers_of_a_token_bucket_have_its_rate_together(tmp_path, monkeypatch):
+def test_readers_of_a_slow_link_have_its_rate_together(tmp_path, monkeypatch):
     """Runs at a limited bandwidth get the file's bytes, and together no more of them than that."""
     monkeypatch.syspath_prepend(str(ROOT))
-    from evidence.pcr.throttle import ThrottledFS, set_rate
+    from evidence.server import serve
 
-    state, file = str(tmp_path / "state"), tmp_path / "file"
-    file.write_bytes(bytes(range(250)) * 240)
-    set_rate(state, 200_000)
-    systems = [
-        ThrottledFS(state, 1000, 1 << 12, skip_instance_cache=True, number=number)
-        for number in range(2)
-    ]
-    begun = time.monotonic()
-    with ThreadPoolExecutor() as threads:
-        found = list(threads.map(lambda system: system.cat_file(f"throttled://{file}"), systems))
+    content = bytes(range(250)) * 240
+    (tmp_path / "file").write_bytes(content)
+    with serve(tmp_path, 200_000) as (url, link), ThreadPoolExecutor() as threads:
+        begun = time.monotonic()
+        found = list(threads.map(lambda _: urlopen(f"{url}/file").read(), range(2)))
     assert time.monotonic() - begun > 0.5
-    assert found == [file.read_bytes()] * 2
+    assert found == [content] * 2
+    assert link.bytes == 2 * len(content)
 
 
 # Sections that were measured once; quick runs have one crop and one network of ImageNet.

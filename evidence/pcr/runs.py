@@ -2,6 +2,7 @@
 is made once. The last line of a kind counts.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -9,7 +10,6 @@ import statistics
 import tempfile
 import time
 
-import fsspec
 import hydra
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ import train
 import pcrshard
 
 from .. import ROOT
-from .throttle import ThrottledFS, set_rate
+from ..server import serve
 
 LR = 0.4  # at a batch of 256, as conf/train has it
 
@@ -35,8 +35,11 @@ class Spec:
     script: str = "standard"
 
 
-def config(lab, spec, out, *more):
-    """conf/train with a run's settings, and more overrides."""
+@contextlib.contextmanager
+def config(lab, spec, *more):
+    """conf/train with a run's settings and more overrides, in a folder that is removed again. A
+    bandwidth is that of a server of the training shards.
+    """
     policy = ["policy=constant", f"policy.scan={spec.scan}"]
     if spec.scan == "tuner":
         # One tuning, after an epoch: with so few images, another one would cost as much as two
@@ -48,7 +51,6 @@ def config(lab, spec, out, *more):
             "policy.every=1000",
         ]
     overrides = [
-        f"data.train={lab.dataset(spec.task, 'train', spec.script)}",
         f"data.val={lab.dataset(spec.task, 'val')}",
         # One lane and a narrow window: the first batch of an epoch waits for few of these small
         # shards.
@@ -62,19 +64,18 @@ def config(lab, spec, out, *more):
         "workers=0",
         "threads=1",
         "save_every=1000000",
-        f"out={out}",
         *more,
     ]
     folder = os.path.join(ROOT, "conf", "train")
-    with hydra.initialize_config_dir(version_base="1.3", config_dir=folder):
-        cfg = hydra.compose("config", overrides)
-    if spec.bandwidth:  # a token bucket that all readers share
-        fsspec.register_implementation("throttled", ThrottledFS, clobber=True)
-        cfg.data.train = f"throttled://{os.path.abspath(cfg.data.train)}"
-        state, rate = os.path.abspath(os.path.join(out, "bucket")), spec.bandwidth * 1e6
-        set_rate(state, rate)
-        cfg.data.storage_options = {"state": state, "burst": rate / 10}
-    return cfg
+    with contextlib.ExitStack() as stack:
+        out = stack.enter_context(tempfile.TemporaryDirectory(prefix="pcrshard-run-"))
+        source = lab.dataset(spec.task, "train", spec.script)
+        if spec.bandwidth:
+            source, _ = stack.enter_context(serve(source, spec.bandwidth * 1e6))
+        overrides += [f"data.train={source}", f"out={out}"]
+        with hydra.initialize_config_dir(version_base="1.3", config_dir=folder):
+            cfg = hydra.compose("config", overrides)
+        yield cfg
 
 
 def tuning_images(lab):
@@ -111,8 +112,8 @@ def perform(lab, spec, *more):
     """Train, with more overrides of the configuration; what is kept of it."""
     torch.set_num_threads(1)
     torch.manual_seed(spec.seed)
-    with tempfile.TemporaryDirectory(prefix="pcrshard-run-") as out:
-        run = Watched(config(lab, spec, out, *more))
+    with config(lab, spec, *more) as cfg:
+        run = Watched(cfg)
         run.train()
         steps = run.dataset.num_samples // run.cfg.batch_size
         reports = [
@@ -148,8 +149,7 @@ def _replay(lab, record, bandwidth):
     tuned = {report[0] for report in record["reports"]}
     usual = statistics.median(seconds for epoch, seconds in enumerate(spent) if epoch not in tuned)
     total, seconds = 0.0, []
-    with tempfile.TemporaryDirectory(prefix="pcrshard-replay-") as out:
-        cfg = config(lab, Spec(**(record["spec"] | {"bandwidth": bandwidth})), out)
+    with config(lab, Spec(**(record["spec"] | {"bandwidth": bandwidth}))) as cfg:
         loader = train.make_loader(cfg, cfg.data.train, level, None, training=True)
         for epoch, row in enumerate(rows):
             loader.set_epoch(epoch)

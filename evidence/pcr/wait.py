@@ -1,36 +1,19 @@
 """BandwidthTuner while the bandwidth falls and returns."""
 
 import itertools
-import os
-import tempfile
 import time
-
-import fsspec
 
 import pcrshard
 from pcrshard.fidelity.bandwidth import BandwidthTuner, bytes_per_sample
 
+from ..server import serve
 from .runs import batch
-from .throttle import ThrottledFS, set_rate
 
 
-def _open(lab, task, state, level):
-    """A loader whose one worker reads through the bucket and decodes."""
-    fsspec.register_implementation("throttled", ThrottledFS, clobber=True)
-    set_rate(state, 1e9)
-    dataset = pcrshard.PCRDataset(
-        f"throttled://{lab.dataset(task.name, 'train')}",
-        scan=level,
-        decoder=pcrshard.ImageDecoder(lab.size, "random"),
-        fields=("jpg", "cls"),
-        # Small chunks, so that a change is felt at once.
-        storage_options={
-            "state": state,
-            "burst": 20_000,
-            "chunk_bytes": 1 << 15,
-            "skip_instance_cache": True,
-        },
-    )
+def _open(lab, url, level):
+    """A loader whose one worker reads through the link and decodes."""
+    decoder = pcrshard.ImageDecoder(lab.size, "random")
+    dataset = pcrshard.PCRDataset(url, scan=level, decoder=decoder, fields=("jpg", "cls"))
     loader = pcrshard.PCRLoader(dataset, batch(lab), shuffle=1, num_workers=1, lanes_per_rank=1)
     loader.shards_ahead = 1
     return loader
@@ -41,15 +24,15 @@ def wait(lab):
     task, used = lab.task(0), 0.02 if lab.quick else 0.2
     phases = ((2, 1.0), (2, 0.25), (2, 1.0)) if lab.quick else ((20, 1.0), (60, 0.25), (110, 1.0))
     rows = []
-    with tempfile.TemporaryDirectory(prefix="pcrshard-wait-") as folder:
-        state, level = os.path.join(folder, "bucket"), pcrshard.ScanLevel("full")
-        loader = _open(lab, task, state, level)
+    with serve(lab.dataset(task.name, "train"), 1e9) as (url, link):
+        level = pcrshard.ScanLevel("full")
+        loader = _open(lab, url, level)
         entries = loader.dataset.shards.entries
         sizes, per_shard = bytes_per_sample(entries), entries[0].num_samples
         tuner = BandwidthTuner(level, sizes, window=15, ahead=2 * per_shard)
         # Half as much again as full fidelity needs.
         top = 1.5 * sizes[-1] * batch(lab) / used
-        set_rate(state, top)
+        link.rate = top
         ends = list(itertools.accumulate(seconds for seconds, _ in phases))
         origin, factor = time.monotonic(), 1.0
         for begun, came, first in _arrivals(loader, origin + ends[-1]):
@@ -60,7 +43,7 @@ def wait(lab):
             rows.append([done - origin, waited, done - came, scan, factor, first])
             factor = next((f for end, (_, f) in zip(ends, phases, strict=True)
                            if done - origin < end), factor)  # fmt: skip
-            set_rate(state, top * factor)
+            link.rate = top * factor
     return {
         "task": task.name,
         "rows": rows,

@@ -19,7 +19,8 @@ import time
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from adapters import FORMS, PEERS, SHARD_IMAGES
 from environments import python_of
-from server import serve
+
+from ..server import serve
 
 # 780 images are enough where nothing is waited for; a link needs more, because the first seconds of
 # an epoch are unlike the others.

@@ -1,4 +1,5 @@
-"""Files by HTTP over a slow link: one token bucket for all connections, and a count of bytes.
+"""Files by HTTP over a slow link, as in section 6.6 of the VLDB paper: one token bucket for all
+connections, and a count of bytes.
 
 It also answers as S3 does to a reader: paths are BUCKET/KEY, with ETag, HEAD and ranges.
 """
@@ -17,7 +18,10 @@ CHUNK = 1 << 16
 
 
 class Link:
-    """What passes: ``rate`` bytes a second in all, at most a tenth of a second at once."""
+    """What passes: ``rate`` bytes a second in all, at most a tenth of a second at once.
+
+    The rate may change at any time.
+    """
 
     def __init__(self, rate):
         self.rate = rate
