@@ -5,6 +5,7 @@ Page faults on fresh memory would cost more than the read itself.
 
 from __future__ import annotations
 
+import math
 import mmap
 import weakref
 from collections.abc import Callable
@@ -37,8 +38,8 @@ class BufferPool:
         """The number of idle buffers."""
         return len(self._idle)
 
-    def borrow_array(self, size: int) -> NDArray[np.uint8]:
-        """Return a buffer of ``size`` bytes, as (size,) uint8 of undefined content.
+    def borrow_array(self, *shape: int) -> NDArray[np.uint8]:
+        """Return a buffer as a uint8 array of undefined content.
 
         The buffer is returned once nothing refers to the array, a view of it, or a tensor that
         shares it.
@@ -46,8 +47,8 @@ class BufferPool:
         Raises:
             MemoryError: The memory cannot be allocated.
         """
-        buffer = self._take(size)
-        array = np.frombuffer(buffer, np.uint8, size)
+        buffer = self._take(math.prod(shape))
+        array = np.ndarray(shape, np.uint8, buffer)
         when_gone(array, self._give_back, buffer)
         return array
 

@@ -7,11 +7,10 @@ from pcrshard.errors import FormatError
 
 
 @pytest.mark.parametrize("data", [b"", b"a", bytes(100_000)])
-@pytest.mark.parametrize("level", [-5, 1, 19])
+@pytest.mark.parametrize("level", [-5, zstd.CODES, 1, 19])
 def test_what_goes_in_comes_out(data, level):
     """Any content and level."""
     assert zstd.decompress(zstd.compress(data, level), len(data)) == data
-    assert zstd.decompress(zstd.compress_codes(data), len(data)) == data
 
 
 def test_a_frame_of_another_size_is_refused_before_memory_is_taken():
@@ -23,5 +22,5 @@ def test_a_frame_of_another_size_is_refused_before_memory_is_taken():
 @pytest.mark.parametrize("data", [b"", b"nonsense", zstd.compress(b"abc" * 100)[:-4]])
 def test_damaged_frames_are_refused(data):
     """Bytes that are no whole frame."""
-    with pytest.raises(FormatError, match="300 bytes"):
+    with pytest.raises(FormatError, match="Zstandard frame"):
         zstd.decompress(data, 300)

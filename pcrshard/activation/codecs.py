@@ -60,7 +60,7 @@ def _compress(codes: Tensor) -> Content:
     device = codes.device
     raw = codes.cpu().numpy()
     parts = blocks_of(len(raw))
-    frames = share(lambda part: zstd.compress_codes(raw[part]), parts)
+    frames = share(lambda part: zstd.compress(raw[part], zstd.CODES), parts)
     count = len(raw)
 
     def decompress() -> Tensor:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 import random
 import time
 import warnings
@@ -328,8 +327,7 @@ def _decoded(
     keys_of = [key for key, own in zip(keys, places, strict=True) for _ in own]
     arrays = None
     if decoder.is_sized:
-        shapes = decoder.batch_shapes(len(jpegs))
-        arrays = [borrow_array(math.prod(shape)).reshape(shape) for shape in shapes]
+        arrays = [borrow_array(*shape) for shape in decoder.batch_shapes(len(jpegs))]
     result = decoder.begin_jpegs(pool, jpegs, keys_of, arrays)
 
     def results() -> Samples:

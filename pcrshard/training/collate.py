@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -299,7 +298,7 @@ def _begin_field(
     arrays = [
         torch.empty(shape, dtype=torch.uint8, pin_memory=True)
         if pin
-        else torch.from_numpy(borrow_array(math.prod(shape)).reshape(shape))
+        else torch.from_numpy(borrow_array(*shape))
         for shape in image.batch_shapes(len(ids))
     ]
     batch = image.begin(
