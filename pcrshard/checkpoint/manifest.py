@@ -5,14 +5,22 @@ See docs/checkpoints-format.md, section 3.
 
 from __future__ import annotations
 
+import itertools
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import storage
-from ..errors import ConcurrentWriter, CorruptCheckpoint, StorageError, VersionUnavailable
+from ..errors import (
+    BrokenChain,
+    ConcurrentWriter,
+    CorruptCheckpoint,
+    PCRError,
+    StorageError,
+    VersionUnavailable,
+)
 from ..redaction import get_logger
 from .codec import Entry, Tensor, encode_tensor
 from .folder import Folder
@@ -91,6 +99,20 @@ class Manifest(Record, frozen=True):
         versions = tuple(sorted(records, key=lambda record: record.number))
         following = max([self.next_version, *(record.number + 1 for record in versions)])
         return self.replace(next_version=following, versions=versions)
+
+
+class Loaded(NamedTuple):
+    """A version, or parts of it.
+
+    Attributes:
+        record: The version.
+        state: Its state, or a dict of the parts by name.
+        tensors: The path of each tensor or array, and its value.
+    """
+
+    record: VersionRecord
+    state: Any
+    tensors: list[tuple[str, Any]]
 
 
 class StoreIO(Folder):
@@ -250,3 +272,102 @@ class StoreIO(Folder):
             message = f"expected version {record.number} as its manifest describes it"
             raise CorruptCheckpoint(message, url=file.url)
         return file
+
+    def read_tensors(
+        self, manifest: Manifest, file: VersionFile, paths: Collection[str]
+    ) -> Mapping[str, Tensor]:
+        """Decode tensors of a version, reading only the required files and payloads.
+
+        Args:
+            manifest: The store's manifest.
+            file: The version; its chain may end at the version in :attr:`decoded`.
+            paths: Paths of the tensors to read.
+
+        Raises:
+            VersionUnavailable: A parent does not exist.
+            BrokenChain: A reference is missing or is a different version.
+            CorruptCheckpoint: A payload is damaged.
+        """
+        layers = [(file, paths)]
+        tensors: Mapping[str, Tensor] = {}
+        while deltas := {path for path in paths if file.entries[path].is_delta}:
+            assert file.header.parent is not None
+            record = manifest.record(file.header.parent)
+            if record.id != file.header.parent_id:
+                message = f"its parent is another version than {record.number}"
+                raise BrokenChain(message, url=file.url)
+            if self.decoded[0] == record.id:
+                tensors = self.decoded[1]
+                break
+            file = self.open(record)
+            paths = deltas & file.entries.keys()
+            layers.append((file, paths))
+        for file, paths in reversed(layers):
+            tensors = file.decode(paths, tensors)
+        return tensors
+
+    def read_whole(self, manifest: Manifest, file: VersionFile) -> Mapping[str, Tensor]:
+        """Decode a version, and keep it in memory; see :meth:`read_tensors`."""
+        tensors = self.read_tensors(manifest, file, file.entries)
+        self.decoded = file.header.id, tensors
+        return tensors
+
+    def load(
+        self, number: int, names: Collection[str] | None = None, map_location: Any = None
+    ) -> Loaded:
+        """Load a version, or the parts selected by ``names``; see :meth:`DeltaStore.load`."""
+        wanted = set(names or ())
+
+        def is_wanted(path: str) -> bool:
+            above = itertools.accumulate(path.split("."), "{}.{}".format)
+            return names is None or not wanted.isdisjoint(["", *above])
+
+        manifest = self.existing()
+        record = manifest.record(number)
+        try:
+            file = self.open(record)
+            tree = file.tree
+            if missing := wanted - tree.parts:
+                raise VersionUnavailable("there is no such tensor", url=self.url, key=min(missing))
+            needed = {tree.names[n] for path, n in tree.uses if is_wanted(path)}
+            tensors = file.restore(self.read_tensors(manifest, file, needed))
+        except StorageError:
+            if self.existing().number == manifest.number:
+                raise
+            # Another process has deleted files of that manifest.
+            return self.load(number, names, map_location)
+        moved = {name: tensor.to(map_location) for name, tensor in tensors.items()}
+        found: list[tuple[str, Any]] = []
+
+        def tensor(path: str, number: int, tag: str, *view: Any) -> Any:
+            if not is_wanted(path):
+                return None
+            name = tree.names[number]
+            value: Any = tensors[name].numpy() if tag == "a" else moved[name]
+            # torch rejects a view outside its tensor's memory.
+            found.append((path, value.as_strided(*view) if view else value))
+            return found[-1][1]
+
+        with damage_named("the tree is damaged", file.url):
+            state, parts = tree.build(tensor)
+        selected = state if names is None else {name: parts[name] for name in names}
+        return Loaded(record, selected, found)
+
+    def check(self, manifest: Manifest, file: VersionFile) -> None:
+        """Read every byte of a version, and restore it.
+
+        Raises:
+            PCRError: The version cannot be restored.
+        """
+        tensors = self.read_whole(manifest, file)
+        file.check_size()
+        file.restore(tensors)
+
+    def problems(self, manifest: Manifest, numbers: Iterable[int]) -> Iterator[PCRError]:
+        """Check versions, and yield the problems found."""
+        self.decoded = b"", {}  # not what is in memory, but what is in the files
+        for number in numbers:
+            try:
+                self.check(manifest, self.open(manifest.record(number)))
+            except PCRError as error:
+                yield error

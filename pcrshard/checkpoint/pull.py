@@ -14,7 +14,6 @@ from ..storage.locks import hold_lock
 from ..storage.stores import mapped_errors
 from .folder import memory_bytes
 from .manifest import Manifest, StoreIO
-from .reader import problems
 from .store import DeltaStore
 from .version_file import Progress, VersionRecord
 
@@ -89,7 +88,7 @@ def pull(
     merged = held.with_versions((*held.versions, *missing))
     numbers = tuple(record.number for record in missing)
     try:
-        for problem in problems(target, merged, numbers):
+        for problem in target.problems(merged, numbers):
             raise problem
         target.commit(held, merged)
     except CorruptCheckpoint:

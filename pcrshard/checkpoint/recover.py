@@ -16,7 +16,6 @@ from ..errors import (
 )
 from .frame import require
 from .manifest import MANIFEST_NAME, VERSION_NAME, Manifest, StoreIO
-from .reader import check
 from .version_file import Progress, VersionFile, VersionRecord, reported
 
 _YEAR_2020 = 1_577_836_800_000  # in Unix milliseconds; names of manifests have 12 digits
@@ -81,7 +80,7 @@ def recover(
         try:
             is_new = file.header.number >= manifest.next_version
             require(is_new, "another file of this version is used")
-            check(io, manifest, file)
+            io.check(manifest, file)
             manifest = manifest.with_versions((*manifest.versions, file.record))
         except PCRError as error:
             lost[file.record.file] = str(error)

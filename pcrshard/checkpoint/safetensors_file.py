@@ -10,7 +10,6 @@ import torch
 
 from .. import storage
 from ..errors import MissingDependency, UnsupportedState
-from .reader import load_version
 from .store import DeltaStore
 from .tensors import spec_of
 
@@ -86,7 +85,7 @@ def export_safetensors(
         raise ValueError(f"expected a name like model.safetensors, got {url.rpartition('/')[2]!r}")
     safetensors = _safetensors_module()
     store.close()
-    record, _, found = load_version(store.io, version, names)
+    record, _, found = store.io.load(version, names)
     tensors: dict[str, torch.Tensor] = {}
     for path, value in found:
         above = [f"{name}." for name in names or () if path.startswith(f"{name}.")]

@@ -18,7 +18,6 @@ from ..redaction import get_logger
 from .codec import Precision, Tensor, store_leaf
 from .frame import check_metrics
 from .manifest import VERSION_NAME, Manifest, StoreIO
-from .reader import load_version, problems, read_whole
 from .tensors import words_of
 from .typed_tree import Leaf, Tree, flatten
 from .version_file import Progress, VersionRecord, parallel_map, reported
@@ -164,7 +163,7 @@ class DeltaStore:
             StorageError: A file cannot be read.
         """
         self._wait()
-        return load_version(self.io, version, names, map_location).state
+        return self.io.load(version, names, map_location).state
 
     def versions(self) -> list[VersionRecord]:
         """Return the records of all versions, oldest first."""
@@ -189,7 +188,7 @@ class DeltaStore:
         self._wait()
         manifest = self.io.existing()
         numbers = list(versions or (record.number for record in manifest.versions))
-        return list(problems(self.io, manifest, reported(numbers, progress)))
+        return list(self.io.problems(manifest, reported(numbers, progress)))
 
     def delete(self, *, keep: Collection[int], progress: Progress | None = None) -> None:
         """Delete all versions except some; deltas to deleted versions become keyframes, losslessly.
@@ -211,7 +210,7 @@ class DeltaStore:
             if record.parent not in (None, *kept):
                 file = io.open(record)
                 record = io.write(
-                    read_whole(io, before, file),
+                    io.read_whole(before, file),
                     number=number,
                     tree=file.header.tree,
                     metrics=record.metrics,
@@ -304,7 +303,7 @@ class DeltaStore:
         newest = manifest.versions[-1]
         try:
             if self.io.decoded[0] != newest.id:
-                read_whole(self.io, manifest, self.io.open(newest))
+                self.io.read_whole(manifest, self.io.open(newest))
         except PCRError as error:
             log.warning("version %s cannot be read: %s; saving a keyframe", newest.number, error)
             return None
