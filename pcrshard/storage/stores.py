@@ -12,8 +12,8 @@ import asyncio
 import concurrent.futures
 import re
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -121,12 +121,19 @@ async def call(fs: Any, method: str, path: str, seconds: float, **kwargs: Any) -
     Raises:
         TimeoutError: No answer in time.
     """
+    async with time_limit(seconds):
+        if fs.async_impl:
+            return await getattr(fs, f"_{method}")(path, **kwargs)
+        request = in_thread(partial(getattr(fs, method), path, **kwargs))
+        return await asyncio.wrap_future(request)
+
+
+@asynccontextmanager
+async def time_limit(seconds: float) -> AsyncIterator[None]:
+    """Cancel the block and raise a clear TimeoutError if it takes longer."""
     try:
         async with asyncio.timeout(seconds):
-            if fs.async_impl:
-                return await getattr(fs, f"_{method}")(path, **kwargs)
-            request = in_thread(partial(getattr(fs, method), path, **kwargs))
-            return await asyncio.wrap_future(request)
+            yield
     except TimeoutError as error:
         message = f"the server is too slow or silent: no answer within {seconds:g} s"
         raise TimeoutError(message) from error
