@@ -116,8 +116,8 @@ class RangeRead:
             try:
                 await asyncio.gather(*workers)
             finally:
-                for worker in workers:
-                    worker.cancel()
+                while workers:  # left behind, they would keep an error's frames and the memory
+                    workers.pop().cancel()
 
     async def _work(self, count: int) -> None:
         while self.todo and self._in_flight == count:

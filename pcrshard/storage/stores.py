@@ -153,6 +153,7 @@ def run(coroutine: Coroutine[Any, Any, T], cancel: Cancel = None) -> T:
         return request.result()
     finally:
         request.cancel()  # also after Ctrl-C
+        del request  # it refers to an error, whose traceback refers to this frame
 
 
 def collect(items: Iterator[T], url: str, retry: Retry = DEFAULT_RETRY) -> list[T]:
