@@ -94,8 +94,8 @@ class ShardIndex:
 
     @functools.cached_property
     def first_units(self) -> list[int]:
-        """The first unit of each sample, followed by the number of units."""
-        return [0, *self.unit_counts.sum(axis=1).cumsum().tolist()]
+        """The first unit of each sample in each stream, followed by the number of units."""
+        return [0, *self.unit_counts.cumsum().tolist()]
 
     def late_fields(self, row: int) -> tuple[str, ...]:
         """Return the deferred fields in the group of a row, N for the tail.

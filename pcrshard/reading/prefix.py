@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -239,13 +238,8 @@ class Prefix:
         if field not in self.streams:
             return []
         place = row * len(self.streams) + self.streams.index(field)
-        units = range(*self._first_units[place : place + 2])
+        units = range(*self.index.first_units[place : place + 2])
         return [unit for unit in units if self.index.dims[unit, 0]]
-
-    @cached_property
-    def _first_units(self) -> list[int]:
-        """The first unit of each sample in each stream, then the number of units."""
-        return [0, *self.index.unit_counts.cumsum().tolist()]
 
     def _oriented(self, unit: int, jpeg: Jpeg) -> Jpeg | bytes:
         """Return a JPEG with an orientation tag, which only the metadata of full fidelity has."""
@@ -314,4 +308,5 @@ class Prefix:
                 )
 
     def _key(self, unit: int) -> str:
-        return self.index.keys[bisect.bisect_right(self.index.first_units, unit) - 1]
+        place = bisect.bisect_right(self.index.first_units, unit) - 1
+        return self.index.keys[place // len(self.streams)]

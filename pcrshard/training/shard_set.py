@@ -123,11 +123,11 @@ class ShardSet:
     def _read_columns(self, shard: int) -> Columns:
         index = self.open(shard).index
         labels = index.fields.get("cls", [None] * index.num_samples)
-        first = np.array(index.first_units)
-        has_image = np.diff(first) > 0
+        counts = index.unit_counts.sum(axis=1)
+        has_image = counts > 0
         sizes = np.zeros((index.num_samples, 2), np.int64)
         upright = upright_sizes(index.dims, index.orientation)
-        sizes[has_image] = upright[first[:-1][has_image]]
+        sizes[has_image] = upright[(counts.cumsum() - counts)[has_image]]
         return Columns(list(index.keys), list(labels), sizes)
 
     def places(self, samples: Ints) -> Iterator[tuple[int, int, int]]:
