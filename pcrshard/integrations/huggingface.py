@@ -215,18 +215,10 @@ def _feature(name: str, schema: Schema) -> Any:
     return datasets.Value("int64" if kind in INTEGERS else text)
 
 
-def _image_value(data: Any) -> Any:
-    """Return the value that ``datasets`` accepts for an image, or a list of these."""
-    if isinstance(data, list):
-        return list(map(_image_value, data))
-    return {"bytes": data, "path": None}
-
-
 def _decoder(feature: Any) -> Decode:
     """Return a function from a field's bytes to the value passed to ``datasets``."""
     if isinstance(getattr(feature, "feature", feature), datasets.Image):
-        # Omit the path: datasets would read a local file of that name instead of the bytes.
-        return _image_value
+        return lambda data: data
     if isinstance(feature, datasets.ClassLabel):
         # Not text, which datasets would interpret as a class name, such as "10".
         return int

@@ -257,16 +257,10 @@ def _find_opener(pipeline: list[Any]) -> tuple[int, dict[str, Any]]:
             return place, {
                 name: given.get(name) for name in ("handler", "select_files", "rename_files")
             }
-    if cache.FileCache in functions:
-        raise TypeError(
-            "WebDataset's cache_dir downloads whole shards and tells them apart by file name only;"
-            " leave it out of WebDataset(...) and give it to pcr_scan, which keeps prefixes: "
-            ".pcr_scan(5, cache_dir=...)"
-        )
     raise TypeError(
-        "pcr_scan expected a pipeline that opens and expands tars, WebDataset(urls), once and "
-        "before any WebLoader; in a DataPipeline use the stage pcrshard.pcr_scan(5) after the "
-        "shard list and splitters"
+        "pcr_scan expected a pipeline that opens and expands tars, WebDataset(urls), once, before "
+        "any WebLoader, and without cache_dir, which pcr_scan takes; in a DataPipeline use the "
+        "stage pcrshard.pcr_scan(5) after the shard list and splitters"
     )
 
 
