@@ -179,4 +179,4 @@ def _pack_node(node: Any) -> Iterator[Any]:
         case list():
             yield from node
         case _:
-            yield from pack(node, (), None)
+            yield from pack(node)

@@ -10,7 +10,7 @@ import re
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from .. import storage
 from ..errors import (
@@ -99,20 +99,6 @@ class Manifest(Record, frozen=True):
         versions = tuple(sorted(records, key=lambda record: record.number))
         following = max([self.next_version, *(record.number + 1 for record in versions)])
         return self.replace(next_version=following, versions=versions)
-
-
-class Loaded(NamedTuple):
-    """A version, or parts of it.
-
-    Attributes:
-        record: The version.
-        state: Its state, or a dict of the parts by name.
-        tensors: The path of each tensor or array, and its value.
-    """
-
-    record: VersionRecord
-    state: Any
-    tensors: list[tuple[str, Any]]
 
 
 class StoreIO(Folder):
@@ -314,7 +300,7 @@ class StoreIO(Folder):
 
     def load(
         self, number: int, names: Collection[str] | None = None, map_location: Any = None
-    ) -> Loaded:
+    ) -> tuple[VersionRecord, Any]:
         """Load a version, or the parts selected by ``names``; see :meth:`DeltaStore.load`."""
         wanted = set(names or ())
 
@@ -337,7 +323,6 @@ class StoreIO(Folder):
             # Another process has deleted files of that manifest.
             return self.load(number, names, map_location)
         moved = {name: tensor.to(map_location) for name, tensor in tensors.items()}
-        found: list[tuple[str, Any]] = []
 
         def tensor(path: str, number: int, tag: str, *view: Any) -> Any:
             if not is_wanted(path):
@@ -345,13 +330,11 @@ class StoreIO(Folder):
             name = tree.names[number]
             value: Any = tensors[name].numpy() if tag == "a" else moved[name]
             # torch rejects a view outside its tensor's memory.
-            found.append((path, value.as_strided(*view) if view else value))
-            return found[-1][1]
+            return value.as_strided(*view) if view else value
 
         with damage_named("the tree is damaged", file.url):
             state, parts = tree.build(tensor)
-        selected = state if names is None else {name: parts[name] for name in names}
-        return Loaded(record, selected, found)
+        return record, state if names is None else {name: parts[name] for name in names}
 
     def check(self, manifest: Manifest, file: VersionFile) -> None:
         """Read every byte of a version, and restore it.

@@ -12,6 +12,7 @@ from .. import storage
 from ..errors import MissingDependency, UnsupportedState
 from .store import DeltaStore
 from .tensors import spec_of
+from .typed_tree import leaves_of
 
 # The element types that safetensors supports.
 DTYPES = {
@@ -85,16 +86,17 @@ def export_safetensors(
         raise ValueError(f"expected a name like model.safetensors, got {url.rpartition('/')[2]!r}")
     safetensors = _safetensors_module()
     store.close()
-    record, _, found = store.io.load(version, names)
+    record, state = store.io.load(version, names)
+    parts = {"": state} if names is None else state
     tensors: dict[str, torch.Tensor] = {}
-    for path, value in found:
-        above = [f"{name}." for name in names or () if path.startswith(f"{name}.")]
-        name = path.removeprefix(max(above, default="", key=len))
-        if name in tensors:
-            raise ValueError(f"several tensors would be named {name}: export their parts alone")
-        # The format has no shared memory, so tied tensors are written once per name.
-        tensors[name] = torch.as_tensor(value).clone(memory_format=torch.contiguous_format)
-        check_type(tensors[name], name)
+    for part, value in parts.items():
+        for leaf in leaves_of(value):
+            name = leaf.path or part
+            if name in tensors:
+                raise ValueError(f"several tensors would be named {name}: export their parts alone")
+            check_type(leaf.tensor, name)
+            # The format has no shared memory, so tied tensors are written once per name.
+            tensors[name] = leaf.tensor.clone(memory_format=torch.contiguous_format)
     metadata = {"pcrshard_version": str(record.number), "pcrshard_id": record.id.hex()}
     data = safetensors.torch.save(tensors, metadata)
     with storage.atomic_write(url, options=options) as file:

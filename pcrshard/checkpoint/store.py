@@ -163,7 +163,8 @@ class DeltaStore:
             StorageError: A file cannot be read.
         """
         self._wait()
-        return self.io.load(version, names, map_location).state
+        _, state = self.io.load(version, names, map_location)
+        return state
 
     def versions(self) -> list[VersionRecord]:
         """Return the records of all versions, oldest first."""

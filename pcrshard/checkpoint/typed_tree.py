@@ -55,14 +55,14 @@ class Leaf:
         tag: Its token.
         tensor: The tensor.
         role: The field of :class:`Precision` that bounds its error; ``None`` if it is exact.
-        path: Its unique path, once the state's tree is complete.
+        path: Its path, which is unique once the state's tree is complete.
         uses: The paths of all tensors that share its memory.
     """
 
     tag: str
     tensor: torch.Tensor
     role: str | None
-    path: str = ""
+    path: str
     uses: list[str] = dataclasses.field(default_factory=list)
 
     @property
@@ -107,7 +107,7 @@ def flatten(state: Any) -> tuple[Tree, list[Leaf]]:
     Raises:
         UnsupportedState: A value has an unsupported type; the message names its path.
     """
-    packed = list(pack(state, (), None))
+    packed = list(pack(state))
     found = [token for token in packed if type(token) is Leaf]
     base_of = _tie(found)
     leaves = [leaf for leaf in found if base_of[leaf] is leaf]
@@ -124,12 +124,12 @@ def flatten(state: Any) -> tuple[Tree, list[Leaf]]:
         return "v", numbers[base], start, len(shape), *shape, *strides
 
     tree = make_tree(itertools.chain.from_iterable(map(placed, packed)))
-    read = TreeReader(tree)
-    for path, number in read.uses:
-        leaves[number].uses.append(path)
+    names = TreeReader(tree).names
+    for leaf in found:
+        base_of[leaf].uses.append(leaf.path)
     copies = snapshot([leaf.tensor for leaf in leaves])
     for leaf, copy in zip(leaves, copies, strict=True):
-        leaf.path, leaf.tensor = read.names[numbers[leaf]], copy
+        leaf.path, leaf.tensor = names[numbers[leaf]], copy
     return tree, leaves
 
 
@@ -145,7 +145,7 @@ def make_tree(packed: Iterable[Any]) -> Tree:
     return tree
 
 
-def pack(value: Any, path: tuple[str, ...], roles: Roles) -> Iterator[Any]:
+def pack(value: Any, path: tuple[str, ...] = (), roles: Roles = None) -> Iterator[Any]:
     """Yield the tokens of a value, with a :class:`Leaf` or bytes in the places of their numbers.
 
     Args:
@@ -172,9 +172,9 @@ def pack(value: Any, path: tuple[str, ...], roles: Roles) -> Iterator[Any]:
     elif isinstance(value, torch.Tensor):
         check_storable(value, where)
         # A lazily conjugated or negated view does not have its source's values.
-        yield Leaf("x", value.resolve_conj().resolve_neg(), _role(path, roles))
+        yield Leaf("x", value.resolve_conj().resolve_neg(), _role(path, roles), where)
     elif kind is np.ndarray:
-        yield Leaf("a", array_tensor(value, where), None)
+        yield Leaf("a", array_tensor(value, where), None, where)
     elif isinstance(value, np.generic) and value.dtype.name in NUMPY_TYPES:
         yield from ("g", value.dtype.name, value.tobytes())
     else:
@@ -202,7 +202,12 @@ def _pack_items(value: Any, path: tuple[str, ...], roles: Roles) -> Iterator[Any
         yield from pack(item, where, roles)
     if tag == "o":
         # torch keeps the versions of modules in this attribute of a state_dict.
-        yield from pack(getattr(value, "_metadata", None), (*path, "_metadata"), None)
+        yield from pack(getattr(value, "_metadata", None), (*path, "_metadata"))
+
+
+def leaves_of(state: Any) -> Iterator[Leaf]:
+    """Yield the tensors and arrays of a state, which are not copied."""
+    return (token for token in pack(state) if type(token) is Leaf)
 
 
 def _tie(leaves: list[Leaf]) -> dict[Leaf, Leaf]:
