@@ -81,35 +81,23 @@ def header_limit(max_bytes: int) -> int:
     return min(max(max_bytes // _GROWTH, _FREE_BYTES), MAX_HEADER_BYTES)
 
 
-def header_bytes(head: memoryview, magic: bytes, version: int = VERSION) -> int:
-    """Return the size of the header, given the first bytes of a file.
-
-    Raises:
-        CorruptCheckpoint: The file has another type or is truncated.
-        UnsupportedVersion: The file has an unsupported format version.
-    """
-    require(len(head) >= HEAD_BYTES, f"expected at least {HEAD_BYTES} bytes, got {len(head)}")
-    found, _, got, size = _HEAD.unpack_from(head)
-    require(found == magic, f"expected a file that starts with {magic!r}, got {found!r}")
-    if got != version:
-        hint = ": see `pcrshard checkpoint convert`" if got < version else ""
-        raise UnsupportedVersion(f"expected format version {version}, got {got}{hint}")
-    require(size <= MAX_HEADER_BYTES, f"expected at most {MAX_HEADER_BYTES} header bytes")
-    return int(size)
-
-
 def split_frame(
     data: memoryview, magic: bytes, version: int = VERSION
 ) -> tuple[memoryview, memoryview]:
     """Verify a frame; return its encoded header and the bytes after it.
 
     Raises:
-        CorruptCheckpoint: The checksum or the size is wrong.
+        CorruptCheckpoint: The checksum or the size is wrong, or the file has another type.
         UnsupportedVersion: The file has an unsupported format version.
     """
-    stop = HEAD_BYTES + header_bytes(data, magic, version)
+    require(len(data) >= HEAD_BYTES, f"expected at least {HEAD_BYTES} bytes, got {len(data)}")
+    found, checksum, got, size = _HEAD.unpack_from(data)
+    require(found == magic, f"expected a file that starts with {magic!r}, got {found!r}")
+    if got != version:
+        hint = ": see `pcrshard checkpoint convert`" if got < version else ""
+        raise UnsupportedVersion(f"expected format version {version}, got {got}{hint}")
+    stop = HEAD_BYTES + size
     require(len(data) >= stop, f"expected at least {stop} bytes, got {len(data)}")
-    checksum = _HEAD.unpack_from(data)[1]
     require(crc32c(data[_CHECKED_FROM:stop]) == checksum, "the header does not match its checksum")
     return data[HEAD_BYTES:stop], data[stop:]
 

@@ -84,7 +84,7 @@ class DeltaStore:
         # The newest manifest, while this writer knows it; None before the first save.
         self._manifest: Manifest | None = None
         # Some words, before quantization, of each tensor with a bound, as last saved.
-        self._sample: dict[str, Words] = {}
+        self._sample: list[Words] = []
 
     @classmethod
     def lossless(cls, url: str | os.PathLike[str], **how: Any) -> Self:
@@ -315,17 +315,16 @@ class DeltaStore:
     ) -> dict[str, Bound | None]:
         """Return the bound of each tensor: none if exact versions are smaller."""
         bounds = {leaf.path: self.precision.bound_of(leaf) for leaf in leaves}
-        lossy = {leaf.path: leaf.tensor for leaf in leaves if bounds[leaf.path] is not None}
-        exact = {path: tensor for path, tensor in before.items() if tensor.lattice is None}
-        was = self._sample | {path: tensor.values[::_STRIDE] for path, tensor in exact.items()}
-        now = {path: words_of(tensor)[::_STRIDE].copy() for path, tensor in lossy.items()}
+        lossy = [leaf for leaf in leaves if bounds[leaf.path] is not None]
+        known = [before[leaf.path].values for leaf in lossy if leaf.path in before]
+        was = self._sample or [values[::_STRIDE] for values in known]
+        now = [words_of(leaf.tensor)[::_STRIDE].copy() for leaf in lossy]
         self._sample = now
-        known = [path for path in now if path in was and len(was[path]) == len(now[path])]
-        changed = [now[path] != was[path] for path in known]
-        is_bfloat16 = {tensor.dtype for tensor in lossy.values()} == {torch.bfloat16}
-        is_known = is_bfloat16 and len(known) == len(now)
-        if is_known and np.concatenate(changed).mean() <= _FEW_CHANGED:
-            return dict.fromkeys(bounds)
+        is_bfloat16 = {leaf.tensor.dtype for leaf in lossy} == {torch.bfloat16}
+        if is_bfloat16 and list(map(len, was)) == list(map(len, now)):
+            changed = np.concatenate(was) != np.concatenate(now)
+            if changed.mean() <= _FEW_CHANGED:
+                return dict.fromkeys(bounds)
         return bounds
 
 

@@ -20,6 +20,7 @@ from .codec import Entry, Tensor, decode_tensor, digest_of
 from .folder import Folder
 from .frame import (
     HEAD_BYTES,
+    MAX_HEADER_BYTES,
     Count,
     Digest,
     FileName,
@@ -30,7 +31,6 @@ from .frame import (
     Time,
     damage_named,
     encode,
-    header_bytes,
     require,
     unpack_frame,
 )
@@ -160,7 +160,8 @@ class VersionFile:
         self._folder = folder
         with damage_named("the header is damaged", self.url):
             if header_size is None:
-                header_size = header_bytes(folder.read(name, 0, HEAD_BYTES), MAGIC)
+                head = folder.read(name, 0, HEAD_BYTES)
+                header_size = min(int.from_bytes(head[-8:], "little"), MAX_HEADER_BYTES)
             data = folder.read(name, 0, HEAD_BYTES + header_size)
             self.header, rest = unpack_frame(data, MAGIC, Header, folder.max_bytes)
             require(not rest, f"expected a header of {header_size} bytes")
