@@ -141,9 +141,8 @@ def _decode(entry: Any, payload: memoryview, base: Tensor | None) -> Tensor:
     main, index, rest = payload[:first], payload[first : first + second], payload[first + second :]
     spec = TensorSpec(entry["dtype"], tuple(entry["shape"]))
     is_delta = entry["coder"] != "intra"
-    tensor = decode_tensor(
-        Entry(spec, entry["lattice"], is_delta, first, 0, 0, bytes(32)), main, base
-    )
+    now = Entry(spec, entry["lattice"], is_delta, first, 0, 0, bytes(32))
+    tensor = decode_tensor(now, main, base)
     count = entry["count"]
     require(8 * count <= _MAX_RATIO * len(payload), "too few bytes for the words")
     places = np.cumsum(decode_integers(index, count, np.uint32), dtype=np.int64) - 1
@@ -153,13 +152,14 @@ def _decode(entry: Any, payload: memoryview, base: Tensor | None) -> Tensor:
         changed = np.frombuffer(decompress(rest, count), spec.word)
     bare = tensor.restore()
     words = bare.copy()
+    fields: dict[str, Any] = {}
     if tensor.lattice is None:
         words[places] ^= changed
-        return dataclasses.replace(tensor, values=words, digest=digest_of(words))
-    words[places] = changed
-    patch = encode_patch(words, bare, growth=MAX_GROWTH)
-    assert patch is not None
-    return dataclasses.replace(tensor, patch=patch, digest=digest_of(words))
+        fields["values"] = words
+    else:
+        words[places] = changed
+        fields["patch"] = encode_patch(words, bare, growth=MAX_GROWTH)
+    return dataclasses.replace(tensor, digest=digest_of(words), **fields)
 
 
 def _pack_node(node: Any) -> Iterator[Any]:

@@ -76,6 +76,11 @@ class Manifest(Record, frozen=True):
         if last >= self.next_version:
             raise ValueError("expected a higher number for the next version")
 
+    @property
+    def files(self) -> set[str]:
+        """The names of the versions' files."""
+        return {record.file for record in self.versions}
+
     def record(self, number: int) -> VersionRecord:
         """Return the record of a version; negative numbers count back from the newest, -1.
 
@@ -177,15 +182,15 @@ class StoreIO(Folder):
         """
         after = after.replace(number=before.number + 1)
         data = pack_frame(MAGIC, after)
-        old, new = ({record.file for record in each.versions} for each in (before, after))
+        added, removed = after.files - before.files, before.files - after.files
         is_ours = self.create(f"manifest-{after.number:06d}.pcm", data)
         numbers = self.numbered(MANIFEST_NAME)
         is_newest = max(numbers.values()) == after.number
         if is_ours and not is_newest:
             # If a suspended writer resumes after others wrote, its number may have been pruned
             # and be free again; the newest manifest then does not descend from this one.
-            named = {record.file for record in self.newest().versions}
-            is_ours = new - old <= named and not (old - new) & named
+            named = self.newest().files
+            is_ours = added <= named and removed.isdisjoint(named)
         if not is_ours:
             raise ConcurrentWriter("another process has written to this store", url=self.url)
         if is_newest:
@@ -197,7 +202,7 @@ class StoreIO(Folder):
                 log.warning("the manifest's copy for web servers is out of date: %s", error)
             last = after.number - _KEPT_MANIFESTS
             self.remove(name for name, number in numbers.items() if number <= last)
-        self.remove(old - new)
+        self.remove(removed)
         return after
 
     def write(

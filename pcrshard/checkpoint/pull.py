@@ -93,7 +93,7 @@ def pull(
         target.commit(held, merged)
     except CorruptCheckpoint:
         # A wrong manifest may name a file of a version that the store already has.
-        target.remove({each.file for each in missing} - {each.file for each in held.versions})
+        target.remove(merged.files - held.files)
         raise
     return Pulled(wanted.number, numbers, moved)
 

@@ -247,8 +247,7 @@ class DeltaStore:
         manifest = self.io.opened(precision)
         if manifest.precision not in ("", precision):
             log.warning("the store was written with: %s; now: %s", manifest.precision, precision)
-        used = {record.file for record in manifest.versions}
-        self.io.clean(self.io.numbered(VERSION_NAME).keys() - used)
+        self.io.clean(self.io.numbered(VERSION_NAME).keys() - manifest.files)
         self._manifest = manifest
         return manifest
 
