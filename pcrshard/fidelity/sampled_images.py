@@ -41,8 +41,7 @@ class ImageSample:
             on_image: Called with (done, total) after each sample.
 
         Yields:
-            The pieces of an image, one for each scan up to ``top``, valid until the next one; and
-            the sample's label.
+            The pieces of an image, one for each scan up to ``top``, and the sample's label.
         """
         total = sum(map(len, self.drawn.values()))
         done = 0
@@ -50,12 +49,9 @@ class ImageSample:
             prefix = shard.load(self.dataset.scan or self.dataset.num_groups)
             stream = next(iter(prefix.streams), "")
             for row in rows:
-                found = prefix.value(row, stream, list)
                 label = prefix.value(row, LABEL)
-                for image in found if stream in prefix.index.schema.lists else [found]:
-                    # A passthrough image arrives as plain bytes.
-                    if isinstance(image, list):
-                        yield image, label
+                for unit in prefix.units_of(row, stream):
+                    yield prefix.pieces(unit), label
                 done += 1
                 if on_image is not None:
                     on_image(done, total)

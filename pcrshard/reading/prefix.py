@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checksum import crc32c
-from ..errors import CorruptIndex, CorruptPiece, PCRError, ScanUnavailable
+from ..errors import CorruptIndex, CorruptJpeg, CorruptPiece, PCRError, ScanUnavailable
 from ..format.columns import ABSENT
 from ..format.group_table import GroupTable, decode_tables, group_starts, late_starts
 from ..format.names import is_other_image, numbered
@@ -29,7 +29,6 @@ Sample = dict[str, Any]
 Samples = Iterator[Sample]
 Select = Callable[[str, str], bool]
 OnError = Callable[[PCRError], bool]
-Decode = Callable[[list[memoryview]], Any]
 Jpeg = TypeVar("Jpeg", bytes, memoryview)
 
 
@@ -172,7 +171,6 @@ class Prefix:
         *,
         select: Select | None = None,
         on_error: OnError | None = None,
-        decode: Decode | None = None,
     ) -> Samples:
         """Yield the samples of the shard in its order.
 
@@ -180,8 +178,6 @@ class Prefix:
             select: Called with (key, field); False leaves the field out.
             on_error: Called with the error of a damaged sample; if it returns True, the sample is
                 skipped. By default, the error is raised.
-            decode: Called with the pieces of an image, one per scan group; its result replaces the
-                bytes. For example, ``ImageDecoder(224, "random")``.
 
         Yields:
             ``__key__``, image fields as complete JPEGs, other fields as stored, all bytes. Below
@@ -192,34 +188,28 @@ class Prefix:
         """
         for row in range(self.index.num_samples):
             try:
-                sample = self.sample(row, select=select, decode=decode)
+                sample = self.sample(row, select)
             except PCRError as error:
                 if on_error is None or not on_error(error):
                     raise
                 continue
             yield sample
 
-    def sample(
-        self,
-        row: int,
-        *,
-        select: Select | None = None,
-        decode: Decode | None = None,
-    ) -> Sample:
+    def sample(self, row: int, select: Select | None = None) -> Sample:
         """Return one sample by position; see :meth:`samples`."""
         key = self.index.keys[row]
         sample: Sample = {"__key__": key}
         for field in self.names:
             if select is None or select(key, field):
-                value = self.value(row, field, decode)
+                value = self.value(row, field)
                 if value is not None:
                     sample[field] = value
         return sample
 
-    def value(self, row: int, field: str, decode: Decode | None = None) -> Any:
+    def value(self, row: int, field: str) -> Any:
         """Return one field of a sample, ``None`` if the sample lacks it; see :meth:`sample`."""
         if field in self.streams:
-            images = [self._image(unit, decode) for unit in self.units_of(row, field)]
+            images = [self._image(unit) for unit in self.units_of(row, field)]
             if field in self.index.schema.lists:
                 return images
             if images:
@@ -270,29 +260,33 @@ class Prefix:
             table["size"][[unit in self.damaged for unit in units]] = 0
         return table
 
-    def _image(self, unit: int, decode: Decode | None) -> Any:
-        tail = self.tail if self.scan == FULL and decode is None else None
-        if unit in self.damaged:
-            self._find_damage(unit, self.groups, self._num_scans)
-            if tail is not None:
-                self._find_damage(unit, tail, 1)
-        if decode is None and (tail is None or not tail.table.sizes[0, unit]):
-            jpeg = join(self.groups.native[unit, : 2 * self._num_scans], EOI).tobytes()
-            return bytes(self._oriented(unit, jpeg))
-        pieces = self.groups.of_unit(unit)[: self._num_scans]
+    def pieces(self, unit: int) -> list[memoryview]:
+        """Return copies of an image's piece in each scan group.
+
+        Raises:
+            CorruptPiece: One is damaged.
+        """
+        self._find_damage(unit, self.groups, self._num_scans)
+        first, *rest = self.groups.of_unit(unit)[: self._num_scans]
+        return [memoryview(self._oriented(unit, first)), *rest]
+
+    def _image(self, unit: int) -> bytes:
+        row = self.groups.native[unit, : 2 * self._num_scans]
+        tail = self.tail if self.scan == FULL else None
+        self._find_damage(unit, self.groups, self._num_scans)
+        if tail is None or not tail.table.sizes[0, unit]:
+            return bytes(self._oriented(unit, join(row, EOI).tobytes()))
+        self._find_damage(unit, tail, 1)
         try:
-            if tail is not None:
-                return join_pieces(pieces, bytes(tail.of_unit(unit)[0]))
-            pieces[0] = memoryview(self._oriented(unit, pieces[0]))
-            assert decode is not None
-            return decode(pieces)
-        except PCRError as error:
-            scan = None if tail is None else "tail"
+            return join_pieces([join(row).data], bytes(join(tail.native[unit])))
+        except CorruptJpeg as error:
             url, key = self.shard.url, self._key(unit)
-            raise type(error)(str(error), url=url, key=key, scan=scan) from error
+            raise CorruptJpeg(str(error), url=url, key=key, scan="tail") from error
 
     def _find_damage(self, unit: int, pieces: Pieces, num_rows: int) -> None:
         """Raise an error that names the first damaged scan of an image, if a row is damaged."""
+        if unit not in self.damaged:
+            return
         table = pieces.table
         crc = 0
         for row, piece in enumerate(pieces.of_unit(unit)[:num_rows]):

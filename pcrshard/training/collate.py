@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import default_collate, default_convert
 
 from ..errors import PCRError
+from ..format.scan import FULL
 from ..jpeg.image_decoder import ImageDecoder
 from ..jpeg.views import Geometry, Picture, geometry_field
 from ..memory import borrow_array
@@ -153,18 +154,24 @@ class Collator:
         if image is None or extension(name) in CONVERSIONS:
             return convert(name, prefix.value(place, name), key)
 
-        def decode(pieces: list[memoryview]) -> Any:
-            # All images of a sample share their random numbers, whichever fields are read, so that
-            # an image and its mask are cropped alike.
-            return image(pieces, draw_key(*self.key, number))
+        if name not in prefix.passthrough_images.union(prefix.streams):
+            return prefix.value(place, name)
+        if prefix.scan == FULL and prefix.units_of(place, name):
+            # A decoder needs no metadata.
+            prefix = prefix.at(prefix.index.num_groups)
 
-        value = prefix.value(place, name, decode)
-        if not isinstance(value, bytes) or name not in prefix.passthrough_images:
-            return value
-        try:
-            return decode([memoryview(value)])
-        except PCRError as error:
-            raise type(error)(f"{name}: {error}", url=prefix.shard.url, key=key) from error
+        def decode(jpeg: bytes) -> Any:
+            try:
+                # All images of a sample share their random numbers, whichever fields are read, so
+                # that an image and its mask are cropped alike.
+                return image(jpeg, draw_key(*self.key, number))
+            except PCRError as error:
+                raise type(error)(f"{name}: {error}", url=prefix.shard.url, key=key) from error
+
+        value = prefix.value(place, name)
+        if isinstance(value, list):
+            return list(map(decode, value))
+        return None if value is None else decode(value)
 
     def _column(self, name: str, values: list[Any]) -> Any:
         """Collate the values of a field; missing ones are ``None``.

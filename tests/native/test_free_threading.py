@@ -48,11 +48,11 @@ def test_threads_share_a_dataset_a_cache_and_a_decoder(shards, tmp_path):
         for shard in rng.sample(range(8), 8):
             scan = rng.choice([1, 3, "full"])
             prefix = dataset.shards.open(shard).load(scan)
-            list(prefix.at(1).samples(decode=lambda pieces: decoder(pieces, 1)))
+            assert all(decoder(sample["jpg"], 1).size for sample in prefix.at(1).samples())
             prefix = dataset.shards.open(shard).load(2)
             for row in rng.sample(range(8), 8):
-                pixels = prefix.sample(row, decode=lambda pieces: decoder(pieces, 1))
-                found[pixels["cls"]] = pixels["jpg"].tobytes()
+                sample = prefix.sample(row)
+                found[sample["cls"]] = decoder(sample["jpg"], 1).tobytes()
         return found
 
     expected = read(0)
