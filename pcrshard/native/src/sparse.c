@@ -1,7 +1,11 @@
 /* Changed words between two versions of weights, as gaps and steps. */
 #include <string.h>
 
+#include "avx2.h"
 #include "pcr.h"
+
+/* Compiled twice, for any processor and for AVX2. */
+#define INLINE static inline __attribute__((always_inline))
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -15,13 +19,15 @@
     ((type)((place) ^ (SIGN(type, stype, (type)~(place)) | TOP(type))))
 
 #define RUN 64
+/* Bytes that are compared before their changes are encoded. */
+#define STRIPE 8192
 #define LINE 64
 /* Words are fetched this many bytes early: most lines hold no changed word, which processors do not
  * take for a stream. */
 #define AHEAD 4096
 
 /* A bit for each of 64 bytes that differs. */
-static uint64_t difference(const void *a, const void *b) {
+INLINE uint64_t difference(const void *a, const void *b) {
 #if defined(__SSE2__)
     uint64_t equal = 0;
     for (int i = 0; i < 4; i++) {
@@ -39,35 +45,60 @@ static uint64_t difference(const void *a, const void *b) {
 }
 
 /* The same for fewer bytes than 64. */
-static uint64_t difference_of_rest(const uint8_t *a, const uint8_t *b, size_t size) {
+INLINE uint64_t difference_of_rest(const uint8_t *a, const uint8_t *b, size_t size) {
     uint64_t differs = 0;
     for (size_t i = 0; i < size; i++) differs |= (uint64_t)(a[i] != b[i]) << i;
     return differs;
 }
 
+/* Writes where words of a stripe differ, in words from its start; returns how many do. From its
+ * start on, left bytes can be read. places has room for each word and two more: writing two at a
+ * time saves a branch that cannot be predicted. */
+INLINE size_t find_changes(const uint8_t *now, const uint8_t *was, size_t size, size_t left,
+                           size_t item_bytes, uint16_t *places) {
+    const uint64_t first_bytes = item_bytes == 1   ? UINT64_MAX
+                                 : item_bytes == 2 ? 0x5555555555555555
+                                                   : 0x1111111111111111;
+    size_t found = 0;
+    for (size_t start = 0; start < size; start += RUN) {
+        size_t ahead = left - start > AHEAD ? start + AHEAD : start;
+        __builtin_prefetch(now + ahead);
+        __builtin_prefetch(was + ahead, 1);
+        uint64_t differs = size - start >= RUN
+                               ? difference(now + start, was + start)
+                               : difference_of_rest(now + start, was + start, size - start);
+        for (size_t bytes = 1; bytes < item_bytes; bytes *= 2) differs |= differs >> bytes;
+        differs &= first_bytes;
+        size_t after = found + (size_t)__builtin_popcountll(differs);
+        do {
+            for (int i = 0; i < 2; i++) {
+                size_t byte = start + (size_t)__builtin_ctzll(differs | (uint64_t)1 << 63);
+                places[found++] = (uint16_t)(byte / item_bytes);
+                differs &= differs - 1;
+            }
+        } while (found < after);
+        found = after;
+    }
+    return found;
+}
+
 #define DEFINE(type, stype, suffix)                                                              \
-    static int64_t encode_##suffix(const type *now, type *was, size_t count, uint8_t *gaps,      \
+    INLINE int64_t encode_##suffix(const type *now, type *was, size_t count, uint8_t *gaps,      \
                                    uint8_t *steps, size_t capacity, size_t *used) {              \
-        const size_t run = RUN / sizeof(type);                                                   \
+        const size_t stripe = STRIPE / sizeof(type);                                             \
         uint8_t *gap = gaps, *step = steps;                                                      \
         uint8_t *gap_end = gaps + capacity, *step_end = steps + capacity;                        \
+        uint16_t places[STRIPE + 2];                                                             \
         size_t next = 0;                                                                         \
         int64_t changes = 0;                                                                     \
-        for (size_t start = 0; start < count; start += run) {                                    \
-            size_t stop = start + run < count ? start + run : count;                             \
-            size_t ahead = start + AHEAD / sizeof(type);                                         \
-            __builtin_prefetch(now + (ahead < count ? ahead : start));                           \
-            __builtin_prefetch(was + (ahead < count ? ahead : start), 1);                        \
-            uint64_t differs =                                                                   \
-                stop - start == run                                                              \
-                    ? difference(now + start, was + start)                                       \
-                    : difference_of_rest((const uint8_t *)(now + start),                         \
-                                         (const uint8_t *)(was + start),                         \
-                                         (stop - start) * sizeof(type));                         \
-            while (differs) {                                                                    \
-                size_t word = (size_t)__builtin_ctzll(differs) / sizeof(type);                   \
-                differs &= ~((((uint64_t)1 << sizeof(type)) - 1) << (word * sizeof(type)));      \
-                size_t i = start + word;                                                         \
+        for (size_t start = 0; start < count; start += stripe) {                                 \
+            size_t words = count - start < stripe ? count - start : stripe;                      \
+            size_t found =                                                                       \
+                find_changes((const uint8_t *)(now + start), (const uint8_t *)(was + start),     \
+                             words * sizeof(type), (count - start) * sizeof(type), sizeof(type), \
+                             places);                                                            \
+            for (size_t n = 0; n < found; n++) {                                                 \
+                size_t i = start + places[n];                                                    \
                 size_t distance = i - next;                                                      \
                 if ((size_t)(gap_end - gap) < distance / 255 + 1 ||                              \
                     (size_t)(step_end - step) < 1 + sizeof(type))                                \
@@ -86,8 +117,8 @@ static uint64_t difference_of_rest(const uint8_t *a, const uint8_t *b, size_t si
                 }                                                                                \
                 was[i] = now[i];                                                                 \
                 next = i + 1;                                                                    \
-                changes++;                                                                       \
             }                                                                                    \
+            changes += (int64_t)found;                                                           \
         }                                                                                        \
         used[0] = (size_t)(gap - gaps);                                                          \
         used[1] = (size_t)(step - steps);                                                        \
@@ -131,11 +162,28 @@ DEFINE(uint8_t, int8_t, u8)
 DEFINE(uint16_t, int16_t, u16)
 DEFINE(uint32_t, int32_t, u32)
 
-int64_t pcr_sparse_encode(const void *now, void *was, size_t count, int item_bytes, uint8_t *gaps,
-                          uint8_t *steps, size_t capacity, size_t *used) {
+#define ENCODE_PARAMETERS \
+    const void *now, void *was, size_t count, int item_bytes, uint8_t *gaps, uint8_t *steps, \
+        size_t capacity, size_t *used
+#define ENCODE_ARGUMENTS now, was, count, item_bytes, gaps, steps, capacity, used
+
+INLINE int64_t encode(ENCODE_PARAMETERS) {
     if (item_bytes == 1) return encode_u8(now, was, count, gaps, steps, capacity, used);
     if (item_bytes == 2) return encode_u16(now, was, count, gaps, steps, capacity, used);
     return encode_u32(now, was, count, gaps, steps, capacity, used);
+}
+
+#ifdef PCR_HAVE_VECTORS
+PCR_AVX2_BEGIN
+static int64_t encode_avx2(ENCODE_PARAMETERS) { return encode(ENCODE_ARGUMENTS); }
+PCR_AVX2_END
+#endif
+
+int64_t pcr_sparse_encode(ENCODE_PARAMETERS) {
+#ifdef PCR_HAVE_VECTORS
+    if (pcr_have_vectors()) return encode_avx2(ENCODE_ARGUMENTS);
+#endif
+    return encode(ENCODE_ARGUMENTS);
 }
 
 int64_t pcr_sparse_apply(void *words, size_t count, int item_bytes, const uint8_t *gaps,
