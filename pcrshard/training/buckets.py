@@ -133,7 +133,7 @@ class Buckets:
         geometry: Geometry,
         key: tuple[int, int],
     ) -> tuple[Ints, Ints]:
-        """Move samples between steps: with sizes and rules bound, a ``Regroup`` of ``epoch_order``.
+        """Move samples between steps; with sizes and rules bound, ``regroup`` of ``epoch_order``.
 
         Args:
             sizes: (N, 2) height and width of each sample.

@@ -38,9 +38,6 @@ Counts = Sequence[int] | Ints
 # Sample ids of each batch.
 Batches = Sequence[Ints]
 Segment = Sequence[int]
-# Called with the (samples,) ids of a layout, its cuts, its geometry and its (epoch, stage); returns
-# a permutation of the ids and new cuts.
-Regroup = Callable[[Ints, Ints, "Geometry", tuple[int, int]], tuple[Ints, Ints]]
 # Purposes are words of the generator's counter, so that no two uses share a random number. Changing
 # them changes every order.
 SHARDS, ROWS, WINDOWS, MERGE, BUCKETS, SPLIT = range(6)
@@ -124,7 +121,7 @@ def epoch_order(
     epoch: int = 0,
     history: Iterable[Segment] = (),
     sequence: Ints | None = None,
-    regroup: Regroup | None = None,
+    regroup: Callable[..., tuple[Ints, Ints]] | None = None,
 ) -> Order:
     """Lay out an epoch, or the rest of it.
 
@@ -139,7 +136,7 @@ def epoch_order(
             to them again.
         sequence: (samples,) int64 ids that make up the epoch, from ``mixture``; by default every
             sample once.
-        regroup: Function that moves samples between steps; see :class:`Buckets`.
+        regroup: Function that moves samples between steps; see :meth:`Buckets.regroup`.
 
     Returns: The remaining steps.
 

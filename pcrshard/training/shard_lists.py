@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -69,9 +68,11 @@ class ShardOrder:
         Workers identify their loader by its base seed and number of workers; a persistent worker
         that has already begun this epoch begins the next one.
         """
+        from torch.utils.data import get_worker_info  # not for `import pcrshard`
+
         count = self.epoch + 1
         loader = 0
-        worker = _worker()
+        worker = get_worker_info()
         if worker is not None:
             loader = zlib.crc32(f"{worker.seed - worker.id} {worker.num_workers}".encode())
             of_loader = [entry // _TAG for entry in self._recent[:] if entry % _TAG == loader]
@@ -100,9 +101,6 @@ class ShardOrder:
             url = OrderedUrl(name)
             url.order = self
             yield url
-
-    def __repr__(self) -> str:
-        return f"<{len(self)} shards, seed {self.seed}, next epoch {self.epoch}>"
 
 
 shards = ShardOrder
@@ -140,15 +138,5 @@ class SplitByNode:
     def __reduce__(self) -> tuple[Any, ...]:
         return SplitByNode, (self.rank or ranks.current(),)
 
-    def __repr__(self) -> str:
-        return "pcrshard.split_by_node"
-
 
 split_by_node = SplitByNode()
-
-
-def _worker() -> Any:
-    """Return torch's description of this DataLoader worker; ``None`` in any other process."""
-    # Looked up, not imported: workers have imported it, and `import pcrshard` must not.
-    data = sys.modules.get("torch.utils.data")
-    return None if data is None else data.get_worker_info()

@@ -195,11 +195,9 @@ class RecentPrefixes:
             with self._lock:
                 self._held[shard] = held
                 self._held.move_to_end(shard)
-                while (
-                    len(self._held) > 1
-                    and sum(prefix.num_bytes for prefix in self._held.values()) > self._max_bytes
-                ):
-                    self._held.popitem(last=False)
+                held_bytes = sum(prefix.num_bytes for prefix in self._held.values())
+                while held_bytes > self._max_bytes and len(self._held) > 1:
+                    held_bytes -= self._held.popitem(last=False)[1].num_bytes
             return held.at(scan)
 
 
@@ -262,9 +260,8 @@ def read_batches(
                 for (shard, last), future in itertools.islice(loads, count):
                     while begun and not future.done():
                         yield
-                    prefix = future.result()
-                    held[shard] = (prefix.shard.change_scan(prefix, due[0]), last)
-                    del prefix, future  # only ``held`` keeps it in memory
+                    held[shard] = (shards.open(shard).change_scan(future.result(), due[0]), last)
+                    del future  # only ``held`` keeps the prefix in memory
                 due.popleft()
                 places = shards.places(ids)
                 begun.append(
@@ -273,10 +270,6 @@ def read_batches(
         except Exception as error:  # any error waits for the batches before this one
             begun.append(partial(_fail, error))
 
-    def release(batch: float) -> None:
-        for shard in [shard for shard, (_, last) in held.items() if last <= batch]:
-            del held[shard]
-
     coming = begin_due()
     try:
         for number in range(len(batches)):
@@ -284,7 +277,7 @@ def read_batches(
             due.extend([current_scan(scan)] * missing)
             next(coming, None)
             yield begun.popleft()()
-            release(number)
+            held = {shard: kept for shard, kept in held.items() if kept[1] > number}
     finally:
         loads.close()
 
