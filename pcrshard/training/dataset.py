@@ -172,11 +172,8 @@ class PCRDataset(Dataset[Any]):
         return crc32c(self.ids, self.shards.fingerprint)
 
     def __repr__(self) -> str:
-        num_groups = min(entry.num_groups for entry in self.shards.entries)
-        view = "" if len(self) == self.shards.num_samples else f"{len(self)} of "
         return (
-            f"<PCRDataset {view}{self.shards}, {self.num_classes or 'unnumbered'} classes\n"
-            f" reads scan {self.scan!r}, has up to {self.max_scan!r} of {num_groups} scans>"
+            f"<PCRDataset: {len(self)} of {self.shards}, scan {self.scan!r} of {self.max_scan!r}>"
         )
 
     def __len__(self) -> int:

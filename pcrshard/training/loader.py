@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal
@@ -45,15 +45,7 @@ _Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
 _Steps = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 
 
-class _Place(msgspec.Struct):
-    """The part of a state that is a position, which may come from a damaged file."""
-
-    epoch: Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
-    segments: Annotated[list[tuple[_Count, _Count, _Count, _Steps]], msgspec.Meta(max_length=64)]
-
-
-@dataclass
-class _Cursor:
+class _Cursor(msgspec.Struct):
     """The position of a job. An iteration takes it over or replaces it with the next epoch's.
 
     Attributes:
@@ -66,12 +58,15 @@ class _Cursor:
         order: The steps after the segments, once they are computed.
     """
 
-    epoch: int = 0
-    segments: list[list[int]] = field(default_factory=list)
+    # These two may come from a damaged file.
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)] = 0
+    segments: Annotated[
+        list[tuple[_Count, _Count, _Count, _Steps]], msgspec.Meta(max_length=64)
+    ] = []
     given: int = 0
     steps: int | None = None
     ended: int = -1
-    order: Order | None = None
+    order: Any = None
 
 
 class PCRLoader:
@@ -251,12 +246,12 @@ class PCRLoader:
                     f"{given.get(name)!r} instead of {mine!r}"
                 )
         try:
-            place = msgspec.convert(given, _Place)
+            place = {name: given.get(name) for name in ("epoch", "segments")}
+            cursor = msgspec.convert(place, _Cursor)
         except msgspec.ValidationError as error:
             raise ValueError(f"expected an epoch and its segments in a state: {error}") from None
-        cursor = _Cursor(place.epoch, list(map(list, place.segments)))
         if not self._order(cursor).steps:  # raises if the epoch lacks these steps
-            cursor = _Cursor(place.epoch + 1)
+            cursor = _Cursor(cursor.epoch + 1)
         if not cursor.segments:
             cursor.ended = cursor.epoch - 1
         self._cursor = cursor
@@ -325,29 +320,27 @@ class PCRLoader:
 
     def _order(self, cursor: _Cursor) -> Order:
         """Return the steps from a cursor's start, computed once."""
-        dataset = self.dataset
         geometry = self._geometry
-        if cursor.order is not None and cursor.order.geometry == geometry:
-            return cursor.order
-        sizes = dataset.shard_sizes
-        sequence = None
-        if self.weights is not None:
-            parts = np.split(sizes, dataset.shards.datasets[1:-1])
-            samples = self.num_samples or len(dataset)
-            sequence = mixture(parts, self.weights, samples, self.rules, epoch=cursor.epoch)
-        regroup = None
-        if self.buckets is not None:
-            regroup = partial(self.buckets.regroup, dataset.sizes, self.rules)
-        cursor.order = epoch_order(
-            sizes,
-            geometry,
-            self.rules,
-            epoch=cursor.epoch,
-            history=cursor.segments,
-            sequence=sequence,
-            regroup=regroup,
-        )
-        return cursor.order
+        if cursor.order is None or cursor.order.geometry != geometry:
+            dataset = self.dataset
+            sequence = regroup = None
+            if self.weights is not None:
+                parts = np.split(dataset.shard_sizes, dataset.shards.datasets[1:-1])
+                samples = self.num_samples or len(dataset)
+                sequence = mixture(parts, self.weights, samples, self.rules, epoch=cursor.epoch)
+            if self.buckets is not None:
+                regroup = partial(self.buckets.regroup, dataset.sizes, self.rules)
+            cursor.order = epoch_order(
+                dataset.shard_sizes,
+                geometry,
+                self.rules,
+                epoch=cursor.epoch,
+                history=cursor.segments,
+                sequence=sequence,
+                regroup=regroup,
+            )
+        order: Order = cursor.order
+        return order
 
     def _read(self, batches: Batches, epoch: int) -> Iterable[Any]:
         """Return the batches of these sample numbers, read and decoded here or by workers."""
