@@ -297,21 +297,16 @@ class PCRLoader:
             The batch at each scan.
         """
         collate = self.dataset.collator(self.rules.seed, epoch)
-
-        def begin(rows: list[Row]) -> Callable[[], dict[Scan, Any]]:
-            def finish() -> dict[Scan, Any]:
-                found = {}
-                for scan in scans:
-                    at = {prefix: prefix.at(scan) for _, prefix, _ in rows}
-                    now = [(each, at[prefix], row) for each, prefix, row in rows]
-                    found[scan] = collate.begin(now)()
-                return found
-
-            return finish
-
         highest = FULL if FULL in scans else max(map(int, scans))
         ids = [self.dataset.ids[numbers] for numbers in batches]
-        return read_batches(self.dataset.shards, ids, highest, begin)
+        for rows in read_batches(self.dataset.shards, ids, highest, lambda rows: lambda: rows):
+            found = {}
+            for scan in scans:
+                at = {prefix: prefix.at(scan) for _, prefix, _ in rows}
+                found[scan] = collate.begin(
+                    [(each, at[prefix], row) for each, prefix, row in rows]
+                )()
+            yield found
 
     @property
     def _geometry(self) -> Geometry:
