@@ -156,9 +156,10 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # datas
         for url, entry in shards:
             loaded = self._shard(url, entry).load(current_scan(self.config.scan))
             self._check_fields(loaded.names, url)
-            for sample in loaded.samples(select=lambda _, field: field in columns):
+            for row, key in enumerate(loaded.index.keys):
+                sample = {name: loaded.value(row, name) for name in columns} | {KEY: key}
                 # datasets 3 requires unique keys in a dataset.
-                yield f"{entry.name}/{sample[KEY]}", _example(sample, columns, url)
+                yield f"{entry.name}/{key}", _example(sample, columns, url)
             del loaded  # before the next shard takes memory
 
     def _check_fields(self, names: Sequence[str], url: str) -> None:
@@ -239,7 +240,7 @@ def _example(
     example = {}
     for name, decode in columns.items():
         try:
-            example[name] = decode(sample[name]) if name in sample else None
+            example[name] = None if sample[name] is None else decode(sample[name])
         except ValueError as error:
             raise FormatError(
                 f"{name!r} does not fit its column: {error}", url=url, key=sample[KEY]

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 Sample = dict[str, Any]
 Samples = Iterator[Sample]
-Select = Callable[[str, str], bool]
 OnError = Callable[[PCRError], bool]
 Jpeg = TypeVar("Jpeg", bytes, memoryview)
 
@@ -169,13 +168,11 @@ class Prefix:
     def samples(
         self,
         *,
-        select: Select | None = None,
         on_error: OnError | None = None,
     ) -> Samples:
         """Yield the samples of the shard in its order.
 
         Args:
-            select: Called with (key, field); False leaves the field out.
             on_error: Called with the error of a damaged sample; if it returns True, the sample is
                 skipped. By default, the error is raised.
 
@@ -188,22 +185,20 @@ class Prefix:
         """
         for row in range(self.index.num_samples):
             try:
-                sample = self.sample(row, select)
+                sample = self.sample(row)
             except PCRError as error:
                 if on_error is None or not on_error(error):
                     raise
                 continue
             yield sample
 
-    def sample(self, row: int, select: Select | None = None) -> Sample:
+    def sample(self, row: int) -> Sample:
         """Return one sample by position; see :meth:`samples`."""
-        key = self.index.keys[row]
-        sample: Sample = {"__key__": key}
+        sample: Sample = {"__key__": self.index.keys[row]}
         for field in self.names:
-            if select is None or select(key, field):
-                value = self.value(row, field)
-                if value is not None:
-                    sample[field] = value
+            value = self.value(row, field)
+            if value is not None:
+                sample[field] = value
         return sample
 
     def value(self, row: int, field: str) -> Any:

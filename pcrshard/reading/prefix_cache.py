@@ -119,9 +119,6 @@ class PrefixCache:
         self._full_until = 0.0
         self._counts = SharedIntegers([0, 0])
 
-    def __repr__(self) -> str:
-        return f"PrefixCache({self.folder!r}, {self.max_bytes})"
-
     @property
     def stats(self) -> CacheStats:
         """Return totals of this object and its copies in DataLoader workers."""

@@ -20,7 +20,7 @@ from ..memory import Buffer
 from ..redaction import get_logger, redact_url
 from ..storage.retry import Cancel, Retry
 from ..storage.stores import mapped_errors
-from .prefix import OnError, Prefix, Sample, Samples, Select
+from .prefix import OnError, Prefix, Sample, Samples
 from .prefix_cache import Fetch, PrefixCache
 
 log = get_logger(__name__)
@@ -93,14 +93,13 @@ class Shard:
         self,
         scan: Scan = FULL,
         *,
-        select: Select | None = None,
         on_error: OnError | None = None,
     ) -> Samples:
         """Read the prefix of a scan and yield its samples in order.
 
         See :meth:`load` and :meth:`Prefix.samples`.
         """
-        yield from self.load(scan).samples(select=select, on_error=on_error)
+        yield from self.load(scan).samples(on_error=on_error)
 
     def __len__(self) -> int:
         return self.num_samples

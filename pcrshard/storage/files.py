@@ -213,16 +213,12 @@ def _walk(folder: str, above: tuple[str, ...] = ()) -> Iterator[tuple[str, int |
 
 def make_folder(url: str, *, options: Options = None) -> None:
     """Make a folder and its parents, if the store has folders."""
-    fs, path = resolve(url, options)
-    with mapped_errors(url, "make the folder"):
-        fs.makedirs(path, exist_ok=True)
+    ask(url, "make the folder", "makedirs", options, exist_ok=True)
 
 
 def remove(url: str, *, options: Options = None) -> None:
     """Remove a file, or a folder with its contents."""
-    fs, path = resolve(url, options)
-    with mapped_errors(url, "remove"):
-        fs.rm(path, recursive=True)
+    ask(url, "remove", "rm", options, seconds=LISTING_SECONDS, recursive=True)
 
 
 def remove_temporary_files(folder: str) -> None:

@@ -64,17 +64,6 @@ def test_samples_are_those_of_a_prefix(url, scan):
     ]
 
 
-@pytest.mark.parametrize("scan", [1, FULL])
-def test_fields_are_left_out(url, scan):
-    """``select`` sees each field that is there, and no other."""
-    seen = []
-    expected, got = both(
-        url, scan, select=lambda key, field: seen.append((key, field)) or field != "jpg"
-    )
-    assert got == expected
-    assert len(seen) == 2 * len(set(seen))
-
-
 def damage(url, path, row, scan):
     """A copy in which one byte of a sample's piece is another."""
     data = bytearray(Path(url).read_bytes())
@@ -124,13 +113,11 @@ def test_metadata_that_are_none(tmp_path):
 
 
 def test_damage_elsewhere_does_not_matter(url, tmp_path):
-    """A lower scan or an unselected field does not meet the damage."""
+    """A lower scan or another field does not meet the damage."""
     bad = damage(url, tmp_path / "bad.tar", 1, 5)
     assert list(Shard(bad).samples(4)) == list(Shard(url).samples(4))
-    labels = [
-        sample.get("cls")
-        for sample in Shard(bad).samples(5, select=lambda key, field: field == "cls")
-    ]
+    prefix = Shard(bad).load(5)
+    labels = [prefix.value(row, "cls") for row in range(6)]
     assert labels == [b"0", b"1", b"2", b"3", b"4", b"5"]
 
 
