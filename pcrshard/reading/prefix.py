@@ -121,7 +121,7 @@ class Prefix:
         if native is None:
             raise CorruptIndex("a piece is not in the prefix", url=url)
         self.damaged.update(find_damaged(native, table.crcs[-1]))
-        for name, place in late_starts(index, table).items():
+        for name, place in (late_starts(index, table) if table.late else {}).items():
             start, values = place, table.late[name]
             found = self._late[name] = []
             stored = zip(values.sizes.tolist(), values.crcs.tolist(), strict=True)
@@ -223,7 +223,9 @@ class Prefix:
         if field not in self.streams:
             return []
         place = row * len(self.streams) + self.streams.index(field)
-        units = range(*self.index.first_units[place : place + 2])
+        units = [place]
+        if self.index.schema.lists:
+            units = list(range(*self.index.first_units[place : place + 2]))
         return [unit for unit in units if self.index.dims[unit, 0]]
 
     def _oriented(self, unit: int, jpeg: Jpeg) -> Jpeg | bytes:
@@ -268,7 +270,8 @@ class Prefix:
     def _image(self, unit: int) -> bytes:
         row = self.groups.native[unit, : 2 * self._num_scans]
         tail = self.tail if self.scan == FULL else None
-        self._find_damage(unit, self.groups, self._num_scans)
+        if unit in self.damaged:
+            self._find_damage(unit, self.groups, self._num_scans)
         if tail is None or not tail.table.sizes[0, unit]:
             return bytes(self._oriented(unit, join(row, EOI).tobytes()))
         self._find_damage(unit, tail, 1)

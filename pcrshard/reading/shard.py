@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import storage
-from ..errors import CorruptIndex, FormatError
+from ..errors import CorruptIndex, FormatError, ScanUnavailable
 from ..format.dataset_index import DATASET_INDEX, ShardEntry
 from ..format.scan import FULL, Scan
 from ..format.shard_head import HEAD_STOP, Head, read_head
@@ -19,7 +19,6 @@ from ..format.shard_index import ShardIndex, decode_index
 from ..memory import Buffer
 from ..redaction import get_logger, redact_url
 from ..storage.retry import Cancel, Retry
-from ..storage.stores import mapped_errors
 from .prefix import OnError, Prefix, Sample, Samples
 from .prefix_cache import Fetch, PrefixCache
 
@@ -86,8 +85,10 @@ class Shard:
         return self._stop(self.entry or self.head, scan)
 
     def _stop(self, known: ShardEntry | Head, scan: Scan) -> int:
-        with mapped_errors(self.url, "find the scan", ()):
+        try:
             return known.prefix_stop(scan)
+        except ScanUnavailable as error:
+            raise ScanUnavailable(str(error), url=self.url) from error
 
     def samples(
         self,
