@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import Any
 
 from .. import storage
 from ..errors import StorageError
@@ -66,6 +67,11 @@ class Folder:
             if isinstance(error.__cause__, FileNotFoundError):
                 return None
             raise
+
+    def put(self, name: str, parts: Iterable[Any], *, durable: bool = False) -> None:
+        """Write or replace a file, which appears complete; see :func:`.storage.atomic_write`."""
+        with storage.atomic_write(self.join(name), options=self.options, durable=durable) as file:
+            file.writelines(parts)
 
     def create(self, name: str, data: bytes) -> bool:
         """Create a file; return ``False`` if another process has created it before."""

@@ -195,9 +195,7 @@ class StoreIO(Folder):
             raise ConcurrentWriter("another process has written to this store", url=self.url)
         if is_newest:
             try:
-                url = self.join(COPY_NAME)
-                with storage.atomic_write(url, options=self.options, durable=False) as file:
-                    file.write(data)
+                self.put(COPY_NAME, [data])
             except StorageError as error:
                 log.warning("the manifest's copy for web servers is out of date: %s", error)
             last = after.number - _KEPT_MANIFESTS
@@ -242,12 +240,9 @@ class StoreIO(Folder):
         )
         head = pack_frame(VERSION_MAGIC, header)
         name = f"{header.number:06d}-{secrets.token_hex(8)}.pcd"
+        payloads = itertools.chain.from_iterable(parts for _, parts in encoded)
         # The local temporary file of an upload need not survive a power failure.
-        durable = storage.is_local(self.url)
-        with storage.atomic_write(self.join(name), options=self.options, durable=durable) as file:
-            file.write(head)
-            for _, parts in encoded:
-                file.writelines(parts)
+        self.put(name, [head, *payloads], durable=storage.is_local(self.url))
         self.decoded = header.id, tensors
         return header.record(name, len(head) - HEAD_BYTES)
 

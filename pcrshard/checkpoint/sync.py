@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -260,9 +259,7 @@ class WeightPublisher:
             old = number - self._every
             files = self._folder.numbered(_FILE)
             self._folder.remove(name for name, n in files.items() if n < old)
-        url = self._folder.join(_LATEST)
-        with storage.atomic_write(url, options=self._folder.options, durable=False) as file:
-            file.write(str(number).encode())
+        self._folder.put(_LATEST, [str(number).encode()])
         self._last = header
         return number
 
@@ -348,7 +345,7 @@ class WeightMirror:
         self.step = 0
         self.path = os.path.join(folder, MODEL_NAME)
         self._folder = Folder(self.url, options, workers, max_bytes or memory_bytes())
-        self._state = os.path.join(folder, _STATE_NAME)
+        self._local = Folder(folder)
         self._id = b""
         # The mapped file's.
         self._held = _Weights([], np.empty(0, np.uint8))
@@ -356,8 +353,8 @@ class WeightMirror:
         storage.remove_temporary_files(folder)
         # Continue with the file of an earlier mirror if it matches its checksums.
         with suppress(FileNotFoundError, FormatError), damage_named("the state is damaged"):
-            state = memoryview(Path(self._state).read_bytes())
-            header, _ = unpack_frame(state, MAGIC, StepHeader)
+            state = self._local.read_bytes(_STATE_NAME) or b""
+            header, _ = unpack_frame(memoryview(state), MAGIC, StepHeader)
             self._map(header.tensors)
             self._apply(header, [])
 
@@ -455,9 +452,7 @@ class WeightMirror:
             require(whole.header.parent is None, "expected the file's layout")
             total = sum(map(len, whole.payloads))
             require(total == _num_bytes(layout), "expected the bytes of all weights")
-            with storage.atomic_write(self.path, durable=False) as file:
-                file.write(_file_header(layout))
-                file.writelines(whole.payloads)
+            self._local.put(MODEL_NAME, [_file_header(layout), *whole.payloads])
             self._map(layout)
         blocks = self._held.blocks
 
@@ -472,12 +467,10 @@ class WeightMirror:
         if header.sha256 is not None:
             is_same &= hashlib.sha256(self._held.data.data).digest() == header.sha256
         require(is_same, "the weights do not match their checksums")
-        with storage.atomic_write(self._state, durable=False) as file:
-            file.write(pack_frame(MAGIC, header))
+        self._local.put(_STATE_NAME, [pack_frame(MAGIC, header)])
         self.step, self._id = header.number, header.id
 
     def _map(self, layout: Layout) -> None:
-        self.step = 0
         with open(self.path, "r+b") as file:
             whole = mmap.mmap(file.fileno(), 0)
         start = len(whole) - _num_bytes(layout)
