@@ -108,14 +108,14 @@ def unpack_frame(
     """Decode the header of a frame; return it and the bytes after it.
 
     Raises:
-        CorruptCheckpoint: A checksum, size, or field is wrong.
+        CorruptCheckpoint: The checksum or the size is wrong.
+        msgspec.ValidationError: A field is wrong: see :func:`damage_named`.
         UnsupportedVersion: The file has an unsupported format version.
     """
     header, rest = split_frame(data, magic)
     limit = header_limit(max_bytes)
     require(len(header) <= limit, f"expected at most {limit} header bytes, got {len(header)}")
-    with damage_named("the header is damaged"):
-        return msgspec.msgpack.decode(header, type=kind), rest
+    return msgspec.msgpack.decode(header, type=kind), rest
 
 
 def require(condition: object, message: str) -> None:
@@ -132,7 +132,8 @@ def damage_named(message: str, url: str | None = None, key: str | None = None) -
     except PCRError as error:
         if error.url is not None:
             raise
-        raise type(error)(str(error), url=url, key=key) from error.__cause__
+        text = f"{message}: {error}" if type(error) is CorruptCheckpoint else str(error)
+        raise type(error)(text, url=url, key=key) from error.__cause__
     except (
         msgspec.MsgspecError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError,
         RuntimeError,

@@ -129,13 +129,11 @@ class StoreIO(Folder):
         data = self.read_bytes(name, HEAD_BYTES + header_limit(self.max_bytes))
         if data is None:
             return self.newest() if numbers else Manifest()  # it was pruned after the listing
-        try:
-            with damage_named("the manifest is damaged", self.join(name)):
-                found, rest = unpack_frame(memoryview(data), MAGIC, Manifest)
-                require(not rest, "the manifest is too long")
-                return found
-        except CorruptCheckpoint as error:
-            raise CorruptCheckpoint(f"{error}: see `pcrshard checkpoint recover`") from error
+        problem = "the manifest is damaged, see `pcrshard checkpoint recover`"
+        with damage_named(problem, self.join(name)):
+            found, rest = unpack_frame(memoryview(data), MAGIC, Manifest)
+            require(not rest, "the manifest is too long")
+            return found
 
     def existing(self) -> Manifest:
         """Read the newest manifest of an existing store.

@@ -396,7 +396,7 @@ class WeightMirror:
             steps = self._read_steps(self.step, newest) or self._read_steps(0, newest)
             if not steps:
                 raise VersionUnavailable("there is no keyframe", url=self.url)
-            with damage_named("the step is damaged", self.url):
+            with damage_named("the weights cannot be updated", self.url):
                 self._apply(steps[-1].header, steps)
         return self.step
 
