@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -30,11 +30,6 @@ _MAX_RATIO = 1 << 17
 # Maximum expansion of a compressed header, and the size allowed for any header.
 _MAX_HEADER_GROWTH = 64
 _FREE_BYTES = 1 << 16
-
-
-class _File(NamedTuple):
-    name: str
-    header: Any
 
 
 def convert(
@@ -69,33 +64,33 @@ def convert(
         raise ValueError("expected a new store as the target, there is one already")
     with damage_named("a header is damaged", source):
         files = _files(old)
-        ordered = sorted(files.values(), key=lambda file: file.header["number"])
+        ordered = sorted(files.values(), key=lambda file: file["number"])
     if not files:
         raise VersionUnavailable("there are no versions of format 1", url=source)
     manifest = Manifest()
     for file in reported(ordered, progress):
-        with damage_named("the version is damaged", old.join(file.name)):
-            header = file.header
+        with damage_named("the version is damaged", old.join(file["name"])):
             decoded = _decode_version(old, file, files)
             rows = [
                 [path, each.spec.dtype, each.spec.shape, each.digest]
                 for path, each in decoded.items()
             ]
-            content = hashlib.sha256(encode([header["tree"], rows])).digest()
-            require(content == header["id"], "it does not match its checksum")
-            tree = make_tree(_pack_node(header["tree"]))
+            content = hashlib.sha256(encode([file["tree"], rows])).digest()
+            require(content == file["id"], "it does not match its checksum")
+            tree = make_tree(_pack_node(file["tree"]))
             names = TreeReader(tree).names
             tensors = {names[n]: tensor for n, tensor in enumerate(decoded.values())}
             parent = None if is_keyframe_due(manifest, _KEYFRAME_EVERY) else manifest.versions[-1]
-            fields = {name: header[name] for name in ("number", "metrics", "saved")}
+            fields = {name: file[name] for name in ("number", "metrics", "saved")}
             record = new.write(tensors, parent, tree=tree, **fields)
+            new.open(record)  # checks the fields, which format 1 does not limit
             manifest = manifest.with_versions((*manifest.versions, record))
     # Only now does the store exist: a conversion that failed can be repeated.
     return list(new.commit(Manifest(), manifest).versions)
 
 
-def _files(io: StoreIO) -> dict[bytes, _File]:
-    """Return the files of versions by id: of two files of a version, the keyframe."""
+def _files(io: StoreIO) -> dict[bytes, Any]:
+    """Return the headers of files, and their names, by id: of two of a version, the keyframe."""
     names = {name for name in io.list() if name.endswith((".pcd", ".pcp"))}
     if COPY_NAME in io.list():
         manifest, _ = _read(io, COPY_NAME, MANIFEST_MAGIC)
@@ -103,9 +98,9 @@ def _files(io: StoreIO) -> dict[bytes, _File]:
         if missing := listed - names:
             raise BrokenChain(f"the file {min(missing)} is missing", url=io.url)
         names = listed
-    files = [_File(name, _read(io, name, VERSION_MAGIC)[0]) for name in names]
-    files.sort(key=lambda file: file.header["parent"] is None)
-    return {file.header["id"]: file for file in files}
+    files = [_read(io, name, VERSION_MAGIC)[0] | {"name": name} for name in names]
+    files.sort(key=lambda file: file["parent"] is None)
+    return {file["id"]: file for file in files}
 
 
 def _read(io: StoreIO, name: str, magic: bytes) -> tuple[Any, memoryview]:
@@ -117,18 +112,18 @@ def _read(io: StoreIO, name: str, magic: bytes) -> tuple[Any, memoryview]:
     return decode_plain(decompress(body, size)), rest
 
 
-def _decode_version(io: StoreIO, file: _File, files: dict[bytes, _File]) -> dict[str, Tensor]:
+def _decode_version(io: StoreIO, file: Any, files: dict[bytes, Any]) -> dict[str, Tensor]:
     """Decode a version through its parents, which may be newer."""
     layers = [file]
-    while (parent := layers[-1].header["parent"]) is not None:
+    while (parent := layers[-1]["parent"]) is not None:
         if parent[1] not in files or len(layers) > len(files):
-            raise BrokenChain(f"the reference {parent[1].hex()} is missing", url=io.join(file.name))
+            raise BrokenChain(f"the reference {parent[1].hex()} is missing")
         layers.append(files[parent[1]])
     tensors: dict[str, Tensor] = {}
     for layer in reversed(layers):
-        header, rest = _read(io, layer.name, VERSION_MAGIC)
+        _, rest = _read(io, layer["name"], VERSION_MAGIC)
         before, tensors = tensors, {}
-        for entry in header["tensors"]:
+        for entry in layer["tensors"]:
             path, size = entry["path"], sum(entry["sizes"])
             tensors[path] = _decode(entry, rest[:size], before.get(path))
             rest = rest[size:]
