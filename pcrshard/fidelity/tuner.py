@@ -170,7 +170,7 @@ class ScanTuner(ScanPolicy):
             )
         shards = self.loader.dataset.shards
         totals = prefix_totals(shards.entries)
-        held = shards.highest_scan
+        held = self.loader.dataset.max_scan
         found = candidate_scans(totals if held == FULL else totals[:held])
         highest = self.level.highest
         usable = [scan for scan in found if highest == FULL or scan <= highest]
@@ -222,7 +222,7 @@ class ScanTuner(ScanPolicy):
         # Every rank has equally many batches; the first images fill those of the last ranks.
         own = np.resize(ids, -(-len(ids) // world) * world)[rank::world]
         batches = np.array_split(own, -(-len(own) // loader.batch_size))
-        top = loader.dataset.shards.highest_scan
+        top = loader.dataset.max_scan
         scans = list(dict.fromkeys([*self.candidates, top]))
         sums: dict[Scan, Any] = dict.fromkeys(scans, 0)
         for number, batch_at in enumerate(loader.views(batches, scans, epoch=epoch)):

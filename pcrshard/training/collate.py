@@ -78,7 +78,6 @@ class Collator:
         images: Images = {}
         # A subclass may override decoding.
         if pool is not None and type(self.image) is ImageDecoder and self.image.is_sized:
-            pin = pin and self.transform is None  # torch copies a transform's results
             streams = dict.fromkeys(stream for prefix in prefixes for stream in prefix.streams)
             images = {
                 name: _begin_field(rows, prefixes, name, self.image, self.key, pool, pin)
@@ -151,11 +150,9 @@ class Collator:
         number, prefix, place = row
         key = prefix.index.keys[place]
         image = self.image
-        if image is None or extension(name) in CONVERSIONS:
+        is_other = extension(name) in CONVERSIONS  # the cheaper question first
+        if image is None or is_other or name not in prefix.passthrough_images.union(prefix.streams):
             return convert(name, prefix.value(place, name), key)
-
-        if name not in prefix.passthrough_images.union(prefix.streams):
-            return prefix.value(place, name)
         if prefix.scan == FULL and prefix.units_of(place, name):
             # A decoder needs no metadata.
             prefix = prefix.at(prefix.index.num_groups)

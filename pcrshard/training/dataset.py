@@ -22,7 +22,7 @@ from ..jpeg.image_decoder import ImageDecoder
 from ..reading.options import ReadOptions
 from ..reading.prefix import Sample
 from ..reading.prefix_cache import CacheStats
-from ..reading.scan_level import ScanOrFraction, current_scan
+from ..reading.scan_level import ScanOrFraction, current_scan, highest_scan
 from ..storage.retry import Retry
 from .collate import Collator, ImageChoice
 from .epoch_order import SPLIT, Ints, Rules, random_words, share_out
@@ -73,11 +73,6 @@ class PCRDataset(Dataset[Any]):
 
     @checked(
         batch_size="PCRLoader(dataset, batch_size)",
-        image="decoder",
-        local="cache_dir",
-        read="cache_dir, cache_bytes, storage_options and retry",
-        remote="urls",
-        root="urls",
         shuffle="PCRLoader(dataset, batch_size, shuffle=)",
     )
     def __init__(
@@ -126,7 +121,7 @@ class PCRDataset(Dataset[Any]):
     @property
     def max_scan(self) -> Scan:
         """The highest readable scan: ``"full"``, or for a staged copy the highest it holds."""
-        return self.shards.highest_scan
+        return highest_scan(self.shards.entries)
 
     def cache_stats(self) -> CacheStats:
         """Bytes read from ``cache_dir`` and bytes fetched, including workers."""
@@ -241,7 +236,7 @@ class PCRDataset(Dataset[Any]):
         view.ids = ids
         return view
 
-    @checked(shares="fractions", lengths="fractions", generator="seed")
+    @checked(lengths="fractions", generator="seed")
     def split(
         self,
         fractions: Sequence[float],

@@ -390,8 +390,7 @@ def share_out(weights: Sequence[float], total: int) -> list[int]:
     shares = np.floor(exact).astype(np.int64)
     most_rounded = (shares - exact).argsort(kind="stable")
     shares[most_rounded[: total - shares.sum()]] += 1
-    found: list[int] = shares.tolist()
-    return found
+    return list(map(int, shares))
 
 
 def random_words(
@@ -442,11 +441,10 @@ class Schedule:
 
         With ``weights`` (shards,), such as prefix sizes, return the largest sum of weights.
         """
-        each = 1 if weights is None else np.asarray(weights)[self.shards]
-        change = np.zeros(int(self.last.max(initial=-1)) + 2, np.int64)
-        np.add.at(change, self.first, each)
-        np.subtract.at(change, self.last + 1, each)
-        return int(change.cumsum().max())
+        each = None if weights is None else np.asarray(weights)[self.shards]
+        size = self.last.max(initial=-1) + 2
+        held = np.bincount(self.first, each, size) - np.bincount(self.last + 1, each, size)
+        return int(held.cumsum().max())
 
 
 def schedule(

@@ -87,10 +87,10 @@ class PCRLoader:
             leaves them out, different ones in each epoch; ``False`` spreads them over the ranks as
             a smaller last batch, which some ranks may lack; ``"pad"`` repeats other samples to fill
             the batch.
-        threads: Decoding threads in this process, which release the GIL; 0 decodes in the training
-            loop's thread. By default one fewer than the CPUs of this rank.
-        num_workers: Worker processes instead of threads, for a ``transform=`` in Python, started by
-            Python's method (``multiprocessing.set_start_method``).
+        threads: Decoding threads, which release the GIL; 0 decodes in the training loop's thread.
+            By default one fewer than the CPUs of this rank, and 0 with workers.
+        num_workers: Worker processes, for a ``transform=`` in Python, started by Python's method
+            (``multiprocessing.set_start_method``); each has its own ``threads``.
         prefetch: Batches decoded ahead, per worker if there are any.
         pin_memory: Whether to decode into pinned memory, if CUDA is available.
         weights: Fraction of an epoch from each of several datasets, on any scale; by default each
@@ -148,10 +148,6 @@ class PCRLoader:
             raise ValueError(
                 f"expected weights with num_samples={num_samples}: without them each sample comes "
                 "once"
-            )
-        if num_workers and threads:
-            raise ValueError(
-                f"expected threads or workers, got threads={threads} and num_workers={num_workers}"
             )
         self.dataset = dataset
         self.batch_size = batch_size

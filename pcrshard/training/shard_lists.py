@@ -93,9 +93,6 @@ class ShardOrder:
         """Begin the next epoch: yield ``{"url": ...}`` for each shard, as WebDataset expects."""
         yield from ({"url": url} for url in self.of_epoch(self._begin()))
 
-    def __len__(self) -> int:
-        return len(self.urls)
-
     def __iter__(self) -> Iterator[str]:
         for name in self.of_epoch(self.epoch):
             url = OrderedUrl(name)

@@ -25,7 +25,6 @@ from ..reading.scan_level import (
     ScanChoice,
     ScanOrFraction,
     current_scan,
-    highest_scan,
     resolve_choice,
 )
 from ..reading.shard import Shard
@@ -95,11 +94,6 @@ class ShardSet:
     def num_samples(self) -> int:
         """The number of samples in all shards."""
         return int(self.starts[-1])
-
-    @property
-    def highest_scan(self) -> Scan:
-        """``"full"``, or the highest scan that every shard of a staged copy holds."""
-        return highest_scan(self.entries)
 
     @cached_property
     def fingerprint(self) -> int:

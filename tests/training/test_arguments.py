@@ -44,7 +44,6 @@ MISTAKES = {
     ),
     "'shuffle_shards'; use shuffle": lambda d, f: PCRLoader(d, 4, shuffle_shards=1),
     "'bach_size'; use batch_size": lambda d, f: PCRLoader(d, 4, bach_size=1),
-    "'image'; use decoder": lambda d, f: PCRDataset(f, image=1),
     "'batch_size'; use PCRLoader": lambda d, f: PCRDataset(f, batch_size=1),
     "'xyz'; there are .*scan": lambda d, f: PCRDataset(f, xyz=1),
     "'slice' object": lambda d, f: d[1:3],
