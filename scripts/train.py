@@ -119,14 +119,13 @@ class Run:
     def __init__(self, cfg, rank, device):
         self.cfg, self.rank, self.device = cfg, rank, device
         self.level = pcrshard.ScanLevel(cfg.policy.get("scan", "full"))
-        smoothing = bool(cfg.data.smoothing)
-        augment = {"scale": tuple(cfg.data.crop), "flip": cfg.data.flip, "smoothing": smoothing}
-        random = pcrshard.ImageDecoder(cfg.size, "random", **augment)
+        scale = tuple(cfg.data.crop)
+        random = pcrshard.ImageDecoder(cfg.size, "random", scale=scale, flip=cfg.data.flip)
         self.loader = make_loader(cfg, cfg.data.train, self.level, random, training=True)
         self.dataset = self.loader.dataset
         self.val = None
         if cfg.data.val:
-            center = pcrshard.ImageDecoder(cfg.size, "center", smoothing=smoothing)
+            center = pcrshard.ImageDecoder(cfg.size, "center")
             self.val = make_loader(cfg, cfg.data.val, cfg.data.val_scan, center, training=False)
         classes = count_classes(cfg, self.dataset, self.val and self.val.dataset)
         net = MODELS[cfg.model.name](classes).to(device, memory_format=torch.channels_last)
@@ -265,8 +264,6 @@ def main(cfg):
     rank = current()
     device = choose_device()
     if rank.world > 1:
-        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-        os.environ.setdefault("MASTER_PORT", "29500")
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, rank=rank.rank, world_size=rank.world)
     if cfg.threads:

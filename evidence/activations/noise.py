@@ -11,8 +11,6 @@ from pcrshard.activation import ActivationOptions, gradient_noise
 from .ratios import NETWORKS, photographs, settle
 
 SHARE = 0.1
-# What a core can carry.
-BATCHES = {"AlexNet": 8, "VGG-16": 2, "ResNet-18": 8, "ResNet-50": 4}
 
 
 def _layers(model, images, rounding):
@@ -30,10 +28,11 @@ def measure(lab):
     """All networks, with initial weights, and settled with both roundings."""
     networks = {}
     for name in ("ResNet-18",) if lab.quick else NETWORKS:
-        images = photographs(lab, 2 if lab.quick else BATCHES[name])
+        make, batch, *_ = NETWORKS[name]
+        images = photographs(lab, 2 if lab.quick else batch)
         torch.manual_seed(0)
         cases = {
-            "initial weights": (NETWORKS[name][0](), "nearest"),
+            "initial weights": (make(), "nearest"),
             "settled": (settle(lab, name), "nearest"),
             "settled, stochastic": (settle(lab, name), "stochastic"),
         }
