@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, wait
 from functools import partial
 from threading import Event
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ..storage.stores import in_thread
 
@@ -40,7 +40,11 @@ def prefetch(
     """
     cancel = Event()
     pending: deque[tuple[Item, Future[Result]]] = deque()
-    end = partial(_end, cancel, pending)
+
+    def end() -> None:
+        cancel.set()
+        wait([future for _, future in pending], _END_SECONDS)
+
     # The interpreter may exit before the caller's loop ends.
     atexit.register(end)
     try:
@@ -55,9 +59,3 @@ def prefetch(
     finally:
         atexit.unregister(end)
         end()
-
-
-def _end(cancel: Event, pending: deque[tuple[Any, Future[Any]]]) -> None:
-    """Cancel loads and wait for them."""
-    cancel.set()
-    wait([future for _, future in pending], _END_SECONDS)

@@ -71,11 +71,6 @@ class Shard:
         """Samples in the shard."""
         return (self.entry or self.head).num_samples
 
-    @property
-    def num_groups(self) -> int:
-        """Scan groups N: the highest scan."""
-        return (self.entry or self.head).num_groups
-
     def prefix_stop(self, scan: Scan) -> int:
         """Return the bytes that a read at this scan transfers.
 

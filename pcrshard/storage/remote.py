@@ -60,8 +60,11 @@ def _slots(_loop: asyncio.AbstractEventLoop) -> asyncio.Semaphore:
     return asyncio.Semaphore(MAX_REQUESTS)
 
 
-class _WrongLength(OSError):
+class WrongRange(OSError):
     """An answer is shorter or longer than the range."""
+
+    def __init__(self, part: _Part, stop: int) -> None:
+        super().__init__(f"asked for bytes {part.start} to {part.stop}, got them up to {stop}")
 
 
 class RangeRead:
@@ -152,7 +155,7 @@ class RangeRead:
         how |= {} if plain else {"cache_type": "none"}
         data = await call(self.fs, "cat_file", self.path, self.timeout, **how)
         if len(data) != part.stop - part.start:
-            raise _WrongLength(f"asked for {_shown(part)}, got {len(data)} bytes")
+            raise WrongRange(part, part.start + len(data))
         self.view[part.start - self.start : part.stop - self.start] = data
         return True
 
@@ -170,13 +173,13 @@ class RangeRead:
                 if at > stop:
                     break
         if at < stop or (is_part and at > stop):
-            raise _WrongLength(f"asked for {_shown(part)}, got them up to {at}")
+            raise WrongRange(part, at)
         return is_part
 
     async def _check_end(self, error: Exception) -> None:
         """Raise TruncatedShard if an error was because the file ends before the range does."""
         is_out_of_range = _OUT_OF_RANGE.search(str(error)) or getattr(error, "status", None) == 416
-        if isinstance(error, _WrongLength) or is_out_of_range:
+        if isinstance(error, WrongRange) or is_out_of_range:
             size = None
             with suppress(Exception):
                 self.fs.invalidate_cache()
@@ -214,10 +217,6 @@ def _split(parts: Iterable[_Part], step: int) -> collections.deque[_Part]:
         for part in parts
         for start in range(part.start, part.stop, step)
     )
-
-
-def _shown(part: _Part) -> str:
-    return f"bytes {part.start} to {part.stop}"
 
 
 @asynccontextmanager

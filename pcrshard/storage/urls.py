@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import braceexpand
 
-from ..errors import StorageError, redacted_cause
+from ..errors import StorageError
 from ..redaction import PIPE, redact_url
 
 Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -40,11 +40,8 @@ def expand(urls: Urls) -> list[str]:
     patterns = each.split("::") if isinstance(each, str) else [os.fspath(url) for url in each]
     try:
         return [url for pattern in patterns for url in braceexpand.braceexpand(pattern)]
-    except ValueError as error:
-        shown = [redact_url(pattern) for pattern in patterns]
-        raise StorageError(f"not a brace pattern: {'::'.join(shown)}") from redacted_cause(
-            error, *patterns
-        )
+    except ValueError:
+        raise StorageError(f"not a brace pattern: {redact_url('::'.join(patterns))}") from None
 
 
 def split_query(url: str) -> tuple[str, str]:

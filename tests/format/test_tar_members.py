@@ -34,7 +34,7 @@ def tables_of(shard):
     """The tables of all groups."""
     with open(shard.url, "rb") as file:
         data = file.read()
-    places = shard.index.table_places(0, shard.num_groups + 1)
+    places = shard.index.table_places(0, shard.index.num_groups + 1)
     return [decode_tables(shard.index, [place], data) for place in places]
 
 
