@@ -300,11 +300,11 @@ class StoreIO(Folder):
         self, number: int, names: Collection[str] | None = None, map_location: Any = None
     ) -> tuple[VersionRecord, Any]:
         """Load a version, or the parts selected by ``names``; see :meth:`DeltaStore.load`."""
-        wanted = set(names or ())
+        wanted = {""} if names is None else set(names)
 
         def is_wanted(path: str) -> bool:
             above = itertools.accumulate(path.split("."), "{}.{}".format)
-            return names is None or not wanted.isdisjoint(["", *above])
+            return not wanted.isdisjoint(["", *above])
 
         manifest = self.existing()
         record = manifest.record(number)
@@ -331,8 +331,8 @@ class StoreIO(Folder):
             return value.as_strided(*view) if view else value
 
         with damage_named("the tree is damaged", file.url):
-            state, parts = tree.build(tensor)
-        return record, state if names is None else {name: parts[name] for name in names}
+            parts = tree.build(tensor)
+        return record, parts[""] if names is None else {name: parts[name] for name in names}
 
     def check(self, manifest: Manifest, file: VersionFile) -> None:
         """Read every byte of a version, and restore it.

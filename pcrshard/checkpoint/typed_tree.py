@@ -269,11 +269,10 @@ class TreeReader:
                 counts[path] += 1  # keys that contain dots can produce the same path twice
                 self.names[number] = path if counts[path] == 1 else f"{path}#{counts[path]}"
 
-        _, parts = self.build(note)
-        self.parts = parts.keys()
+        self.parts = self.build(note).keys()
 
-    def build(self, tensor: Callable[..., Any]) -> tuple[Any, dict[str, Any]]:
-        """Build the state; return it and its parts by path.
+    def build(self, tensor: Callable[..., Any]) -> dict[str, Any]:
+        """Build the state; return its parts by path, the whole of it under ``""``.
 
         Args:
             tensor: Returns a tensor, given its path, the index of its leaf, its tag, and for a view
@@ -284,7 +283,7 @@ class TreeReader:
         self._parts: dict[str, Any] = {}
         state = self._read(())
         require(not self._tokens, "expected the tree to end where its tokens end")
-        return state, {"": state} | self._parts
+        return self._parts | {"": state}
 
     def _take(self, kind: type[T]) -> T:
         token = self._tokens.pop()
