@@ -344,11 +344,11 @@ class StoreIO(Folder):
         file.check_size()
         file.restore(tensors)
 
-    def problems(self, manifest: Manifest, numbers: Iterable[int]) -> Iterator[PCRError]:
+    def problems(self, manifest: Manifest, records: Iterable[VersionRecord]) -> Iterator[PCRError]:
         """Check versions, and yield the problems found."""
         self.decoded = b"", {}  # not what is in memory, but what is in the files
-        for number in numbers:
+        for record in records:
             try:
-                self.check(manifest, self.open(manifest.record(number)))
+                self.check(manifest, self.open(record))
             except PCRError as error:
                 yield error

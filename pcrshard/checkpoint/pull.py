@@ -86,16 +86,15 @@ def pull(
         return Pulled(wanted.number, (), 0)
     moved = _copy(source, target, missing, progress)
     merged = held.with_versions((*held.versions, *missing))
-    numbers = tuple(record.number for record in missing)
     try:
-        for problem in target.problems(merged, numbers):
+        for problem in target.problems(merged, missing):
             raise problem
         target.commit(held, merged)
     except CorruptCheckpoint:
         # A wrong manifest may name a file of a version that the store already has.
         target.remove(merged.files - held.files)
         raise
-    return Pulled(wanted.number, numbers, moved)
+    return Pulled(wanted.number, tuple(record.number for record in missing), moved)
 
 
 def _missing(held: Manifest, offered: Manifest, wanted: VersionRecord) -> list[VersionRecord]:

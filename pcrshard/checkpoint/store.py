@@ -115,7 +115,8 @@ class DeltaStore:
                 numpy arrays and scalars. Tensors that share memory share it again when loaded.
             metrics: Numbers and strings to record with the version.
             blocking: Wait until the version is in the store.
-            on_saved: Called with the version number in the background thread, once it is stored.
+            on_saved: Called with the version number in the background thread, once it is stored;
+                it must not use the store.
 
         Returns:
             The version's number.
@@ -171,13 +172,10 @@ class DeltaStore:
         self._wait()
         return list(self.io.newest().versions)
 
-    def verify(
-        self, versions: Collection[int] | None = None, *, progress: Progress | None = None
-    ) -> list[PCRError]:
-        """Verify versions: read every byte of them and of their ancestors, and restore them.
+    def verify(self, *, progress: Progress | None = None) -> list[PCRError]:
+        """Verify all versions: read every byte of them, and restore them.
 
         Args:
-            versions: Version numbers; default: all.
             progress: Called with the number of versions checked and the total.
 
         Returns:
@@ -188,8 +186,7 @@ class DeltaStore:
         """
         self._wait()
         manifest = self.io.existing()
-        numbers = list(versions or (record.number for record in manifest.versions))
-        return list(self.io.problems(manifest, reported(numbers, progress)))
+        return list(self.io.problems(manifest, reported(manifest.versions, progress)))
 
     def delete(self, *, keep: Collection[int], progress: Progress | None = None) -> None:
         """Delete all versions except some; deltas to deleted versions become keyframes, losslessly.

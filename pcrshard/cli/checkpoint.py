@@ -83,9 +83,7 @@ def _tensor_figures(path: str, entry: Entry) -> dict[str, Any]:
     }
 
 
-def verify(
-    store: str, versions: Sequence[int] = (), *, storage_option: StorageOptions = None
-) -> Report:
+def verify(store: str, *, storage_option: StorageOptions = None) -> Report:
     """Read every byte of a store and restore every version.
 
     Example:
@@ -93,13 +91,12 @@ def verify(
 
     Args:
         store: Store's folder, local or a URL.
-        versions: Version numbers to check (default: all).
         storage_option: fsspec option of the store; repeatable.
     """
     opened = _open(store, storage_option)
     with ProgressBar("verify", "versions") as progress:
-        problems = list(map(str, opened.verify(list(versions) or None, progress=progress)))
-    checked = len(versions) or len(opened.versions())
+        problems = list(map(str, opened.verify(progress=progress)))
+    checked = len(opened.versions())
     found = counted(len(problems), "problem") if problems else "no problems"
     text = "\n".join([*problems, f"{counted(checked, 'version')}, {found}"])
     return Report({"versions": checked, "problems": problems}, text, bool(problems))
