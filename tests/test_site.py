@@ -21,7 +21,9 @@ PAGES = {
     ]
 }
 TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SOURCES = "".join(path.read_text() for path in sorted((ROOT / "pcrshard").rglob("*.py")))
+SOURCES = "".join(
+    path.read_text() for ending in ("py", "c") for path in (ROOT / "pcrshard").rglob(f"*.{ending}")
+)
 PYTHON = os.environ.get("PCRSHARD_PYTHON", sys.executable)
 
 
