@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..fidelity.costs import counted, fields_of, record_table
+from ..fidelity.costs import figures_text
 from .parser import Count, Report, StorageOptions, UsageError
 from .progress import ProgressBar
 
@@ -38,17 +38,24 @@ def ls(store: str, *, storage_option: StorageOptions = None) -> Report:
         storage_option: fsspec option of the store; repeatable.
     """
     records = _open(store, storage_option).io.existing().versions
-    figures = [fields_of(record) | {"id": record.id.hex()} for record in records]
-    rows = [
-        row | {"saved": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["saved"]))}
-        for row in figures
+    versions = [
+        {
+            "number": record.number,
+            "parent": record.parent,
+            "saved": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.saved)),
+            "file_bytes": record.file_bytes,
+            "raw_bytes": record.raw_bytes,
+            "metrics": record.metrics,
+        }
+        for record in records
     ]
-    listed = record_table(rows, omit=("file", "header_bytes", "id"))
-    stored = sum(record.file_bytes for record in records)
-    raw = sum(record.raw_bytes for record in records)
-    ratio = f"{raw / stored:.1f}x" if stored else "-"
-    total = f"{counted(len(records), 'version')}, {raw} bytes in {stored}: {ratio}"
-    return Report(figures, f"{listed}\n{total}")
+    return Report(
+        {
+            "file_bytes": sum(record.file_bytes for record in records),
+            "raw_bytes": sum(record.raw_bytes for record in records),
+            "versions": versions,
+        }
+    )
 
 
 def show(store: str, version: int, *, storage_option: StorageOptions = None) -> Report:
@@ -65,7 +72,7 @@ def show(store: str, version: int, *, storage_option: StorageOptions = None) -> 
     io = _open(store, storage_option).io
     file = io.open(io.existing().record(version))
     tensors = [_tensor_figures(path, entry) for path, entry in file.entries.items()]
-    return Report({"version": version, "tensors": tensors}, record_table(tensors))
+    return Report({"version": version, "tensors": tensors})
 
 
 def _tensor_figures(path: str, entry: Entry) -> dict[str, Any]:
@@ -97,9 +104,9 @@ def verify(store: str, *, storage_option: StorageOptions = None) -> Report:
     with ProgressBar("verify", "versions") as progress:
         problems = list(map(str, opened.verify(progress=progress)))
     checked = len(opened.versions())
-    found = counted(len(problems), "problem") if problems else "no problems"
-    text = "\n".join([*problems, f"{counted(checked, 'version')}, {found}"])
-    return Report({"versions": checked, "problems": problems}, text, bool(problems))
+    text = figures_text({"versions": checked, "problems": len(problems)})
+    figures = {"versions": checked, "problems": problems}
+    return Report(figures, "\n".join([*problems, text]), bool(problems))
 
 
 def export(

@@ -57,15 +57,6 @@ def human_bytes(size: float) -> str:
     return f"{size:{digits}} {_UNITS[power]}"
 
 
-def counted(number: int, noun: str) -> str:
-    """Format a count with its noun.
-
-    >>> counted(1, "shard"), counted(4, "shard")
-    ('1 shard', '4 shards')
-    """
-    return f"{number} {noun}{'s' * (number != 1)}"
-
-
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Format a table as text; numeric columns are right-aligned.
 
@@ -83,12 +74,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
 
 
-def fields_of(record: Any) -> dict[str, Any]:
-    """Return the fields of a struct as a dict; a dict unchanged."""
-    return record if isinstance(record, dict) else msgspec.structs.asdict(record)
-
-
-def record_table(rows: Sequence[Any], omit: Sequence[str] = ()) -> str:
+def record_table(rows: Sequence[Any]) -> str:
     """Format records (dicts or structs) as a table with human-readable units.
 
     Field names become columns; a column without values is omitted.
@@ -97,13 +83,9 @@ def record_table(rows: Sequence[Any], omit: Sequence[str] = ()) -> str:
     scan  sent bytes
        1        2 kB
     """
-    records = list(map(fields_of, rows))
+    records = [row if isinstance(row, dict) else msgspec.structs.asdict(row) for row in rows]
     names = list(dict.fromkeys(name for record in records for name in record))
-    shown = [
-        name
-        for name in names
-        if name not in omit and any(record.get(name) is not None for record in records)
-    ]
+    shown = [name for name in names if any(record.get(name) is not None for record in records)]
     cells = [[_cell(name, record.get(name)) for name in shown] for record in records]
     return table([name.replace("_", " ") for name in shown], cells)
 
