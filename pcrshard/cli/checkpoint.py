@@ -10,8 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..fidelity.costs import figures_text
-from .parser import Count, Report, StorageOptions, UsageError
+from .parser import Count, Report, StorageOptions, UsageError, problem_report
 from .progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -103,10 +102,7 @@ def verify(store: str, *, storage_option: StorageOptions = None) -> Report:
     opened = _open(store, storage_option)
     with ProgressBar("verify", "versions") as progress:
         problems = list(map(str, opened.verify(progress=progress)))
-    checked = len(opened.versions())
-    text = figures_text({"versions": checked, "problems": len(problems)})
-    figures = {"versions": checked, "problems": problems}
-    return Report(figures, "\n".join([*problems, text]), bool(problems))
+    return problem_report({"versions": len(opened.versions())}, problems)
 
 
 def export(

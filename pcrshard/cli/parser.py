@@ -55,6 +55,12 @@ class Report(NamedTuple):
         return figures_text(self.figures) if self.text is None else self.text
 
 
+def problem_report(figures: dict[str, Any], problems: list[str]) -> Report:
+    """Return a report that has failed if there are problems, which its text lists first."""
+    text = "\n".join([*problems, figures_text(figures | {"problems": len(problems)})])
+    return Report(figures | {"problems": problems}, text, bool(problems))
+
+
 class Keywords(dict[str, Any]):
     """Keywords of ``ArgumentParser.add_argument``, hashable as ``typing`` requires in a union."""
 

@@ -9,7 +9,6 @@ from typing import Literal
 
 from .. import storage
 from ..errors import EncodeError, PCRError
-from ..fidelity.costs import figures_text
 from ..format.dataset_index import resolve_scan
 from ..format.scan import FULL, Scan
 from ..reading.dataset_folder import find_datasets, open_dataset
@@ -22,7 +21,7 @@ from ..upkeep.stage import Staged
 from ..upkeep.stage import stage as stage_dataset
 from ..upkeep.verify import verify as verify_dataset
 from .inspect import by_split
-from .parser import Count, Parallel, Report, ScanOrFraction, StorageOptions
+from .parser import Count, Parallel, Report, ScanOrFraction, StorageOptions, problem_report
 from .progress import ProgressBar
 
 
@@ -59,10 +58,8 @@ def verify(
             "samples": index.num_samples,
             "shards": len(index.shards),
             "against": against,
-            "problems": problems,
         }
-        text = "\n".join([*problems, figures_text(figures | {"problems": len(problems)})])
-        return Report(figures, text, bool(problems))
+        return problem_report(figures, problems)
 
     return by_split(src, storage_option, check)
 
