@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
@@ -138,13 +138,12 @@ def encode(
     reports = {}
     try:
         splits = _splits(src, options, storage_option)
-        with ExitStack() as stack:
+        with dask_executor(scheduler) if scheduler else nullcontext() as executor:
             run: Callable[..., DatasetIndex | None]
             if engine == "slurm":
                 run = partial(encode_on_slurm, jobs=workers or 8, sbatch=slurm_option)
             else:
-                dask = stack.enter_context(dask_executor(scheduler)) if scheduler else None
-                run = partial(encode_dataset.encode, part=part, workers=workers, executor=dask)
+                run = partial(encode_dataset.encode, part=part, workers=workers, executor=executor)
             for split in splits:
                 target = storage.join(dst, split) if split else dst
                 with ProgressBar("encode", "images") as progress:
