@@ -384,6 +384,8 @@ def pcr_decode(
         size = ImageDecoder(size, crop, layout=layout, **options)
     elif crop or options:
         raise TypeError("expected crop and other options in the ImageDecoder, got them beside it")
+    if threads < 0:
+        raise ValueError(f"expected threads to be a whole number of at least 0, got {threads}")
     return pcr_decoded(size, seed, handler, threads)
 
 

@@ -233,7 +233,7 @@ class FieldImages:
 
     def columns(self, name: str) -> dict[str, Any]:
         """Return the field and its geometry, if each sample has one image and all were decoded."""
-        if self.is_list or not all(self.decoded):
+        if self.is_list or not all(self.batch.wait()):
             return {}
         image = self.image
         found: dict[str, Any] = {name: self.arrays if image.views else self.arrays[0]}

@@ -19,8 +19,7 @@ def decoding_threads(
             that share the CPUs.
         root: Root of the file system.
     """
-    ranks = environment.get("LOCAL_WORLD_SIZE", "1")
-    share = available_cpus(root) // max(int(ranks) if ranks.isdecimal() else 1, 1)
+    share = available_cpus(root) // int(environment.get("LOCAL_WORLD_SIZE", "1"))
     return max(share - 1, 1)
 
 

@@ -226,6 +226,8 @@ def test_pcr_decode_takes_a_decoder():
     assert np.array_equal(found["jpg"], decoder(samples[0]["jpg"]))
     with pytest.raises(TypeError, match="in the ImageDecoder"):
         pcrshard.pcr_decode(decoder, "random")
+    with pytest.raises(ValueError, match="threads to be a whole number of at least 0, got -1"):
+        pcrshard.pcr_decode(8, threads=-1)
 
 
 def test_pcr_scan_after_a_reader_says_what_to_leave_out():

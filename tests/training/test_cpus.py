@@ -44,4 +44,3 @@ def test_ranks_of_a_node_share_its_cpus(tmp_path):
     root = str(tmp_path)
     assert decoding_threads({}, root) == max(CPUS - 1, 1)
     assert decoding_threads({"LOCAL_WORLD_SIZE": str(CPUS)}, root) == 1
-    assert decoding_threads({"LOCAL_WORLD_SIZE": "all"}, root) == max(CPUS - 1, 1)
