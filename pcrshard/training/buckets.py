@@ -196,7 +196,9 @@ class Buckets:
         rank = np.repeat(np.arange(len(cuts) - 1) % world, np.diff(cuts))
         order = rank.argsort(kind="stable")
         begins = np.cumsum(costs[order]) - costs[order]
-        runs = np.arange(1, steps * world) * total // (steps * world)
-        batches = np.split(order, np.searchsorted(begins, runs))
-        turns = [batch for step in range(steps) for batch in batches[step::steps]]
-        return np.concatenate(turns), np.cumsum([0, *map(len, turns)])
+        # Python's integers: the products may need more than 64 bits.
+        starts = [run * total // (steps * world) for run in range(1, steps * world)]
+        run = np.searchsorted(starts, begins, side="right")
+        slot = run % steps * world + run // steps
+        turn = slot.argsort(kind="stable")
+        return order[turn], np.searchsorted(slot[turn], np.arange(steps * world + 1))

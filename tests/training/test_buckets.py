@@ -1,6 +1,7 @@
 """Buckets: batches of one shape, or of a bounded number of pixels; exact, equal, resumable."""
 
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from numbered import flat, loader_of, through_json, write
 
 from pcrshard import Buckets, ImageDecoder, PCRDataset, PCRLoader, View, decode_image
 from pcrshard.testing import make_jpeg
+from pcrshard.training.epoch_order import Geometry, Rules, epoch_order
 
 SAMPLES = 240
 SHAPES = [(40, 40), (30, 50), (50, 30), (24, 60), (62, 20), (36, 44)]
@@ -163,6 +165,15 @@ def test_batches_have_bounded_pixels(folder, world):
     assert orders[0] != orders[1]
     sizes = loaders[0].dataset.sizes
     assert tuple(batches[0]["jpg"][0].shape[1:]) == tuple(sizes[batches[0]["cls"][0]])
+
+
+def test_large_totals_of_pixels_do_not_overflow():
+    """Each sample comes once, also where pixels times batches do not fit 64 bits."""
+    sizes = np.full((50_000, 2), 65_000)
+    regroup = partial(Buckets(pixels=2 * 65_000**2).regroup, sizes, Rules(last="short"))
+    order = epoch_order([len(sizes)], Geometry(2), Rules(last="short"), regroup=regroup)
+    assert np.diff(order.cuts).max() <= 2
+    assert sorted(order.ids) == list(range(len(sizes)))
 
 
 # --- errors
