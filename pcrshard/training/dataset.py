@@ -188,12 +188,7 @@ class PCRDataset(Dataset[Any]):
             TypeError: The argument is neither an integer nor a key.
             FormatError, StorageError: The sample cannot be read.
         """
-        if isinstance(sample, str):
-            number = self._numbers[sample]
-        else:
-            number = operator.index(sample)
-            if not -len(self) <= number < len(self):
-                raise IndexError(f"expected a number of {len(self)} samples, got {number}")
+        number = self._numbers[sample] if isinstance(sample, str) else operator.index(sample)
         [(sample_id, shard, row)] = self.shards.places(self.ids[[number]])
         prefix = self._recent.get(shard, current_scan(self.scan))
         seed = int(torch.empty((), dtype=torch.int64).random_())
