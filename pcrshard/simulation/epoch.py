@@ -139,22 +139,22 @@ class _Epoch:
         self.simpy: Any = simpy
         self.environment: Any = simpy.Environment()
         self.of = of
-        self.job = of.job
         self.storage = _Pipe(of.cluster.bandwidth)
-        nodes = range(-(-len(reads) // of.cluster.per_node))
-        links = [_Pipe(of.cluster.link) for _ in nodes]
-        cores = [simpy.Resource(self.environment, of.cluster.cores) for _ in nodes]
-        self.workers = [
-            [_Worker(self, links[node], cores[node], worker) for worker in workers]
+        per_node = of.cluster.per_node
+        nodes = [
+            (_Pipe(of.cluster.link), simpy.Resource(self.environment, of.cluster.cores))
+            for _ in reads[::per_node]
+        ]
+        self.ranks = [
+            [_Worker(self, *nodes[rank // per_node], worker) for worker in workers]
             for rank, workers in enumerate(reads)
-            for node in [rank // of.cluster.per_node]
         ]
         self.trace = Trace(sum(sum(each.images) for rank in reads for each in rank))
 
     def run(self) -> Trace:
         """Run the processes of all ranks and workers."""
         self.environment.process(self._train())
-        for worker in itertools.chain(*self.workers):
+        for worker in itertools.chain(*self.ranks):
             self.environment.process(worker.run())
         self.environment.run()
         return self.trace
@@ -162,11 +162,11 @@ class _Epoch:
     def _train(self) -> Process:
         """Run all steps; each ends when the slowest rank is done."""
         yield self.environment.timeout(self.of.start_seconds)
-        for step in range(sum(len(worker.images) for worker in self.workers[0])):
+        for step in range(sum(len(worker.images) for worker in self.ranks[0])):
             yield self.environment.all_of(
-                [self.environment.process(self._step(rank, step)) for rank in self.workers]
+                [self.environment.process(self._step(rank, step)) for rank in self.ranks]
             )
-            yield self.environment.timeout(self.job.sync_seconds)
+            yield self.environment.timeout(self.of.job.sync_seconds)
             self.trace.step_ends.append(self.environment.now)
 
     def _step(self, workers: list[_Worker], step: int) -> Process:
@@ -179,35 +179,7 @@ class _Epoch:
         self.trace.waited += self.environment.now - begun
         if step == 0:
             self.trace.first_batch = self.environment.now
-        yield self.environment.timeout(worker.images[number] / self.job.rate)
-
-    def fetch(self, link: _Pipe, shard: int) -> Process:
-        """Fetch a prefix part by part; a part enters a pipe when it is through the one before."""
-        left = self.of.prefixes[shard]
-        self.trace.requests += 1
-        self.trace.sent_bytes += left
-        yield self.environment.timeout(draw_latency(self.of.cluster.latency, self.of.rng))
-        stream = _Pipe(self.of.cluster.stream)
-        part = max(_LEAST_PART, -(-left // _PARTS))
-        arrived = self.environment.now
-        while left > 0:
-            size = min(part, left)
-            left -= size
-            yield self._until(self.storage.pass_through(self.environment.now, size))
-            # Each sender has at most one part queued per pipe.
-            yield self._until(arrived)
-            sent = link.pass_through(self.environment.now, size)
-            arrived = stream.pass_through(sent, size)
-        yield self._until(arrived)
-
-    def _until(self, moment: float) -> Event:
-        return self.environment.timeout(max(0.0, moment - self.environment.now))
-
-    def work(self, cores: Any, seconds: float) -> Process:
-        """Keep one core busy, as soon as one is free."""
-        with cores.request() as turn:
-            yield turn
-            yield self.environment.timeout(seconds)
+        yield self.environment.timeout(worker.images[number] / self.of.job.rate)
 
 
 class _Worker:
@@ -215,6 +187,8 @@ class _Worker:
 
     def __init__(self, epoch: _Epoch, link: _Pipe, cores: Any, reads: WorkerReads) -> None:
         self.epoch = epoch
+        self.of = epoch.of
+        self.environment = epoch.environment
         self.link = link
         self.cores = cores
         self.images = reads.images
@@ -223,45 +197,64 @@ class _Worker:
         batches = np.arange(len(reads.images))
         self.needed = np.searchsorted(reads.schedule.first, batches, side="right").tolist()
         self.loads: list[Event] = []
-        self.begun = 0
         # Batches that the rank has requested, and batches that are ready. A rank that decodes
         # itself has none made ahead.
-        ahead = epoch.job.ahead if epoch.job.workers + epoch.job.threads else 0
-        self.asked = epoch.simpy.Container(epoch.environment, init=ahead)
-        self.ready = epoch.simpy.Container(epoch.environment)
+        job = self.of.job
+        ahead = job.ahead if job.workers + job.threads else 0
+        self.asked = epoch.simpy.Container(self.environment, init=ahead)
+        self.ready = epoch.simpy.Container(self.environment)
 
     def run(self) -> Process:
-        """Make batches as they are asked for."""
-        yield self.epoch.environment.timeout(self.epoch.of.start_seconds)
-        for number in range(len(self.images)):
-            yield self.asked.get(1)
-            yield from self._make(number)
-            self.ready.put(1)
-
-    def _make(self, number: int) -> Process:
-        """Make one batch: wait for its prefixes, then decode its images."""
-        job = self.epoch.job
-        environment = self.epoch.environment
-        needed = self.needed[number]
-        # The prefetched requests go out as soon as the first of this batch is needed.
-        while len(self.loads) < min(needed + job.prefetch, len(self.shards)):
-            self.loads.append(environment.process(self._load(len(self.loads))))
-        yield environment.all_of(self.loads[self.begun : needed])
-        self.begun = needed
+        """Make batches as they are asked for: wait for their prefixes, then decode their images."""
+        job = self.of.job
         # Threads beyond the core count add nothing, and all ranks of a node have equally many.
         decoders = min(max(job.threads, 1), self.cores.capacity)
-        seconds = self.images[number] * job.image_seconds / decoders
-        yield environment.all_of(
-            [environment.process(self.epoch.work(self.cores, seconds)) for _ in range(decoders)]
-        )
+        begun = 0
+        yield self.environment.timeout(self.of.start_seconds)
+        for images, needed in zip(self.images, self.needed, strict=True):
+            yield self.asked.get(1)
+            # The prefetched requests go out as soon as the first of this batch is needed.
+            while len(self.loads) < min(needed + job.prefetch, len(self.shards)):
+                self.loads.append(self.environment.process(self._load(len(self.loads))))
+            yield self.environment.all_of(self.loads[begun:needed])
+            begun = needed
+            work = [self._work(images * job.image_seconds / decoders) for _ in range(decoders)]
+            yield self.environment.all_of(list(map(self.environment.process, work)))
+            self.ready.put(1)
 
     def _load(self, request: int) -> Process:
         """Load a prefix once a thread is free: request i starts after i - threads has ended."""
-        threads = max(self.epoch.job.prefetch, 1)
+        threads = max(self.of.job.prefetch, 1)
         if request >= threads:
             yield self.loads[request - threads]
-        shard = self.shards[request]
-        yield from self.epoch.fetch(self.link, shard)
+        size = self.of.prefixes[self.shards[request]]
+        yield from self._fetch(size)
         # Runs on another core if one is free, because decoding releases the GIL.
-        seconds = self.epoch.of.prefixes[shard] * self.epoch.job.byte_seconds
-        yield from self.epoch.work(self.cores, seconds)
+        yield from self._work(size * self.of.job.byte_seconds)
+
+    def _fetch(self, left: int) -> Process:
+        """Fetch a prefix part by part; a part enters a pipe when it is through the one before."""
+        self.epoch.trace.requests += 1
+        self.epoch.trace.sent_bytes += left
+        yield self.environment.timeout(draw_latency(self.of.cluster.latency, self.of.rng))
+        stream = _Pipe(self.of.cluster.stream)
+        part = max(_LEAST_PART, -(-left // _PARTS))
+        arrived = self.environment.now
+        while left > 0:
+            size = min(part, left)
+            left -= size
+            yield self._until(self.epoch.storage.pass_through(self.environment.now, size))
+            # Each sender has at most one part queued per pipe.
+            yield self._until(arrived)
+            sent = self.link.pass_through(self.environment.now, size)
+            arrived = stream.pass_through(sent, size)
+        yield self._until(arrived)
+
+    def _until(self, moment: float) -> Event:
+        return self.environment.timeout(max(0.0, moment - self.environment.now))
+
+    def _work(self, seconds: float) -> Process:
+        """Keep one core busy, as soon as one is free."""
+        with self.cores.request() as turn:
+            yield turn
+            yield self.environment.timeout(seconds)
