@@ -265,8 +265,8 @@ def fidelity(
         num_images: Number of images to sample at random.
         seed: Random seed for choosing images.
         plot: PNG file for a plot of MS-SSIM against bytes; one per split, named after it.
-        contact_sheet: PNG file showing some images at scans 1, 2, 5 and full, with their
-            differences from full; one per split, named after it.
+        contact_sheet: PNG file showing some images at scans 1, 2, 5 and the last, with their
+            differences from the last; one per split, named after it.
         model: Function of a Python module that returns your network; adds its top-1 accuracy at
             each scan, using the labels in field cls.
         model_size: Side of the network's input images, in pixels.

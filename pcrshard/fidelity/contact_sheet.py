@@ -1,4 +1,4 @@
-"""A picture of some images at common scans, and their differences from full fidelity."""
+"""A picture of some images at common scans, and their differences from the last scan."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..format.scan import FULL, Scan
 from ..jpeg.pixels import decode_image
 from ..storage import Options
-from .costs import human_bytes, name_scan
+from .costs import human_bytes
 from .msssim import Reference, count_scales, middle
 from .plots import saved_figure
 from .sampled_images import draw_images
@@ -18,7 +17,7 @@ from .sampled_images import draw_images
 def contact_sheet(
     url: str,
     path: str,
-    scans: Sequence[Scan] = (1, 2, 5),
+    scans: Sequence[int] = (1, 2, 5),
     *,
     num_images: int = 3,
     seed: int = 0,
@@ -27,7 +26,7 @@ def contact_sheet(
 ) -> None:
     """Draw random images at some scans side by side, with differences from the last scan below.
 
-    The last scan is full fidelity, or the highest scan of a staged copy.
+    The last scan has the pixels of full fidelity, or is the highest of a staged copy.
 
     Args:
         url: The dataset's folder.
@@ -45,7 +44,7 @@ def contact_sheet(
     """
     sample = draw_images(url, num_images, seed, num_images, storage_options)
     last = sample.dataset.scan or sample.dataset.num_groups
-    shown = [*(scan for scan in scans if scan != FULL and scan < last), sample.top]
+    shown = [*(scan for scan in scans if scan < last), last]
     with saved_figure(path, 2.3 * len(shown), 4.9 * num_images) as figure:
         axes = figure.subplots(2 * num_images, len(shown), squeeze=False)
         for plot in axes.flat:
@@ -54,13 +53,12 @@ def contact_sheet(
             full = decode_image(pieces)
             compare = Reference(full).compare if count_scales(*full.shape[:2]) else lambda _: np.nan
             for scan, picture, difference in zip(shown, upper, lower, strict=True):
-                read = pieces if scan == FULL else pieces[:scan]
-                pixels = decode_image(read)
-                size = human_bytes(sum(map(len, read)))
-                caption = f"{name_scan(scan)}: {size}\nMS-SSIM {compare(pixels):.3f}"
+                pixels = decode_image(pieces[:scan])
+                size = human_bytes(sum(map(len, pieces[:scan])))
+                caption = f"scan {scan}: {size}\nMS-SSIM {compare(pixels):.3f}"
                 picture.set_title(caption, fontsize=13)
                 picture.imshow(middle(pixels, side))
                 amplified = 128 + 4 * (middle(pixels, side) - middle(full, side).astype(np.int16))
                 difference.imshow(np.clip(amplified, 0, 255).astype(np.uint8))
-        title = f"middle of each image,\nand four times its difference to {name_scan(sample.top)}"
+        title = f"middle of each image,\nand four times its difference to scan {last}"
         figure.suptitle(f"script {sample.dataset.script}: {title}", fontsize=13)

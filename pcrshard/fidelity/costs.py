@@ -34,15 +34,6 @@ def scan_costs(index: DatasetIndex) -> list[ScanCost]:
     return costs[: index.scan]
 
 
-def name_scan(scan: Scan) -> str:
-    """Format a scan for use in a sentence.
-
-    >>> name_scan(5), name_scan("full")
-    ('scan 5', 'full')
-    """
-    return FULL if scan == FULL else f"scan {scan}"
-
-
 def human_bytes(size: float) -> str:
     """Format a size in bytes for people.
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..format.dataset_index import DatasetIndex
-from ..format.scan import FULL, Scan
 from ..reading.dataset_folder import open_dataset
 from ..reading.shard import Shard
 from ..storage import Options
@@ -28,11 +27,6 @@ class ImageSample:
 
     dataset: DatasetIndex
     drawn: dict[Shard, list[int]]
-
-    @property
-    def top(self) -> Scan:
-        """The scan that others are compared with: ``"full"``, or the highest of a staged copy."""
-        return self.dataset.scan or FULL
 
     def images(self, on_image: OnImage | None = None) -> Iterator[tuple[Pieces, bytes | None]]:
         """Read the drawn images of the first stream, one shard in memory at a time.

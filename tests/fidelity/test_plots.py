@@ -31,7 +31,7 @@ def test_there_is_a_point_for_each_scan(large_dataset, tmp_path):
 
 
 def test_a_contact_sheet_has_a_row_for_each_image(large_dataset, tmp_path):
-    """Scans 1, 2, 5 and full, and the differences from full, which are plain gray for itself."""
+    """Scans 1, 2, 5 and 10, and the differences from 10, which are plain gray for itself."""
     path = tmp_path / "sheet.png"
     contact_sheet(large_dataset, str(path), num_images=2, side=96)
     pixels = pixels_of(path)
