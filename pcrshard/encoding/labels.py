@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from .. import storage
-from ..errors import EncodeError
-from .samples import LABEL_FIELD
+from ..errors import EncodeError, PCRError
+from .samples import LABEL_FIELD, SampleRef, StorageOptions, read_samples
 
 _MAX_DIGITS = 9
 
@@ -25,6 +25,31 @@ def count_classes(samples: Iterable[Mapping[str, bytes]]) -> int:
     """
     labels = map(label_of, samples)
     return max((label + 1 for label in labels if label is not None), default=0)
+
+
+def read_labels(samples: Sequence[SampleRef], options: StorageOptions) -> list[bytes | None]:
+    """Return each sample's label as it is stored, ``None`` for samples without one.
+
+    Raises:
+        EncodeError: No sample has a label.
+        StorageError: A label cannot be read.
+    """
+    wanted = [
+        sample._replace(refs=tuple(ref for ref in sample.refs if ref.name == LABEL_FIELD))
+        for sample in samples
+    ]
+    labels = []
+    for _, fields in read_samples(wanted, options):
+        if isinstance(fields, PCRError):
+            raise fields
+        label = fields.get(LABEL_FIELD)
+        labels.append(label and label.strip())
+    if all(label is None for label in labels):
+        raise EncodeError(
+            "expected labels to stratify by (class folders, a column 'label', or a field 'cls'), "
+            "found none"
+        )
+    return labels
 
 
 def check_label(key: str, fields: Mapping[str, bytes], classes: Sequence[str]) -> None:

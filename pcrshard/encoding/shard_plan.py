@@ -17,12 +17,12 @@ from ..format.scan_script import Q95, STANDARD
 from ..format.schema import IMAGE, IMAGE_LIST, Stream
 from ..format.shard_format import AUTO, FieldNames, ShardFormat
 from ..jpeg.quality import HIGH_QUALITY, estimate_quality
-from .labels import check_classes
+from .labels import check_classes, read_labels
 from .samples import SampleRef, Source, StorageOptions, find_lists
 from .sources import CONVERTIBLE, list_source
 
 ON_ERROR = ("raise", "keep", "reencode", "skip")
-_COUNTS = ("num_shards", "samples_per_shard", "resize_short")
+_COUNTS = ("num_shards", "samples_per_shard", "resize_short", "for_ranks", "for_workers")
 _MOST = dict.fromkeys(_COUNTS, 1 << 24) | {"reencode_quality": 100}
 # Number of files sampled to choose the scan script, and the bytes read of each.
 _PROBES = 32
@@ -53,6 +53,11 @@ class EncodeOptions:
         keep_numbered: Keep numbered images of tars (``images.0.jpg``, ``images.1.jpg``...) in their
             fields. Otherwise they become a list, ``images.jpg``, if they are numbered from 0
             without a gap and vary in count between samples.
+        stratify: Give every shard the same number of samples of each class (field ``cls``), to
+            within one; reads the labels of tars first.
+        for_ranks: Number of training processes; picks a shard count divisible by ``for_ranks *
+            for_workers``.
+        for_workers: DataLoader workers per training process.
         fmt: Scan script and layout.
     """
 
@@ -67,6 +72,9 @@ class EncodeOptions:
     classes: tuple[str, ...] = ()
     split: str | None = None
     keep_numbered: bool = False
+    stratify: bool = False
+    for_ranks: int = 1
+    for_workers: int = 1
     fmt: ShardFormat = dataclasses.field(default_factory=ShardFormat)
 
     def __post_init__(self) -> None:
@@ -106,7 +114,7 @@ def plan(src: str, options: EncodeOptions, src_options: StorageOptions = None) -
     """List a source and assign its samples to shards.
 
     With the script ``auto`` or ``standard``, reads the first 64 KiB of 32 JPEGs to estimate their
-    quality.
+    quality; with ``stratify``, reads the labels of tars.
 
     Raises:
         EncodeError: The source or the options are invalid.
@@ -124,8 +132,9 @@ def plan(src: str, options: EncodeOptions, src_options: StorageOptions = None) -
     digest = hashlib.sha256(repr(dataclasses.replace(options, on_error="raise")).encode())
     for sample in source.samples:
         digest.update(repr(sample).encode("utf-8", "surrogateescape"))
+    labels = read_labels(source.samples, src_options) if options.stratify else None
     return Plan(
-        plan_shards(source.samples, options),
+        plan_shards(source.samples, options, labels),
         names,
         dataclasses.replace(options, classes=source.classes),
         quality,
@@ -215,21 +224,50 @@ def field_names(samples: Sequence[SampleRef], options: EncodeOptions) -> FieldNa
     return FieldNames(tuple(streams), others)
 
 
-def plan_shards(samples: Sequence[SampleRef], options: EncodeOptions) -> list[list[SampleRef]]:
-    """Shuffle all samples with the seed, and cut them into shards of even sizes, to within one.
+def plan_shards(
+    samples: list[SampleRef],
+    options: EncodeOptions,
+    labels: Sequence[bytes | None] | None = None,
+) -> list[list[SampleRef]]:
+    """Shuffle all samples with the seed, then cut them into even shards.
+
+    Args:
+        samples: The source.
+        options: Number of shards and seed.
+        labels: Label of each sample, to stratify the shards by.
+
+    Returns:
+        Shards whose sizes differ by at most one; with labels, so do their counts of each label.
 
     Raises:
-        EncodeError: There are fewer samples than shards.
+        EncodeError: There are fewer samples than shards, or the number of shards is not divisible
+            by ranks x workers.
     """
     total = len(samples)
     most = options.samples_per_shard
-    count = options.num_shards or (-(-total // most) if most else default_num_shards(total))
+    unit = options.for_ranks * options.for_workers
+    least = options.num_shards or (-(-total // most) if most else default_num_shards(total))
+    count = -(-least // unit) * unit
+    if options.num_shards not in (None, count):
+        raise EncodeError(
+            f"expected a number of shards divisible by {options.for_ranks} ranks x "
+            f"{options.for_workers} workers, such as {count}, got {least}"
+        )
     if count > total:
         raise EncodeError(f"expected at most {total} shards for {total} samples, got {count}")
-    shuffled = list(samples)
+    order = list(range(total))
+    rng = random.Random(options.seed)
     if options.seed is not None:
-        random.Random(options.seed).shuffle(shuffled)
-    return [shuffled[total * i // count : total * (i + 1) // count] for i in range(count)]
+        rng.shuffle(order)
+    if labels is None:
+        shards = [order[total * i // count : total * (i + 1) // count] for i in range(count)]
+    else:
+        # Deal the samples round-robin, class by class.
+        order.sort(key=lambda i: (labels[i] is None, labels[i] or b""))
+        shards = [order[number::count] for number in range(count)]
+        for shard in shards:
+            shard.sort() if options.seed is None else rng.shuffle(shard)
+    return [[samples[i] for i in shard] for shard in shards]
 
 
 def advise_script(script: str, quality: float) -> str:

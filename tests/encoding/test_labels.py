@@ -1,10 +1,12 @@
 """Labels: how many classes a dataset has, and what they are called."""
 
+import collections
+
 import pytest
 from encode_support import encode_parts, make_tar, read_samples, write_files
 from support import read_all, run_encode
 
-from pcrshard import EncodeOptions, ShardWriter, open_dataset
+from pcrshard import EncodeOptions, Shard, ShardWriter, open_dataset
 from pcrshard.cli.main import main
 from pcrshard.encoding.labels import label_of, read_classes
 from pcrshard.errors import EncodeError
@@ -97,3 +99,24 @@ def test_files_of_names_from_any_editor(tmp_path, text):
     """Line ends of any system, a byte order mark and blanks around a name do not matter."""
     write_files(tmp_path, {"names.txt": text.encode()})
     assert read_classes(str(tmp_path / "names.txt")) == ("cat", "dog")
+
+
+@pytest.mark.parametrize("source", ["tar", "synthetic_folder"])
+def test_stratified_shards_hold_every_class(source, request, tmp_path):
+    """Labels of tars and of folders are spread, so that no shard lacks a class that others have
+    two of.
+    """
+    dst = tmp_path / "pcr"
+    run_encode(request.getfixturevalue(source), dst, num_shards=3, stratify=True)
+    _, urls = open_dataset(dst)
+    counts = [collections.Counter(s["cls"] for s in Shard(url).samples(1)) for url in urls]
+    for label in set().union(*counts):
+        shares = [count[label] for count in counts]
+        assert max(shares) - min(shares) <= 1
+
+
+def test_nothing_to_stratify_by(tmp_path):
+    """Without labels there is nothing to spread, and the error says where labels come from."""
+    write_files(tmp_path / "src", {"a.jpg": make_jpeg()})
+    with pytest.raises(EncodeError, match="class folders, a column 'label', or a field 'cls'"):
+        run_encode(tmp_path / "src", tmp_path / "pcr", stratify=True)

@@ -48,10 +48,52 @@ def test_plan_depends_on_the_seed():
     assert zero != one
 
 
-def test_no_shard_is_empty():
-    """More shards than samples are refused before anything is written."""
-    with pytest.raises(EncodeError, match="at most 300 shards for 300 samples, got 301"):
-        plan_shards(SAMPLES, EncodeOptions(num_shards=301))
+@settings(max_examples=60, deadline=None)
+@given(
+    labels=st.lists(st.sampled_from([b"0", b"1", b"2", b"30", None]), min_size=1, max_size=300),
+    seed=st.none() | st.integers(0, 9),
+    data=st.data(),
+)
+def test_stratified_shards_share_every_class(labels, seed, data):
+    """In any two shards the number of samples of each class differs by at most one, and so do the
+    sizes; nothing is lost.
+    """
+    samples = SAMPLES[: len(labels)]
+    count = data.draw(st.integers(1, len(labels)))
+    options = EncodeOptions(seed=seed, num_shards=count, stratify=True)
+    shards = plan_shards(samples, options, labels)
+    assert sorted(sample for shard in shards for sample in shard) == sorted(samples)
+    assert max(map(len, shards)) - min(map(len, shards)) <= 1
+    label_of = dict(zip(samples, labels, strict=True))
+    for label in set(labels):
+        counts = [sum(label_of[sample] == label for sample in shard) for shard in shards]
+        assert max(counts) - min(counts) <= 1
+    assert shards == plan_shards(samples, options, labels)
+    if seed is None:
+        places = {sample: number for number, sample in enumerate(samples)}
+        assert all(sorted(shard, key=places.__getitem__) == shard for shard in shards)
+
+
+@pytest.mark.parametrize(
+    ("how", "shards"),
+    [
+        ({"for_ranks": 4, "for_workers": 2}, 8),
+        ({"for_ranks": 7, "samples_per_shard": 20}, 21),
+        ({"for_ranks": 5, "num_shards": 10}, 10),
+        ({"for_ranks": 4, "for_workers": 2, "num_shards": 10}, "4 ranks x 2 workers, such as 16"),
+        ({"for_ranks": 301}, "at most 300 shards for 300 samples, got 301"),
+        ({"num_shards": 301}, "at most 300 shards for 300 samples, got 301"),
+    ],
+)
+def test_ranks_and_workers_divide_the_shards(how, shards):
+    """Every worker of every rank gets the same number of shards, or the error says what would; no
+    shard is empty.
+    """
+    if isinstance(shards, int):
+        assert len(plan_shards(SAMPLES, EncodeOptions(**how))) == shards
+    else:
+        with pytest.raises(EncodeError, match=shards):
+            plan_shards(SAMPLES, EncodeOptions(**how))
 
 
 @pytest.mark.parametrize(
@@ -66,6 +108,8 @@ def test_ranks_can_split_the_default_number_of_shards(samples, shards):
 @pytest.mark.parametrize(
     "wrong",
     [
+        {"for_ranks": 0},
+        {"for_workers": 0},
         {"classes": ("a", "a")},
         {"num_shards": 0},
         {"samples_per_shard": 0},
