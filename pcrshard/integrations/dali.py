@@ -46,12 +46,5 @@ def _arrays(column: Any) -> Arrays:
     if isinstance(column, torch.Tensor):
         numbers: NDArray[Any] = column.numpy()
         return list(numbers[:, None] if numbers.ndim == 1 else numbers)
-    return [_array(value) for value in column]
-
-
-def _array(value: object) -> NDArray[Any]:
-    if isinstance(value, bytes):
-        return np.frombuffer(value, np.uint8)
-    if isinstance(value, str):
-        return np.frombuffer(value.encode(), np.uint8)
-    raise TypeError(f"expected bytes, text or a tensor, got {type(value).__name__}: leave it out")
+    texts_or_bytes = (value.encode() if isinstance(value, str) else value for value in column)
+    return [np.frombuffer(value, np.uint8) for value in texts_or_bytes]
