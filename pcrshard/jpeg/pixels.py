@@ -7,8 +7,7 @@ decodes the rest, such as rare sampling factors.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -155,17 +154,14 @@ def as_pieces(jpeg: Any) -> list[Any]:
     Raises:
         TypeError: The argument is not bytes.
     """
-    if isinstance(jpeg, Buffer):
-        return [jpeg]
-    pieces = list(jpeg) if isinstance(jpeg, Iterable) and not isinstance(jpeg, str) else []
-    if not pieces or not all(isinstance(piece, Buffer) for piece in pieces):
-        advice = ""
-        if isinstance(jpeg, str | os.PathLike):
-            advice = f"; read the file first: pathlib.Path({os.fspath(jpeg)!r}).read_bytes()"
+    pieces = [jpeg] if isinstance(jpeg, Buffer) else jpeg
+    is_sequence = isinstance(pieces, Sequence) and len(pieces) > 0
+    if not is_sequence or not all(isinstance(piece, Buffer) for piece in pieces):
         raise TypeError(
-            f"expected the bytes of a JPEG, or its pieces, got {type(jpeg).__name__}{advice}"
+            "expected the bytes of a JPEG, such as pathlib.Path(name).read_bytes(), or its pieces, "
+            f"got {type(jpeg).__name__}"
         )
-    return pieces
+    return list(pieces)
 
 
 def arrange(pixels: Pixels, layout: native.Layout) -> Pixels:
