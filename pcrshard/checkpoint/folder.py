@@ -23,7 +23,7 @@ def memory_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(repr=False)  # options may hold secrets
 class Folder:
     """Access to the files of a folder.
 
@@ -34,8 +34,8 @@ class Folder:
         max_bytes: Memory limit for a decoded header.
     """
 
-    url: str = dataclasses.field(repr=False)
-    options: storage.Options = dataclasses.field(default=None, repr=False)
+    url: str
+    options: storage.Options = None
     workers: int = 1
     max_bytes: int = 1 << 62
 

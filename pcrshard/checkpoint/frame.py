@@ -61,11 +61,11 @@ def decode_plain(data: bytes) -> Any:
     return msgspec.msgpack.decode(data)
 
 
-def check_metrics(metrics: Any) -> None:
-    """Raise ``ValueError`` unless metrics map names to plain numbers or strings."""
+def plain_metrics(metrics: Any) -> Metrics:
+    """Return a copy of metrics; raise ``ValueError`` unless they are plain numbers or strings."""
     try:
-        msgspec.msgpack.decode(encode(msgspec.convert(metrics, Metrics)), type=Metrics)
-    except (msgspec.MsgspecError, OverflowError, UnicodeError) as error:
+        return msgspec.msgpack.decode(encode(metrics), type=Metrics)
+    except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeError) as error:
         raise ValueError(f"expected plain numbers and strings as metrics: {error}") from error
 
 

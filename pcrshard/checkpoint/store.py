@@ -16,7 +16,7 @@ from ..errorbound import Bound, PointwiseRelative, RelativeStd, Words
 from ..errors import ConcurrentWriter, PCRError
 from ..redaction import get_logger
 from .codec import Precision, Tensor, store_leaf
-from .frame import check_metrics
+from .frame import plain_metrics
 from .manifest import VERSION_NAME, Manifest, StoreIO
 from .tensors import words_of
 from .typed_tree import Leaf, Tree, flatten
@@ -128,8 +128,7 @@ class DeltaStore:
             StorageError: The disk is full, or the storage rejected the write. (May be raised by a
                 later call.)
         """
-        noted = dict(metrics or {})
-        check_metrics(noted)
+        noted = plain_metrics(metrics or {})
         tree, leaves = flatten(state)
         self._wait()
         manifest = self._manifest or self._open()

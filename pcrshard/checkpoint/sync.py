@@ -74,11 +74,9 @@ def _file_header(layout: Layout) -> bytes:
     found: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
     for name, spec in layout:
-        stop = start + spec.num_bytes
-        found[name] = {
-            "dtype": DTYPES[spec.dtype], "shape": spec.shape, "data_offsets": [start, stop]
-        }  # fmt: skip
-        start = stop
+        place = [start, start + spec.num_bytes]
+        found[name] = {"dtype": DTYPES[spec.dtype], "shape": spec.shape, "data_offsets": place}
+        start = place[1]
     text = json.dumps(found, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
