@@ -30,13 +30,7 @@ def check_type(tensor: torch.Tensor, name: str) -> None:
         raise UnsupportedState(f"safetensors has no {dtype}", key=name)
 
 
-def load_tensors(path: str) -> dict[str, torch.Tensor]:
-    """Load the tensors of a local safetensors file by name."""
-    found: dict[str, torch.Tensor] = _safetensors_module().torch.load_file(path)
-    return found
-
-
-def _safetensors_module() -> Any:
+def safetensors_module() -> Any:
     """Import safetensors and its torch module.
 
     Raises:
@@ -84,7 +78,7 @@ def export_safetensors(
     url = os.fspath(url)
     if not storage.file_name(url).endswith(".safetensors"):
         raise ValueError(f"expected a name like model.safetensors, got {url.rpartition('/')[2]!r}")
-    safetensors = _safetensors_module()
+    safetensors = safetensors_module()
     store.close()
     record, state = store.io.load(version, names)
     parts = {"": state} if names is None else state

@@ -71,12 +71,14 @@ class DeltaStore:
         options: storage.Options = None,
         workers: int = 1,
     ) -> None:
-        if isinstance(precision, str) and precision not in PRESETS:
-            raise ValueError(f"expected a precision of {sorted(PRESETS)}, got {precision!r}")
+        if isinstance(precision, str):
+            if precision not in PRESETS:
+                raise ValueError(f"expected a precision of {sorted(PRESETS)}, got {precision!r}")
+            precision = PRESETS[precision]
         if keyframe_every < 1:
             raise ValueError(f"expected keyframe_every to be at least 1, got {keyframe_every}")
         self.url = os.fspath(url)
-        self.precision = PRESETS[precision] if isinstance(precision, str) else precision
+        self.precision = precision
         self._every = keyframe_every
         self.io = StoreIO(self.url, options, workers)
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "pcrshard-checkpoint")

@@ -44,7 +44,7 @@ from .frame import (
     unpack_frame,
 )
 from .patch import apply_patch, encode_patch
-from .safetensors_file import DTYPES, check_type, load_tensors
+from .safetensors_file import DTYPES, check_type, safetensors_module
 from .tensors import ITEM_BYTES, TensorSpec, check_storable, spec_of, tensor_from, words_of
 from .version_file import parallel_map
 
@@ -211,22 +211,22 @@ class WeightPublisher:
             ConcurrentWriter: Another process is publishing to this folder.
             StorageError: The folder cannot be written to.
         """
-        tensors = load_tensors(weights) if isinstance(weights, str) else weights
-        for name, tensor in tensors.items():
+        if isinstance(weights, str):
+            return self.publish(safetensors_module().torch.load_file(weights))
+        for name, tensor in weights.items():
             check_storable(tensor, name)
             check_type(tensor, name)
-        layout = sorted(((name, spec_of(each)) for name, each in tensors.items()), key=_order)
+        layout = sorted(((name, spec_of(each)) for name, each in weights.items()), key=_order)
         # If publishing fails, the copy does not match the published weights.
         last, self._last = self._last, None
         if last is None or last.tensors != layout:
             self._folder.clean()
             last, self._held = None, _Weights(layout, np.empty(_num_bytes(layout), np.uint8))
-        held = self._held
-        if last is None:
             number = 1 + max(self._folder.numbered(_FILE).values(), default=0)
         else:
             number = last.number + 1
-        words = [words_of(tensors[name].detach().cpu().contiguous()) for name, _ in layout]
+        held = self._held
+        words = [words_of(weights[name].detach().cpu().contiguous()) for name, _ in layout]
         encoded = parallel_map(
             self._folder.workers,
             lambda pair: self._encode(*pair, is_new=last is None),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -112,18 +111,19 @@ def flatten(state: Any) -> tuple[Tree, list[Leaf]]:
     base_of = _tie(found)
     leaves = [leaf for leaf in found if base_of[leaf] is leaf]
     numbers = {leaf: number for number, leaf in enumerate(leaves)}
-
-    def placed(token: Any) -> tuple[Any, ...]:
+    tokens: list[Any] = []
+    for token in packed:
         if type(token) is not Leaf:
-            return (token,)
+            tokens.append(token)
+            continue
         base = base_of[token]
         if token.layout == base.layout:
-            return token.tag, numbers[base]
-        offset, shape, strides = token.layout
-        start = offset - base.tensor.storage_offset()
-        return "v", numbers[base], start, len(shape), *shape, *strides
-
-    tree = make_tree(itertools.chain.from_iterable(map(placed, packed)))
+            tokens += (token.tag, numbers[base])
+        else:
+            offset, shape, strides = token.layout
+            start = offset - base.tensor.storage_offset()
+            tokens += ("v", numbers[base], start, len(shape), *shape, *strides)
+    tree = make_tree(tokens)
     names = TreeReader(tree).names
     for leaf in found:
         base_of[leaf].uses.append(leaf.path)
