@@ -104,11 +104,6 @@ def at_image(geometry: Any, place: int) -> Any:
     return [at_image(each, place) for each in geometry]
 
 
-def geometry_field(name: str) -> str:
-    """Return the name of the geometry field of an image field."""
-    return f"{name}.geometry"
-
-
 class Picture(NamedTuple):
     """The result of a decoder with ``return_geometry``: pixels and their location."""
 

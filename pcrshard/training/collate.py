@@ -15,7 +15,7 @@ from torch.utils.data import default_collate, default_convert
 from ..errors import PCRError
 from ..format.scan import FULL
 from ..jpeg.image_decoder import ImageDecoder
-from ..jpeg.views import Geometry, Picture, geometry_field
+from ..jpeg.views import Picture
 from ..memory import borrow_array
 from ..native.pieces import empty_table
 from ..native.pool import Batch, Pool, draw_key, draw_keys
@@ -96,8 +96,7 @@ class Collator:
     def _finish(self, rows: Rows, prefixes: Prefixes, images: Images) -> Any:
         batch: dict[str, Any] = {}
         if self.transform is None:
-            for name, own in images.items():
-                batch |= own.columns(name)
+            batch = {name: own.collated() for name, own in images.items() if own.is_complete}
         columns = self._values(rows, prefixes, images, batch)
         if self.transform is not None:
             samples = [_sample(columns, place) for place in range(len(rows))]
@@ -125,25 +124,19 @@ class Collator:
         A sample that lacks a field has ``None``.
         """
         names = dict.fromkeys(name for prefix in prefixes for name in prefix.names)
-        has_geometry = self.image is not None and self.image.return_geometry
         columns: Columns = {"__key__": [prefix.index.keys[row] for _, prefix, row in rows]}
         for name in names:
             if name in done or not self._is_read(name):
                 continue
             own = images.get(name)
-            values = columns[name] = [
+            columns[name] = [
                 own.value(place) if own and own.decoded[place] else self._value(name, row)
                 for place, row in enumerate(rows)
             ]
-            if has_geometry and extension(name) not in CONVERSIONS:
-                columns[name] = [_part(value, 0) for value in values]
-                columns[geometry_field(name)] = [_part(value, 1) for value in values]
         return columns
 
     def _is_read(self, field: str) -> bool:
-        if self.fields is None or self.transform is not None:
-            return True
-        return field in self.fields or geometry_field(field) in self.fields
+        return self.fields is None or self.transform is not None or field in self.fields
 
     def _value(self, name: str, row: Row) -> Any:
         """Return a field of a sample, an image decoded."""
@@ -181,23 +174,19 @@ class Collator:
             return torch.tensor(values)
         if last in CONVERSIONS or name == "__key__" or image is None:
             return values
-        kinds = {type(value[0] if image.views and value else value) for value in values}
-        is_stackable = kinds == {Geometry} or (image.is_sized and kinds == {np.ndarray})
-        return default_collate(values) if is_stackable else _as_tensors(values)
+        if image.return_geometry:
+            is_stackable = set(map(type, values)) == {Picture}
+        else:
+            # With views, an image is a list of arrays.
+            firsts = [value[0] if image.views and value else value for value in values]
+            is_stackable = set(map(type, firsts)) == {np.ndarray}
+        can_stack = image.is_sized and is_stackable
+        return default_collate(values) if can_stack else _as_tensors(values)
 
 
 def _sample(columns: Columns, place: int) -> Sample:
     """Return a sample, with the fields that it has."""
     return {name: values[place] for name, values in columns.items() if values[place] is not None}
-
-
-def _part(value: Any, which: int) -> Any:
-    """Return the pixels (0) or the geometry (1) of a picture or a list; others have pixels only."""
-    if isinstance(value, list):
-        return [_part(each, which) for each in value]
-    if isinstance(value, Picture):
-        return value[which]
-    return None if which else value
 
 
 def _missing(name: str, rows: Rows) -> KeyError:
@@ -231,16 +220,18 @@ class FieldImages:
     image: ImageDecoder
     batch: Batch
 
-    def columns(self, name: str) -> dict[str, Any]:
-        """Return the field and its geometry, if each sample has one image and all were decoded."""
-        if self.is_list or not all(self.batch.wait()):
-            return {}
+    @property
+    def is_complete(self) -> bool:
+        """Whether each sample has one image, and all were decoded."""
+        return not self.is_list and all(self.batch.wait())
+
+    def collated(self) -> Any:
+        """Return the images of the whole batch, if it is complete."""
         image = self.image
-        found: dict[str, Any] = {name: self.arrays if image.views else self.arrays[0]}
-        if image.return_geometry:
-            geometry = image.geometry(self.batch.boxes, self.batch.sizes)
-            found[geometry_field(name)] = _as_tensors(geometry)
-        return found
+        pixels = self.arrays if image.views else self.arrays[0]
+        if not image.return_geometry:
+            return pixels
+        return Picture(pixels, _as_tensors(image.geometry(self.batch.boxes, self.batch.sizes)))
 
     @cached_property
     def decoded(self) -> list[bool]:

@@ -195,14 +195,13 @@ def test_views_of_a_batch_are_those_of_each_image(folders, how):
     decoder = ImageDecoder(views=VIEWS, flip=0.5, return_geometry=True, smoothing=True)
     loader = loader_of(folders["images"], 8, scan=3, decoder=decoder, **OPTIONS, **how)
     batch = next(iter(loader))
-    assert [tuple(view.shape) for view in batch["jpg"]] == [(8, 2, 3, 24, 24), (8, 3, 3, 9, 12)]
-    assert [type(view) for view in batch["jpg.geometry"]] == [Geometry, Geometry]
+    pixels, geometry = batch["jpg"]
+    assert [tuple(view.shape) for view in pixels] == [(8, 2, 3, 24, 24), (8, 3, 3, 9, 12)]
+    assert [type(view) for view in geometry] == [Geometry, Geometry]
     for place, alone in enumerate(by_hand(folders["images"], decoder, batch)):
         for view in range(2):
-            assert np.array_equal(batch["jpg"][view][place], alone.pixels[view])
-            for got, expected in zip(
-                batch["jpg.geometry"][view], alone.geometry[view], strict=True
-            ):
+            assert np.array_equal(pixels[view][place], alone.pixels[view])
+            for got, expected in zip(geometry[view], alone.geometry[view], strict=True):
                 assert np.array_equal(got[place], expected)
 
 
@@ -219,13 +218,13 @@ def test_every_kind_of_sample_has_views_and_geometry(folders, kind, views):
     assert list(map(plain, batches[0])) == list(map(plain, batches[1]))
 
 
-def test_geometry_is_a_field_like_others(folders):
-    """A tuple of fields may have the geometry, with the pixels or without."""
+def test_a_batch_of_pictures_is_a_picture(folders):
+    """With geometry, a field of a batch has pixels and where they are from, in tuples, too."""
     decoder = ImageDecoder(16, "random", return_geometry=True)
-    fields = ("jpg.geometry", "cls")
-    loader = loader_of(folders["images"], 8, decoder=decoder, fields=fields, **OPTIONS)
-    where, classes = next(iter(loader))
-    assert where.crop.shape == (8, 4)
+    loader = loader_of(folders["images"], 8, decoder=decoder, fields=("jpg", "cls"), **OPTIONS)
+    picture, classes = next(iter(loader))
+    assert picture.pixels.shape == (8, 3, 16, 16)
+    assert picture.geometry.crop.shape == (8, 4)
     assert classes.shape == (8,)
 
 

@@ -121,17 +121,18 @@ def test_pixels_are_boxes_of_the_bucket(folder):
     """
     [loader] = ranks(folder, 1, decoder=ImageDecoder(return_geometry=True, flip=1.0))
     batch = next(iter(loader))
-    height, width = batch["jpg"].shape[2:]
+    pixels, geometry = batch["jpg"]
+    height, width = pixels.shape[2:]
     for i in range(24):
-        y, x, h, w = box = batch["jpg.geometry"].crop[i].tolist()
-        size = batch["jpg.geometry"].size[i].tolist()
+        y, x, h, w = box = geometry.crop[i].tolist()
+        size = geometry.size[i].tolist()
         assert h / w == pytest.approx(height / width, rel=0.06)
         assert [h, w] == size or h == size[0] or w == size[1]
         assert abs(2 * y + h - size[0]) <= 1
         assert abs(2 * x + w - size[1]) <= 1
         jpeg = PCRDataset(folder, scan=1)[int(batch["cls"][i])]["jpg"]
         whole = decode_image(jpeg, crop=tuple(box), size=(height, width), layout="chw")
-        assert np.array_equal(batch["jpg"][i], np.flip(whole, 2))
+        assert np.array_equal(pixels[i], np.flip(whole, 2))
 
 
 def test_views_of_a_dataset_have_buckets_of_their_own(folder):

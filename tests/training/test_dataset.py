@@ -112,8 +112,9 @@ def test_views_and_geometry_of_one_sample(folder):
     """A decoder with views gives a list of tensors, and its geometry beside them."""
     decoder = ImageDecoder(views=[View(8, 2), View(4, 3)], return_geometry=True)
     sample = PCRDataset(folder, decoder=decoder)[2]
-    assert [tuple(each.shape) for each in sample["jpg"]] == [(2, 3, 8, 8), (3, 3, 4, 4)]
-    assert [tuple(each.crop.shape) for each in sample["jpg.geometry"]] == [(2, 4), (3, 4)]
+    pixels, geometry = sample["jpg"]
+    assert [tuple(each.shape) for each in pixels] == [(2, 3, 8, 8), (3, 3, 4, 4)]
+    assert [tuple(each.crop.shape) for each in geometry] == [(2, 4), (3, 4)]
 
 
 def test_scan_zero_is_labels_without_pixels(folder):
