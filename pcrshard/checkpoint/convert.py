@@ -84,7 +84,7 @@ def convert(
             fields = {name: file[name] for name in ("number", "metrics", "saved")}
             record = new.write(tensors, parent, tree=tree, **fields)
             new.open(record)  # checks the fields, which format 1 does not limit
-            manifest = manifest.with_versions((*manifest.versions, record))
+            manifest = manifest.plus(record)
     # Only now does the store exist: a conversion that failed can be repeated.
     return list(new.commit(Manifest(), manifest).versions)
 

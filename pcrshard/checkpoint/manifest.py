@@ -99,11 +99,11 @@ class Manifest(Record, frozen=True):
             found.append(self.record(parent))
         return found
 
-    def with_versions(self, records: Iterable[VersionRecord]) -> Manifest:
-        """Return a copy with the given versions; version numbers are never reused."""
-        versions = tuple(sorted(records, key=lambda record: record.number))
-        following = max([self.next_version, *(record.number + 1 for record in versions)])
-        return self.replace(next_version=following, versions=versions)
+    def plus(self, *records: VersionRecord) -> Manifest:
+        """Return a copy with more versions; version numbers are never reused."""
+        versions = sorted((*self.versions, *records), key=lambda record: record.number)
+        following = max(self.next_version, versions[-1].number + 1)
+        return self.replace(next_version=following, versions=tuple(versions))
 
 
 class StoreIO(Folder):

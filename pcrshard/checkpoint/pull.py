@@ -85,7 +85,7 @@ def pull(
     if not missing:
         return Pulled(wanted.number, (), 0)
     moved = _copy(source, target, missing, progress)
-    merged = held.with_versions((*held.versions, *missing))
+    merged = held.plus(*missing)
     try:
         for problem in target.problems(merged, missing):
             raise problem

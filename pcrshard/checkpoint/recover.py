@@ -81,7 +81,7 @@ def recover(
             is_new = file.header.number >= manifest.next_version
             require(is_new, "another file of this version is used")
             io.check(manifest, file)
-            manifest = manifest.with_versions((*manifest.versions, file.record))
+            manifest = manifest.plus(file.record)
         except PCRError as error:
             lost[file.record.file] = str(error)
     gone = sorted({*numbers.values()} - {record.number for record in manifest.versions})

@@ -216,7 +216,7 @@ class DeltaStore:
                     saved=record.saved,
                 )
             records.append(record)
-        io.commit(before, before.with_versions(records))
+        io.commit(before, before.replace(versions=tuple(records)))
 
     def close(self) -> None:
         """Wait until all versions are stored.
@@ -279,8 +279,7 @@ class DeltaStore:
                 metrics=metrics,
                 saved=time.time(),
             )
-            after = manifest.with_versions((*manifest.versions, record))
-            after = after.replace(precision=str(self.precision))
+            after = manifest.plus(record).replace(precision=str(self.precision))
             try:
                 self._manifest = self.io.commit(manifest, after)
             except ConcurrentWriter:

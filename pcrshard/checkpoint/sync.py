@@ -483,12 +483,12 @@ class _Step:
         self.header, rest = unpack_frame(data, MAGIC, StepHeader, max_bytes)
         total = _num_bytes(self.header.tensors)
         require(total <= max_bytes, f"expected at most {max_bytes} bytes of weights, got {total}")
+        is_whole = self.header.digest_with([rest]) == self.header.digest
+        require(is_whole, "the step does not match its digest")
         self.payloads: list[memoryview] = []
         for size in np.frombuffer(self.header.sizes, "<u4"):
             self.payloads.append(rest[:size])
             rest = rest[size:]
-        digest = self.header.digest_with([*self.payloads, rest])
-        require(digest == self.header.digest, "the step does not match its digest")
 
     def apply(self, n: int, words: Words) -> None:
         """Apply the step to the words of a block."""
