@@ -64,12 +64,12 @@ class PcrConfig(datasets.BuilderConfig):  # type: ignore[misc]  # datasets is un
 
         The builder's hash identifies the content, whatever its URL.
         """
-        kwargs = config_kwargs | {"scan": self.scan}
-        if isinstance(self.scan, ScanLevel):
-            kwargs["scan"] = "level"
-        for name in ("data_dir", "prefix_cache"):
-            kwargs.pop(name, None)
-        return str(super().create_config_id(kwargs, custom_features))
+        chosen: dict[str, Any] = {
+            "scan": "level" if isinstance(self.scan, ScanLevel) else self.scan
+        }
+        if self.columns is not None:
+            chosen["columns"] = self.columns
+        return str(super().create_config_id(chosen, custom_features))
 
 
 class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # datasets is untyped
@@ -295,19 +295,15 @@ def load_dataset(
         raise TypeError(
             f"expected a sequence of column names, got {columns!r}; write [{columns!r}]"
         )
-    chosen = {
-        "columns": list(columns) if columns else None,
-        "features": features,
-        "prefix_cache": prefix_cache,
-    }
     builder = PcrBuilder(
         data_dir=os.fspath(url),
         scan=scan,
         splits=split if isinstance(split, list | tuple) else [split],
         storage_options=dict(storage_options or {}),
         cache_dir=cache_dir,
-        # Only given options name the Arrow cache.
-        **{name: value for name, value in chosen.items() if value is not None},
+        columns=list(columns) if columns else None,
+        features=features,
+        prefix_cache=prefix_cache,
     )
     if not streaming:
         builder.download_and_prepare(num_proc=num_proc)
