@@ -54,7 +54,7 @@ class ScanSchedule(ScanPolicy):
             constant. Before the first one, training reads everything.
 
     Raises:
-        ValueError: A scan is invalid.
+        TypeError, ScanUnavailable: A scan is invalid.
     """
 
     def __init__(self, level: ScanLevel, milestones: Mapping[int, Scan]) -> None:

@@ -6,10 +6,9 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
-from ..arguments import is_integer
 from ..errors import ScanUnavailable
 from ..format.dataset_index import ShardEntry, resolve_scan
-from ..format.scan import FULL, Scan
+from ..format.scan import FULL, Scan, check_scan
 from ..format.scan_script import MAX_GROUPS
 from .shared_integers import SharedIntegers
 
@@ -66,8 +65,8 @@ class ScanLevel:
     def value(self) -> Scan:
         """The highest scan to read, 1-based, or ``"full"``.
 
-        Setting it raises ``ValueError`` for an invalid scan, and ``ScanUnavailable`` for a scan
-        that is missing from the dataset that follows the level.
+        Setting it raises ``TypeError`` for what is no scan, and ``ScanUnavailable`` for a scan that
+        is missing from the dataset that follows the level.
         """
         number: int = self._number[0]
         return self.highest if number == _HIGHEST_NUMBER else number or FULL
@@ -79,8 +78,7 @@ class ScanLevel:
 
     def check(self, scan: Scan) -> None:
         """Raise the error that setting the level to this scan would raise."""
-        if scan != FULL and not (is_integer(scan) and 1 <= scan <= MAX_GROUPS):
-            raise ValueError(f"expected a scan of 1 to {MAX_GROUPS} or 'full', got {scan!r}")
+        check_scan(scan, MAX_GROUPS)
         for name, entries in self._followers.items():
             _check_available(entries, scan, name)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import errno
-import logging
 import re
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -197,8 +196,8 @@ class RangeRead:
         if pause is None:
             message = f"cannot read bytes {self.start} to {self.stop}, {what}"
             raise StorageError(message) from error
-        level = logging.INFO if self.attempts.failures < _LOUD_FAILURES else logging.WARNING
-        log.log(level, "%s: %s; trying again in %.1f s", redact_url(self.path), what, pause)
+        if self.attempts.failures >= _LOUD_FAILURES:
+            log.warning("%s: %s; trying again in %.1f s", redact_url(self.path), what, pause)
         self.not_before = max(self.not_before, time.monotonic() + pause)
         self.todo.appendleft(part)
         if not hasattr(error, "status") and getattr(error, "errno", None) != errno.EBUSY:

@@ -42,7 +42,7 @@ def test_a_copied_pipeline_follows_the_same_level():
 @pytest.mark.parametrize("scan", [0, -1, 33, True, 2.0, "5", None])
 def test_refuses_what_is_not_a_scan(scan):
     """A wrong scan is refused where it is set, not in a worker."""
-    with pytest.raises(ValueError, match="expected a scan"):
+    with pytest.raises((TypeError, ScanUnavailable), match="expected a scan"):
         ScanLevel(scan)
 
 
