@@ -119,9 +119,7 @@ def find_datasets(
     """
     url = os.fspath(url)
     names = []
-    if not storage.exists(index_url(url), options=storage_options) and storage.is_folder(
-        url, options=storage_options
-    ):
+    if not storage.exists(index_url(url), options=storage_options):
         pattern = storage.join(url, f"*/{DATASET_INDEX}")
         found = storage.list_matching(pattern, options=storage_options)
         names = sorted(storage.split_query(each)[0].split("/")[-2] for each in found)

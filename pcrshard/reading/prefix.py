@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from ..format.shard_index import ShardIndex
 from ..jpeg.markers import EOI
 from ..jpeg.orientation import with_orientation
 from ..jpeg.split import join_pieces
+from ..memory import Buffer
 from ..native.pieces import Table, find_damaged, join, place_pieces
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 Sample = dict[str, Any]
 Samples = Iterator[Sample]
 OnError = Callable[[PCRError], bool]
-Jpeg = TypeVar("Jpeg", bytes, memoryview)
 
 
 def number_lists(sample: Sample) -> Sample:
@@ -228,7 +228,7 @@ class Prefix:
             units = list(range(*self.index.first_units[place : place + 2]))
         return [unit for unit in units if self.index.dims[unit, 0]]
 
-    def _oriented(self, unit: int, jpeg: Jpeg) -> Jpeg | bytes:
+    def _oriented(self, unit: int, jpeg: Buffer) -> Buffer:
         """Return a JPEG with an orientation tag, which only the metadata of full fidelity has."""
         orientation = int(self.index.orientation[unit])
         return with_orientation(jpeg, orientation) if orientation > 1 else jpeg

@@ -101,10 +101,6 @@ def _lock(handle: int, shared: bool) -> bool:
 
 def _has_its_name(handle: int, path: str) -> bool:
     """Return whether opening the path again would find this file."""
-    try:
+    with suppress(OSError):  # it was removed, perhaps on another machine, or will fail to open
         return os.path.samestat(os.fstat(handle), os.stat(path))
-    except OSError as error:
-        # ESTALE is NFS's answer for a file that another machine removed.
-        if error.errno not in (errno.ENOENT, errno.ESTALE):
-            raise
-        return False
+    return False

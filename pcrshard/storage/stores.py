@@ -52,11 +52,8 @@ def resolve(url: str, options: Options) -> tuple[Any, str]:
     if is_local(url):
         # Not url_to_fs, which takes "::" in a file name for two chained file systems.
         return LocalFileSystem(), plain_path(url)
-    try:
+    with mapped_errors(url, "open this kind of URL", (ImportError, ValueError)):
         fs, path = fsspec.core.url_to_fs(url, **_guarded_options(url, options or {}))
-    except (ImportError, ValueError) as error:
-        message = f"cannot open this kind of URL: {error}"
-        raise StorageError(message, url=url) from redacted_cause(error, url)
     if not (options or {}).get("skip_instance_cache"):
         _used.add(fs)
     return fs, str(path)
