@@ -60,7 +60,7 @@ Handler = Callable[[Exception], bool]
 Samples = Iterator[dict[str, Any]]
 # Items from the first stages of a pipeline: ``{"url": ...}``, or the URL.
 Urls = Iterable[dict[str, Any] | str]
-# Number of samples decoded together, and of such groups decoded ahead by threads.
+# Number of samples decoded together, which is cheaper, and of such groups decoded ahead by threads.
 _GROUP_SAMPLES = 32
 _GROUPS_AHEAD = 2
 Pipeline = TypeVar("Pipeline", bound=DataPipeline)
@@ -285,14 +285,12 @@ def _pcr_decode(
     """Decode the JPEG fields of samples to arrays."""
     rank, _, worker, _ = webdataset_utils.pytorch_worker_info()
     parts = (random.getrandbits(64) if seed is None else seed, rank, worker)
-    # Images of one size are decoded together, which is cheaper per image.
-    size = _GROUP_SAMPLES if decoder.is_sized else 1
     ahead = _GROUPS_AHEAD if threads else 0
     source = iter(source)
     begun: deque[Samples] = deque()
     with suppress(_Stopped), Pool(threads) as pool:
-        for first in itertools.count(0, size):
-            samples = list(itertools.islice(source, size))
+        for first in itertools.count(0, _GROUP_SAMPLES):
+            samples = list(itertools.islice(source, _GROUP_SAMPLES))
             if samples:
                 keys = draw_keys(parts, range(first, first + len(samples)))
                 begun.append(_decoded(samples, decoder, pool, keys, handler))
