@@ -104,7 +104,8 @@ class Collator:
         for name, values in columns.items():
             found = sum(value is not None for value in values)
             if found == len(rows) or (found and self.fields is None):
-                batch[name] = self._column(name, values)
+                is_list = any(name in prefix.index.schema.lists for prefix in prefixes)
+                batch[name] = self._column(name, values, found == len(rows) and not is_list)
         return self._chosen(batch, rows)
 
     def _chosen(self, found: dict[str, Any], rows: Rows) -> Any:
@@ -163,25 +164,13 @@ class Collator:
             return list(map(decode, value))
         return None if value is None else decode(value)
 
-    def _column(self, name: str, values: list[Any]) -> Any:
-        """Collate the values of a field; missing ones are ``None``.
-
-        Images are stacked if all have the same size.
-        """
+    def _column(self, name: str, values: list[Any], has_one_each: bool) -> Any:
+        """Collate the values of a field; missing ones are ``None``."""
         last = extension(name)
-        image = self.image
-        if last in INTEGERS and None not in values:
-            return torch.tensor(values)
-        if last in CONVERSIONS or name == "__key__" or image is None:
-            return values
-        if image.return_geometry:
-            is_stackable = set(map(type, values)) == {Picture}
-        else:
-            # With views, an image is a list of arrays.
-            firsts = [value[0] if image.views and value else value for value in values]
-            is_stackable = set(map(type, firsts)) == {np.ndarray}
-        can_stack = image.is_sized and is_stackable
-        return default_collate(values) if can_stack else _as_tensors(values)
+        image = None if last in CONVERSIONS else self.image
+        if has_one_each and (last in INTEGERS or (image is not None and image.is_sized)):
+            return default_collate(values)  # leaves strings and bytes as they are
+        return values if image is None else _as_tensors(values)
 
 
 def _sample(columns: Columns, place: int) -> Sample:
