@@ -87,8 +87,7 @@ class Collator:
 
     def one(self, row: Row) -> Any:
         """Return one sample: ``transform``'s result, or a tuple or dict with images as tensors."""
-        columns = self._values([row], [row[1]], {})
-        sample = _sample(columns, 0)
+        sample = _sample(self._values([row], [row[1]], {}, {}), 0)
         if self.transform is not None:
             return self.transform(sample)
         return self._chosen(_as_tensors(sample), [row])
@@ -118,7 +117,7 @@ class Collator:
         return tuple(found[name] for name in self.fields)
 
     def _values(
-        self, rows: Rows, prefixes: Prefixes, images: Images, done: Container[str] = ()
+        self, rows: Rows, prefixes: Prefixes, images: Images, done: Container[str]
     ) -> Columns:
         """Return the value of each sample in each field not ``done``, images as arrays.
 

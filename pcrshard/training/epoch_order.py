@@ -41,7 +41,6 @@ Segment = Sequence[int]
 # Purposes are words of the generator's counter, so that no two uses share a random number. Changing
 # them changes every order.
 SHARDS, ROWS, WINDOWS, MERGE, BUCKETS, SPLIT = range(6)
-MAX_EPOCH = 2**32 - 1
 
 
 @dataclass(frozen=True)
@@ -374,10 +373,9 @@ def _places(
     """Return each sample's position in the epoch, in [0, 1); a shard's run shares one."""
     starts = np.flatnonzero(run_begins(shards))
     lengths = np.diff(starts, append=len(shards))
-    jitter: Any = 0.5
-    if rules.shuffle_shards:
-        jitter = (random_words(len(starts), rules, MERGE, key) >> 11) * 2.0**-53
-    return np.repeat((starts + jitter * lengths) / len(shards), lengths)
+    jitter = (random_words(len(starts), rules, MERGE, key) >> 11) * 2.0**-53
+    middles = starts + (jitter if rules.shuffle_shards else 0.5) * lengths
+    return np.repeat(middles / len(shards), lengths)
 
 
 def share_out(weights: Sequence[float], total: int) -> list[int]:
@@ -450,7 +448,7 @@ class Schedule:
 def schedule(
     batches: Batches,
     sizes: Counts,
-    keep: int | None = None,
+    keep: float = math.inf,
 ) -> Schedule:
     """Compute when a worker first needs each shard and when it can release it.
 
@@ -471,10 +469,7 @@ def schedule(
     order = shards.astype(np.min_scalar_type(len(sizes))).argsort(kind="stable")
     shards = shards[order]
     batch = np.repeat(np.arange(len(batches)), list(map(len, batches)))[order]
-    begins = run_begins(shards)
-    if keep is not None:
-        begins |= np.diff(batch, prepend=0) > keep + 1
-
+    begins = run_begins(shards) | (np.diff(batch, prepend=0) > keep + 1)
     start = np.flatnonzero(begins)
     by_use = order[start].argsort(kind="stable")
     last = np.append(start[1:], len(shards)) - 1

@@ -22,7 +22,6 @@ from .buckets import Buckets
 from .cpus import decoding_threads
 from .dataset import PCRDataset
 from .epoch_order import (
-    MAX_EPOCH,
     Batches,
     Geometry,
     Order,
@@ -40,9 +39,8 @@ _VERSION = 1
 _LAST: dict[Any, Literal["drop", "short", "pad"]] = {True: "drop", False: "short", "pad": "pad"}
 
 
-# Not so large that the order of a small dataset takes gigabytes.
-_Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
-_Steps = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
+# A number in a state; not so large that the order of a small dataset takes gigabytes.
+_Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
 
 
 class _Cursor(msgspec.Struct):
@@ -59,9 +57,9 @@ class _Cursor(msgspec.Struct):
     """
 
     # These two may come from a damaged file.
-    epoch: Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)] = 0
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=1 << 32)] = 0
     segments: Annotated[
-        list[tuple[_Count, _Count, _Count, _Steps]], msgspec.Meta(max_length=64)
+        list[tuple[_Number, _Number, _Number, _Number]], msgspec.Meta(max_length=64)
     ] = []
     given: int = 0
     steps: int | None = None
