@@ -121,7 +121,7 @@ class Buckets:
         """Return the (n,) buckets of (n, 2) heights and widths, by nearest aspect ratio."""
         ratios = np.log([width / height for height, width in self.shapes])
         middles = (ratios[1:] + ratios[:-1]) / 2
-        found: Ints = np.searchsorted(middles, np.log(sizes[:, 1] / sizes[:, 0])).astype(np.int64)
+        found: Ints = np.searchsorted(middles, np.log(sizes[:, 1] / sizes[:, 0]))
         return found
 
     def regroup(

@@ -123,9 +123,8 @@ class Collator:
 
         A sample that lacks a field has ``None``.
         """
-        names = dict.fromkeys(name for prefix in prefixes for name in prefix.names)
         columns: Columns = {"__key__": [prefix.index.keys[row] for _, prefix, row in rows]}
-        for name in names:
+        for name in dict.fromkeys(name for prefix in prefixes for name in prefix.names):
             if name in done or not self._is_read(name):
                 continue
             own = images.get(name)

@@ -102,7 +102,7 @@ class PCRDataset(Dataset[Any]):
         self.decoder = decoder
         self.fields = fields
         self.transform = transform
-        self.ids: Ints = np.arange(self.shards.num_samples)
+        self.ids: Ints = np.arange(self.shards.starts[-1])
         self._recent = RecentPrefixes(self.shards, num_bytes("held_bytes", held_bytes))
         self.collator(0)  # validates the decoder and the fields
 

@@ -186,10 +186,9 @@ class PCRLoader:
         return SimpleNamespace(sampler=self)
 
     def __repr__(self) -> str:
-        rank, world = self.rank
         return (
             f"<PCRLoader: {len(self)} batches of {self.batch_size} per epoch, next epoch "
-            f"{self.epoch}, rank {rank} of {world}\n {self.dataset!r}>"
+            f"{self.epoch}, {self.rank}\n {self.dataset!r}>"
         )
 
     def __len__(self) -> int:
@@ -266,8 +265,8 @@ class PCRLoader:
             yield batch
             if os.getpid() != process:
                 raise RuntimeError(
-                    f"expected the process {process}, in which this iteration was begun, got its "
-                    f"child {os.getpid()}: begin the iteration there"
+                    "expected the process in which this iteration was begun, got its child: begin "
+                    "the iteration there"
                 )
         if self._cursor is cursor:
             self._cursor = _Cursor(cursor.epoch + 1)

@@ -109,7 +109,6 @@ class OrderedUrl(str):
     ``wds.WebDataset`` stores only a list of the URLs.
     """
 
-    __slots__ = ("order",)
     order: ShardOrder
 
 

@@ -17,7 +17,7 @@ from .. import storage
 from ..checksum import crc32c
 from ..format.scan import Scan
 from ..jpeg.orientation import upright_sizes
-from ..reading.dataset_folder import Opened, check_claims, is_shard, open_dataset
+from ..reading.dataset_folder import check_claims, is_shard, open_dataset
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
 from ..reading.prefix import Prefix
@@ -78,7 +78,10 @@ class ShardSet:
         self.options = options
         named = [datasets] if isinstance(datasets, str | os.PathLike) else datasets
         groups = itertools.groupby(storage.expand(named), _shard_folder)
-        found = [_open(list(urls), options) for _, urls in groups]
+        how: Any = {"storage_options": options.storage_options, "retry": options.retry}
+        found = [open_dataset(list(urls), **how) for _, urls in groups]
+        for opened in found:
+            check_claims(*opened, **how)
         self.urls = [url for _, urls in found for url in urls]
         self.entries = [entry for index, _ in found for entry in index.shards]
         self.starts = np.cumsum([0, *(entry.num_samples for entry in self.entries)])
@@ -88,12 +91,7 @@ class ShardSet:
         self.name = " and ".join(redact_url(os.fspath(url)) for url in named)
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.num_samples} samples in {len(self.urls)} shards"
-
-    @property
-    def num_samples(self) -> int:
-        """The number of samples in all shards."""
-        return int(self.starts[-1])
+        return f"{self.name}: {self.starts[-1]} samples in {len(self.urls)} shards"
 
     @cached_property
     def fingerprint(self) -> int:
@@ -149,14 +147,6 @@ class ShardSet:
 def _shard_folder(url: str) -> object:
     """Return the folder of a shard; for a dataset, an object unlike that of any other URL."""
     return storage.parent(url) if is_shard(url) else object()
-
-
-def _open(urls: list[str], options: ReadOptions) -> Opened:
-    """Open the dataset of one folder, or of some of its shards."""
-    how: Any = {"storage_options": options.storage_options, "retry": options.retry}
-    opened = open_dataset(urls, **how)
-    check_claims(*opened, **how)
-    return opened
 
 
 class RecentPrefixes:

@@ -241,7 +241,7 @@ def test_a_loader_describes_itself(dataset):
     """The loader's repr shows its next position and its rank."""
     made = loader_of(str(dataset), 4, rank=1, world_size=2, epoch=3)
     first = repr(made).splitlines()[0]
-    assert first == "<PCRLoader: 3 batches of 4 per epoch, next epoch 3, rank 1 of 2"
+    assert first == "<PCRLoader: 3 batches of 4 per epoch, next epoch 3, Rank(rank=1, world=2)"
 
 
 # --- mixtures
