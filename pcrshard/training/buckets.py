@@ -167,8 +167,7 @@ class Buckets:
         window = np.arange(steps) // max(_WINDOW_SAMPLES * world // size, _WINDOW_BATCHES)
         step, column = np.divmod(np.arange(steps * size), size)
         bucket = self._bucket(sizes[: steps * size])
-        order = np.lexsort((bucket, window[step], column * world // size))
-        order = order.reshape(world, steps, -1)
+        order = np.lexsort((bucket, window[step], column * world // size)).reshape(world, steps, -1)
         if rules.shuffle_shards:
             draws = random_words(steps, rules, BUCKETS, key)
             order = order[:, np.lexsort((draws, window))]

@@ -144,8 +144,7 @@ class PCRLoader:
     ) -> None:
         if num_samples is not None and weights is None:
             raise ValueError(
-                f"expected weights with num_samples={num_samples}: without them each sample comes "
-                "once"
+                "expected weights with num_samples: without them each sample comes once"
             )
         self.dataset = dataset
         self.batch_size = batch_size
@@ -313,9 +312,13 @@ class PCRLoader:
             dataset = self.dataset
             sequence = regroup = None
             if self.weights is not None:
-                parts = np.split(dataset.shard_sizes, dataset.shards.datasets[1:-1])
-                samples = self.num_samples or len(dataset)
-                sequence = mixture(parts, self.weights, samples, self.rules, epoch=cursor.epoch)
+                sequence = mixture(
+                    np.split(dataset.shard_sizes, dataset.shards.datasets[1:-1]),
+                    self.weights,
+                    self.num_samples or len(dataset),
+                    self.rules,
+                    epoch=cursor.epoch,
+                )
             if self.buckets is not None:
                 regroup = partial(self.buckets.regroup, dataset.sizes, self.rules)
             cursor.order = epoch_order(

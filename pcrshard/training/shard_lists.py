@@ -109,6 +109,7 @@ class OrderedUrl(str):
     ``wds.WebDataset`` stores only a list of the URLs.
     """
 
+    __slots__ = ("order",)
     order: ShardOrder
 
 
