@@ -48,6 +48,7 @@ MANIFEST_NAME = re.compile(r"manifest-([0-9]{6,12})\.pcm")
 VERSION_NAME = re.compile(r"([0-9]{6,12})-[0-9a-f]{16}\.pcd")
 # Keep recent manifests so that a reader that just listed the folder still finds the one it saw.
 _KEPT_MANIFESTS = 3
+_ATTEMPTS = 5
 
 
 class Manifest(Record, frozen=True):
@@ -110,10 +111,11 @@ class StoreIO(Folder):
     """Access to the manifests and versions of a store.
 
     Attributes:
-        decoded: The id and the tensors of the last version that was written or read whole.
+        decoded: The file and the tensors of the last version that was written or read whole. Not
+            its id, because versions of one content may hold it in different forms.
     """
 
-    decoded: tuple[bytes, Mapping[str, Tensor]] = (b"", {})
+    decoded: tuple[str, Mapping[str, Tensor]] = ("", {})
 
     def newest(self) -> Manifest:
         """Read the newest manifest; return an empty one, number 0, if there is none.
@@ -123,17 +125,21 @@ class StoreIO(Folder):
             StorageError: The manifest cannot be read.
         """
         is_web = self.url.startswith(("http:", "https:"))
-        numbers = {} if is_web else self.numbered(MANIFEST_NAME)
-        # Only the copy exists in format 1, or if all other manifests were lost.
-        name = max(numbers, key=numbers.__getitem__, default=COPY_NAME)
-        data = self.read_bytes(name, HEAD_BYTES + header_limit(self.max_bytes))
-        if data is None:
-            return self.newest() if numbers else Manifest()  # it was pruned after the listing
-        problem = "the manifest is damaged, see `pcrshard checkpoint recover`"
-        with damage_named(problem, self.join(name)):
-            found, rest = unpack_frame(memoryview(data), MAGIC, Manifest)
-            require(not rest, "the manifest is too long")
-            return found
+        for _ in range(_ATTEMPTS):
+            numbers = {} if is_web else self.numbered(MANIFEST_NAME)
+            # Only the copy exists in format 1, or if all other manifests were lost.
+            name = max(numbers, key=numbers.__getitem__, default=COPY_NAME)
+            data = self.read_bytes(name, HEAD_BYTES + header_limit(self.max_bytes))
+            if data is not None:
+                problem = "the manifest is damaged, see `pcrshard checkpoint recover`"
+                with damage_named(problem, self.join(name)):
+                    found, rest = unpack_frame(memoryview(data), MAGIC, Manifest)
+                    require(not rest, "the manifest is too long")
+                    return found
+            if not numbers:
+                return Manifest()
+            # It was pruned after the listing.
+        raise StorageError(f"the manifest {name} is listed but cannot be read", url=self.url)
 
     def existing(self) -> Manifest:
         """Read the newest manifest of an existing store.
@@ -241,7 +247,7 @@ class StoreIO(Folder):
         payloads = itertools.chain.from_iterable(parts for _, parts in encoded)
         # The local temporary file of an upload need not survive a power failure.
         self.put(name, [head, *payloads], durable=storage.is_local(self.url))
-        self.decoded = header.id, tensors
+        self.decoded = name, tensors
         return header.record(name, len(head) - HEAD_BYTES)
 
     def open(self, record: VersionRecord) -> VersionFile:
@@ -280,7 +286,7 @@ class StoreIO(Folder):
             if record.id != file.header.parent_id:
                 message = f"its parent is another version than {record.number}"
                 raise BrokenChain(message, url=file.url)
-            if self.decoded[0] == record.id:
+            if self.decoded[0] == record.file:
                 tensors = self.decoded[1]
                 break
             file = self.open(record)
@@ -293,7 +299,7 @@ class StoreIO(Folder):
     def read_whole(self, manifest: Manifest, file: VersionFile) -> Mapping[str, Tensor]:
         """Decode a version, and keep it in memory; see :meth:`read_tensors`."""
         tensors = self.read_tensors(manifest, file, file.entries)
-        self.decoded = file.header.id, tensors
+        self.decoded = file.record.file, tensors
         return tensors
 
     def load(
@@ -346,7 +352,7 @@ class StoreIO(Folder):
 
     def problems(self, manifest: Manifest, records: Iterable[VersionRecord]) -> Iterator[PCRError]:
         """Check versions, and yield the problems found."""
-        self.decoded = b"", {}  # not what is in memory, but what is in the files
+        self.decoded = "", {}  # not what is in memory, but what is in the files
         for record in records:
             try:
                 self.check(manifest, self.open(record))

@@ -299,7 +299,7 @@ class DeltaStore:
             return None
         newest = manifest.versions[-1]
         try:
-            if self.io.decoded[0] != newest.id:
+            if self.io.decoded[0] != newest.file:
                 self.io.read_whole(manifest, self.io.open(newest))
         except PCRError as error:
             log.warning("version %s cannot be read: %s; saving a keyframe", newest.number, error)

@@ -12,7 +12,7 @@ from states import ADAM_GROUP, adam_state, bits, same, saved, tiny_state
 
 from pcrshard.checkpoint import DeltaStore, Precision
 from pcrshard.errorbound import Absolute
-from pcrshard.errors import VersionUnavailable
+from pcrshard.errors import StorageError, VersionUnavailable
 
 
 @pytest.mark.parametrize(("count", "every", "workers"), [(6, 4, 3), (60, 1000, 1)])
@@ -187,3 +187,26 @@ def test_what_is_lossy_is_said(tmp_path, caplog):
         store.save({"w": weight})
     assert "now: everything bit for bit" in caplog.text
     assert [torch.equal(store.load(n)["w"], weight) for n in (1, 2)] == [False, True]
+
+
+def test_versions_of_one_content_in_different_forms_are_not_confused(tmp_path):
+    """A delta refers to the form that its parent's file holds, also after a deletion."""
+    state = saved(tmp_path, 2).load()
+    with DeltaStore.lossless(tmp_path) as store:
+        store.save(state)
+    with DeltaStore(tmp_path) as store:
+        store.delete(keep=[2, 3])
+        assert store.versions()[0].id == store.versions()[1].id
+        store.save(adam_state(3))
+    with DeltaStore(tmp_path) as store:
+        assert store.verify() == []
+        weights = store.load()["model"]["w"]
+    assert (weights - adam_state(3)["model"]["w"]).abs().max() < 1e-3
+
+
+def test_a_manifest_that_cannot_be_read_ends_with_an_error(tmp_path):
+    """A dangling link among the manifests is named."""
+    store = saved(tmp_path, 1)
+    (tmp_path / "manifest-000999.pcm").symlink_to(tmp_path / "nothing")
+    with pytest.raises(StorageError, match="manifest-000999"):
+        store.versions()
