@@ -1,6 +1,6 @@
 """Read ranges of remote files in parts; each part is checked and retried alone.
 
-HTTP bodies are streamed into place, which takes a third less CPU time than ``cat_file``.
+HTTP bodies are streamed into place, which takes a fifth to a third less CPU time than ``cat_file``.
 A part must have the requested length. Only the caller's checksums can tell which version of the
 file its bytes come from.
 """
@@ -25,8 +25,9 @@ from .stores import call, retried, run, time_limit
 log = get_logger(__name__)
 # Measured: a request to an object store takes 4 ms of CPU time, most of it in botocore.
 PART_BYTES = 4 << 20
-# Parts that one read requests concurrently from a slow store.
+# Parts that one read requests concurrently from a slow store. HTTP takes no memory for them.
 IN_FLIGHT = 3
+HTTP_IN_FLIGHT = 8
 # Parts are not halved below this size.
 LEAST_PART_BYTES = 64 << 10
 # Concurrent requests of all reads of this process.
@@ -102,7 +103,8 @@ class RangeRead:
     def _in_flight(self) -> int:
         """Parts to request at a time."""
         is_fast = _part_seconds.get(self.store, 0.0) < _FAST_SECONDS
-        return 1 if is_fast or self.attempts.failures else IN_FLIGHT
+        several = HTTP_IN_FLIGHT if _is_http(self.fs) else IN_FLIGHT
+        return 1 if is_fast or self.attempts.failures else several
 
     async def run(self) -> None:
         """Request parts one at a time, and several at a time from a slow store.
