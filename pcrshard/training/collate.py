@@ -193,8 +193,8 @@ class FieldImages:
     """The images of one field of a batch, decoded by the native core.
 
     Attributes:
-        arrays: The pixels of all images, (images, 3, H, W) or in the
-            decoder's layout; per view (images, V, 3, H, W).
+        arrays: The pixels of all images, (images, 3, H, W) or in the decoder's layout; per view
+            (images, V, 3, H, W).
         first: (samples + 1) positions in the arrays at which each sample's images begin.
         is_list: Whether the field is a list of images.
         image: The decoder.

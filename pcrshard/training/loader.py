@@ -37,8 +37,6 @@ from .shard_set import Row, read_batches
 State = dict[str, Any]
 _VERSION = 1
 _LAST: dict[Any, Literal["drop", "short", "pad"]] = {True: "drop", False: "short", "pad": "pad"}
-
-
 # A number in a state; not so large that the order of a small dataset takes gigabytes.
 _Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
 
