@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing.context
 import multiprocessing.sharedctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..native.pieces import atomic_add
@@ -38,13 +38,7 @@ class SharedIntegers:
         """Add to one integer, atomically across processes and threads."""
         atomic_add(self._memory, place, amount)
 
-    def __reduce__(self) -> tuple[Callable[..., SharedIntegers], tuple[Any]]:
+    def __reduce_ex__(self, protocol: Any) -> Any:
         if multiprocessing.context.get_spawning_popen() is None:
             return SharedIntegers, (self[:],)
-        return _attach, (self._memory,)
-
-
-def _attach(memory: Any) -> SharedIntegers:
-    numbers = SharedIntegers.__new__(SharedIntegers)
-    numbers._memory = memory
-    return numbers
+        return super().__reduce_ex__(protocol)
