@@ -287,7 +287,7 @@ class TreeReader:
 
     def _take(self, kind: type[T]) -> T:
         token = self._tokens.pop()
-        require(type(token) is kind, f"expected {kind.__name__}, got {type(token).__name__}")
+        require(type(token) is kind, "expected a token of another type")
         return token  # type: ignore[no-any-return]
 
     def _take_bytes(self) -> bytes:
@@ -296,7 +296,7 @@ class TreeReader:
         return self._tree.blobs[number]
 
     def _read(self, path: tuple[str, ...]) -> Any:
-        require(len(path) <= MAX_DEPTH + 1, f"the tree has more than {MAX_DEPTH} levels")
+        require(len(path) <= MAX_DEPTH + 1, "the tree has too many levels")
         value: Any = self._tokens.pop()
         match value:
             case "d" | "o" | "l" | "t":
@@ -324,7 +324,7 @@ class TreeReader:
         found: dict[Any, Any] = collections.OrderedDict() if kind == "o" else {}
         for number in range(self._take(int)):
             key = self._read(path) if kind in ("d", "o") else number
-            require(type(key) in _KEYS, f"expected a key, got {type(key).__name__}")
+            require(type(key) in _KEYS, "expected a key of a plain type")
             where = (*path, str(key))
             found[key] = self._read(where)
             self._parts.setdefault(".".join(where), found[key])
