@@ -90,14 +90,14 @@ def split_frame(
         CorruptCheckpoint: The checksum or the size is wrong, or the file has another type.
         UnsupportedVersion: The file has an unsupported format version.
     """
-    require(len(data) >= HEAD_BYTES, f"expected at least {HEAD_BYTES} bytes, got {len(data)}")
+    require(len(data) >= HEAD_BYTES, "the file is truncated")
     found, checksum, got, size = _HEAD.unpack_from(data)
     require(found == magic, f"expected a file that starts with {magic!r}, got {found!r}")
     if got != version:
         hint = ": see `pcrshard checkpoint convert`" if got < version else ""
         raise UnsupportedVersion(f"expected format version {version}, got {got}{hint}")
     stop = HEAD_BYTES + size
-    require(len(data) >= stop, f"expected at least {stop} bytes, got {len(data)}")
+    require(len(data) >= stop, "the file is truncated")
     require(crc32c(data[_CHECKED_FROM:stop]) == checksum, "the header does not match its checksum")
     return data[HEAD_BYTES:stop], data[stop:]
 

@@ -73,7 +73,7 @@ def pull(
     wanted = offered.record(version)
     target = dataclasses.replace(store.settled(), max_bytes=limit)
     held = target.opened()
-    missing = _missing(held, offered, wanted)
+    missing = _missing(source, held, offered.chain(wanted.number))
     for record in missing:
         size = max(record.raw_bytes, record.file_bytes)
         if size > limit:
@@ -97,19 +97,17 @@ def pull(
     return Pulled(wanted.number, tuple(record.number for record in missing), moved)
 
 
-def _missing(held: Manifest, offered: Manifest, wanted: VersionRecord) -> list[VersionRecord]:
-    """Return the records of a version's chain that the store lacks, oldest first."""
+def _missing(source: StoreIO, held: Manifest, chain: list[VersionRecord]) -> list[VersionRecord]:
+    """Return the records of a chain that the store lacks, oldest first."""
     ids = {record.number: record.id for record in held.versions}
     missing: list[VersionRecord] = []
-    for record in offered.chain(wanted.number):
+    for record in chain:
         known = ids.get(record.number)
         if known == record.id:
             break
         if known is not None:
-            raise BrokenChain(
-                f"expected version {record.number} to be {record.id.hex()}, the store has "
-                f"{known.hex()}: it is of another run"
-            )
+            message = f"the store's version {record.number} is of another run"
+            raise BrokenChain(message, url=source.url)
         missing.insert(0, record)
     return missing
 

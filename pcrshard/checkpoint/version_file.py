@@ -164,13 +164,13 @@ class VersionFile:
                 header_size = min(int.from_bytes(head[-8:], "little"), MAX_HEADER_BYTES)
             data = folder.read(name, 0, HEAD_BYTES + header_size)
             self.header, rest = unpack_frame(data, MAGIC, Header, folder.max_bytes)
-            require(not rest, f"expected a header of {header_size} bytes")
+            require(not rest, "expected a header of another size")
             self.record = self.header.record(name, header_size)
             self.tree = TreeReader(self.header.tree)
             numbers = dict(enumerate(self.header.tensors))
             used = {number for _, number in self.tree.uses}
             is_complete = used == self.tree.names.keys() == numbers.keys()
-            require(is_complete, f"expected a tree of {len(numbers)} tensors")
+            require(is_complete, "expected a tree of these tensors")
         self.entries = {self.tree.names[n]: entry for n, entry in numbers.items()}
 
     def check_size(self) -> None:
