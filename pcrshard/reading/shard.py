@@ -152,10 +152,11 @@ class Shard:
                 return prefix
         except FormatError as error:
             log.warning("%s; fetching it once more", error)
-        if self.cache is not None:
-            self.cache.forget(self.url, self._content)
-            del self._content
-        return self._load_once(scan, cancel, b"")
+        self._forget()
+        prefix = self._load_once(scan, cancel, b"")
+        if prefix.damaged:
+            self._forget()  # the next load fetches it again
+        return prefix
 
     def change_scan(self, prefix: Prefix, scan: Scan) -> Prefix:
         """Turn a prefix into that of another scan; reads only the missing bytes, in one request.
@@ -206,6 +207,11 @@ class Shard:
         if entry is None or not entry.shard_crc32c:
             return storage.identity(self.url, **self._how)
         return f"{entry.head_crc32c:08x} {entry.shard_bytes} {entry.shard_crc32c:08x}"
+
+    def _forget(self) -> None:
+        if self.cache is not None:
+            self.cache.forget(self.url, self._content)
+            del self._content
 
     def _read_head(self, start: Buffer) -> Head:
         head = read_head(start, url=self.url)

@@ -24,7 +24,7 @@ from support import pieces, run_encode
 from pcrshard import PrefixCache, Shard, open_dataset, shards
 from pcrshard.cli.main import main
 from pcrshard.encoding.shard_writer import encode_sample, write_shard
-from pcrshard.errors import StorageError
+from pcrshard.errors import CorruptPiece, StorageError
 from pcrshard.format.shard_format import ShardFormat
 from pcrshard.storage import Retry
 from pcrshard.storage.locks import hold_lock
@@ -245,6 +245,19 @@ def test_damage_on_the_disk_is_fetched_again_once(dataset, tmp_path, what, is_ra
         assert list(raised.samples()) == list(shard.samples(5)) == expected
         # Damage that scan 1 meets is fetched before the rest.
         assert len(server.requests()) == (3 if is_raised and what in ("head", "index") else 2)
+
+
+def test_damage_that_comes_twice_is_not_kept(dataset, tmp_path):
+    """The next epoch fetches the shard, twice if need be."""
+    entry = open_dataset(str(dataset))[0].shards[0]
+    local = Shard(f"{dataset}/{entry.name}")
+    place = int(pieces(local).starts[2, 0, 0])
+    with servers.faulty(dataset, [servers.Fault(flip=place)] * 3) as server:
+        cache = PrefixCache(str(tmp_path))
+        shard = Shard(server.url(entry.name), entry=entry, cache=cache, retry=HASTY)
+        with pytest.raises(CorruptPiece):
+            list(shard.samples(5))
+        assert list(shard.samples(5)) == list(local.samples(5))
 
 
 def test_a_cached_shard_without_an_index(dataset, tmp_path):
