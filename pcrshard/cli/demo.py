@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..encoding.encode_dataset import EncodeOptions, encode
-from ..encoding.sources import list_source
+from ..encoding.sources import find_splits, list_source
 from ..errors import EncodeError, MissingDependency
 from ..fidelity.contact_sheet import contact_sheet
 from ..fidelity.costs import scan_costs
@@ -34,13 +34,13 @@ def run_demo(photos: str | None, out: str, *, epochs: int) -> Report:
     """Run the demonstration.
 
     Args:
-        photos: Folder of JPEGs with one subfolder per class. Defaults to crops of scikit-learn's
-            two sample photographs. One image in five per class is used for validation.
+        photos: Folder of JPEGs with one subfolder per class, or of ``train`` and ``val`` with one
+            subfolder per class each. Defaults to crops of scikit-learn's two sample photographs.
         out: Target folder, new or empty.
         epochs: Epochs of each training run.
 
     Raises:
-        EncodeError: The target folder contains files, or there are fewer than two classes.
+        EncodeError: The target folder contains files.
         MissingDependency: matplotlib, OpenCV or scikit-learn is not installed.
     """
     # Detect missing dependencies before writing anything.
@@ -55,17 +55,8 @@ def run_demo(photos: str | None, out: str, *, epochs: int) -> Report:
     if photos is None:
         photos = os.path.join(out, "photos")
         _write_crops(Path(photos))
-    classes = list_source(photos).classes
-    if len(classes) < 2:
-        raise EncodeError(
-            f"expected at least two classes, one subfolder per class, got {len(classes)}",
-            url=photos,
-        )
-    url = str(folder / "shards")
-    with ProgressBar("encode", "images") as progress:
-        encode(photos, url, EncodeOptions(on_error="skip"), progress=progress)
-    dataset = PCRDataset(url, decoder=ImageDecoder(_INPUT), fields=("jpg", "cls"))
-    train, val = dataset.split([0.8, 0.2], stratify=True)
+    train, val = _encode_sets(os.path.abspath(photos), folder)
+    url = str(folder / "train")
     index, _ = open_dataset(url)
     trainings = [
         {
@@ -81,7 +72,11 @@ def run_demo(photos: str | None, out: str, *, epochs: int) -> Report:
 
 
 def _write_crops(folder: Path) -> None:
-    """Write random crops of scikit-learn's photographs, a class for each; they overlap."""
+    """Write random crops of scikit-learn's photographs, a class for each.
+
+    Training crops are from the left part and validation crops from the right; the two share no
+    pixels.
+    """
     try:
         from sklearn.datasets import load_sample_images
     except ImportError as error:
@@ -91,12 +86,40 @@ def _write_crops(folder: Path) -> None:
     found = load_sample_images()
     rng = np.random.default_rng(0)
     for name, image in zip(found.filenames, found.images, strict=True):
-        target = folder / Path(name).stem
-        target.mkdir(parents=True)
-        for number in range(160):
-            y, x = (rng.integers(side - _CROP + 1) for side in image.shape[:2])
-            crop = np.ascontiguousarray(image[y : y + _CROP, x : x + _CROP])
-            (target / f"{number:03d}.jpg").write_bytes(compress(crop, 90))
+        border = image.shape[1] - _CROP - 32
+        for split, part, count in (
+            ("train", image[:, :border], 128),
+            ("val", image[:, border:], 32),
+        ):
+            target = folder / split / Path(name).stem
+            target.mkdir(parents=True)
+            for number in range(count):
+                y, x = (rng.integers(0, side - _CROP + 1) for side in part.shape[:2])
+                crop = np.ascontiguousarray(part[y : y + _CROP, x : x + _CROP])
+                (target / f"{number:03d}.jpg").write_bytes(compress(crop, 90))
+
+
+def _encode_sets(photos: str, out: Path) -> list[PCRDataset]:
+    """Encode the photographs, and open the training and validation sets.
+
+    In a folder without splits, one image in five per class is used for validation.
+    """
+    splits = ("train", "val") if find_splits(photos) else (None,)
+    source = list_source(photos, split=splits[0])
+    if len(source.classes) < 2:
+        raise EncodeError(
+            f"expected at least two classes, one subfolder per class, got {len(source.classes)}",
+            url=photos,
+        )
+    datasets = []
+    for split in splits:
+        target = str(out / (split or "train"))
+        with ProgressBar("encode", "images") as progress:
+            options = EncodeOptions(split=split, on_error="skip")
+            encode(photos, target, options, progress=progress)
+        decoder = ImageDecoder(_INPUT)
+        datasets.append(PCRDataset(target, decoder=decoder, fields=("jpg", "cls")))
+    return datasets if len(splits) > 1 else datasets[0].split([0.8, 0.2], stratify=True)
 
 
 def _train(train: PCRDataset, val: PCRDataset, epochs: int) -> float:

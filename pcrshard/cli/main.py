@@ -143,8 +143,8 @@ def demo(photos: str | None = None, *, out: str = "demo-output", epochs: Count =
         pcrshard demo my-photos --out demo-output
 
     Args:
-        photos: Folder of JPEGs with one subfolder per class (default: crops of two sample
-            photographs).
+        photos: Folder of JPEGs with one subfolder per class, or with train/ and val/ folders of
+            these (default: crops of two sample photographs).
         out: Output folder for the shards and the plot.
         epochs: Epochs of each training run.
     """

@@ -1,5 +1,8 @@
 """The demonstration runs and tells the truth."""
 
+import shutil
+
+import pytest
 import torch
 
 from pcrshard.reading.dataset_folder import open_dataset
@@ -20,17 +23,24 @@ def test_the_demo_runs_end_to_end(tmp_path, cli):
     status, figures, _ = cli("demo", "--out", tmp_path, "--epochs", 1, "--json")
     assert status == 0
     low, full = figures["trainings"]
-    index, _ = open_dataset(str(tmp_path / "shards"))
+    index, _ = open_dataset(str(tmp_path / "train"))
     assert low["bytes_read"] == index.prefix_bytes(2)
     assert full["bytes_read"] == index.prefix_bytes("full")
     assert low["accuracy"] > 0.4
     assert (tmp_path / "scans.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_demo_of_own_photographs(synthetic_folder, tmp_path, cli, fails):
-    """Class folders are encoded and divided; photographs of one class are refused."""
-    status, text, _ = cli("demo", synthetic_folder, "--out", tmp_path / "out", "--epochs", 1)
+@pytest.mark.parametrize("layout", ["classes", "splits"])
+def test_the_demo_of_own_photographs(synthetic_folder, tmp_path, layout, cli):
+    """Class folders are divided; training and validation folders stay what they are."""
+    photos = synthetic_folder
+    if layout == "splits":
+        photos = tmp_path / "photos"
+        for part in ("train", "val", "test"):
+            shutil.copytree(synthetic_folder, photos / part)
+    status, text, _ = cli("demo", photos, "--out", tmp_path / "out", "--epochs", 1)
     assert (status, "bytes read  accuracy" in text) == (0, True)
-    index, _ = open_dataset(tmp_path / "out" / "shards")
-    assert (index.classes, index.num_samples) == (("cat", "dog"), 24)
-    fails("demo", synthetic_folder / "cat", "--out", tmp_path / "b", words=["two classes"])
+    parts = ("train", "val") if layout == "splits" else ("train",)
+    indexes = [open_dataset(tmp_path / "out" / part)[0] for part in parts]
+    assert {index.classes for index in indexes} == {("cat", "dog")}
+    assert {index.num_samples for index in indexes} == {24}
