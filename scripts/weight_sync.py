@@ -11,7 +11,7 @@ import torch
 
 from pcrshard.checkpoint.sync import WeightMirror, WeightPublisher
 
-CONTEXTS, ACTIONS = 16, 4
+CONTEXTS, ACTIONS, STEPS = 16, 4, 60
 
 
 def make_policy():
@@ -21,13 +21,13 @@ def make_policy():
     )
 
 
-def train(url, steps):
+def train(url):
     """Publish the rounded weights after each step, as a job with float32 masters does."""
     torch.manual_seed(0)
     policy = make_policy()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-2)
     publisher = WeightPublisher(url)
-    for _ in range(steps):
+    for _ in range(STEPS):
         contexts = torch.randint(CONTEXTS, (256,))
         actions = torch.distributions.Categorical(logits=policy(contexts))
         chosen = actions.sample()
@@ -41,7 +41,7 @@ def train(url, steps):
         print(f"published step {number}, mean reward {rewards.mean():.2f}", flush=True)
 
 
-def serve(url, folder, steps):
+def serve(url, folder):
     """Answer with the newest policy, whose weights change in place."""
     mirror = WeightMirror(url, folder)
     mirror.wait(newer_than=0, timeout=60)
@@ -52,7 +52,7 @@ def serve(url, folder, steps):
         with torch.no_grad():
             right = (policy(contexts).argmax(1) == contexts % ACTIONS).float().mean()
         print(f"serving step {mirror.step}, {right:.0%} of answers right", flush=True)
-        if mirror.step >= steps:
+        if mirror.step >= STEPS:
             return
         mirror.wait(timeout=60)
 
@@ -62,12 +62,11 @@ def main():
     parser.add_argument("role", choices=("train", "serve"))
     parser.add_argument("stream", help="folder or URL of the steps")
     parser.add_argument("folder", nargs="?", default="served", help="the server's own folder")
-    parser.add_argument("--steps", type=int, default=60)
     args = parser.parse_args()
     if args.role == "train":
-        train(args.stream, args.steps)
+        train(args.stream)
     else:
-        serve(args.stream, args.folder, args.steps)
+        serve(args.stream, args.folder)
 
 
 if __name__ == "__main__":

@@ -291,10 +291,10 @@ def run_script(connection, *words):
 def test_a_policy_is_trained_here_and_served_there(tmp_path):
     """The example script serves the trained policy from another process."""
     url = str(tmp_path / "stream")
-    server, served = start(run_script, "serve", url, str(tmp_path / "served"), "--steps", "40")
-    trainer, trained = start(run_script, "train", url, "--steps", "40")
-    assert trained.recv().startswith("published step 40, mean reward ")
-    assert served.recv() == "serving step 40, 100% of answers right"
+    server, served = start(run_script, "serve", url, str(tmp_path / "served"))
+    trainer, trained = start(run_script, "train", url)
+    assert trained.recv().startswith("published step 60, mean reward ")
+    assert served.recv() == "serving step 60, 100% of answers right"
     for process in (server, trainer):
         process.join()
         assert process.exitcode == 0
