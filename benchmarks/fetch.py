@@ -51,4 +51,6 @@ def run(bench):
         for store, serve in (("nginx", servers.nginx), ("S3", servers.s3)):
             with serve(served) as server:
                 gigabytes = index.prefix_bytes(FULL) / 1e9
-                bench.compare(f"CPU time per GB, {store}", _ways(index, server), _cpu, per=gigabytes)
+                bench.compare(
+                    f"CPU time per GB, {store}", _ways(index, server), _cpu, per=gigabytes
+                )

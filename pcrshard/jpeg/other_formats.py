@@ -71,7 +71,7 @@ def decode(image: bytes, color: str = "rgb", *, upright: bool = False) -> Pixels
         if upright:
             with suppress(Exception):  # malformed EXIF is as good as none
                 ImageOps.exif_transpose(picture, in_place=True)
-        pixels = np.array(picture.convert(_MODES[color]))
+        pixels = np.array(_to_8_bits(picture).convert(_MODES[color]))
     return pixels.reshape(*pixels.shape[:2], -1)
 
 
@@ -139,9 +139,9 @@ def to_jpeg(
 
 
 def _to_8_bits(picture: Any) -> Any:
-    """Convert to a mode that JPEG supports."""
+    """Convert to a mode that JPEG supports; 16 bits are scaled."""
     mode = picture.mode
-    if mode == "F" or (mode == "I" and picture.format != "PNG"):
+    if mode == "F" or (mode == "I" and picture.format not in ("PNG", "PPM")):
         raise UnsupportedJpeg(
             f"expected 8 or 16 bits per channel, got 32 bits (mode {mode}), whose white is unknown"
         )

@@ -36,12 +36,22 @@ def test_compress_is_close_to_the_pixels():
     assert np.abs(decode_image(compress(pixels, 98)).astype(int) - pixels).mean() < 6
 
 
+@pytest.mark.parametrize("fmt", ["PNG", "PPM", "TIFF", "JPEG2000"])
+@pytest.mark.parametrize("color", ["rgb", "gray"])
+def test_16_bits_are_scaled_to_8(color, fmt):
+    """A kept 16-bit image decodes to its picture, not to white."""
+    pixels = np.linspace(0, 65535, 600).astype(np.uint16).reshape(20, 30, 1)
+    found = decode_image(saved(Image.fromarray(pixels[..., 0]), fmt), color=color)
+    assert np.array_equal(found, np.broadcast_to(pixels >> 8, found.shape))
+
+
+@pytest.mark.parametrize("convert", [decode_image, lambda image: to_jpeg(image, 90, None)])
 @pytest.mark.parametrize("kind", [np.int32, np.float32])
-def test_pixels_without_a_known_range_are_refused(kind):
-    """A TIFF of measurements would come out black or as noise."""
+def test_pixels_without_a_known_range_are_refused(kind, convert):
+    """A TIFF of measurements would come out black, white or as noise."""
     picture = Image.fromarray(np.arange(600, dtype=kind).reshape(20, 30))
     with pytest.raises(UnsupportedJpeg, match="32 bits"):
-        to_jpeg(saved(picture, "TIFF"), 90, None)
+        convert(saved(picture, "TIFF"))
 
 
 @pytest.mark.parametrize("subsampling", [0, 1, 2])
