@@ -1,5 +1,5 @@
-"""CPU time per GB of prefixes from nginx and from an S3 server, against ``cat_file`` of fsspec: what
-a read costs in the libraries below, and what it costs here.
+"""CPU time per GB of prefixes from nginx and from an S3 server, against ``cat_file`` of fsspec:
+what a read costs in the libraries below, and what it costs here.
 
 Counts the calling thread and fsspec's event loop, not the servers. Asserts the number of bytes.
 """
