@@ -48,6 +48,10 @@ _OTHER_FORMATS = {
     b"\xff\x4f\xff\x51": "JPEG 2000",
     b"\xff\x0a": "JPEG XL",
     b"\0\0\0\x0cJXL": "JPEG XL",
+    b"ftypavif": "AVIF",
+    b"ftyphei": "HEIC",
+    b"P5": "PGM",
+    b"P6": "PPM",
     b"%PDF": "PDF",
     b"<": "HTML, XML or SVG",
 }
@@ -226,16 +230,22 @@ def _add_segment(found: JpegMap, segment: Segment) -> None:
 
 def is_other_format(start: Buffer) -> bool:
     """Tell whether a file's first bytes belong to an image format other than JPEG."""
-    return bytes(start[:16]).startswith(tuple(_OTHER_FORMATS))
+    return bool(_other_format(bytes(start[:16])))
+
+
+def _other_format(start: bytes) -> str:
+    """Return the likely format of a file that is no JPEG, by its first bytes; empty if unknown."""
+    if start[4:8] == b"ftyp":  # after the size of this box
+        start = start[4:]
+    return next((name for magic, name in _OTHER_FORMATS.items() if start.startswith(magic)), "")
 
 
 def _check_soi(jpeg: bytes) -> None:
     """Raise :class:`CorruptJpeg`, naming the likely format, if the file is not a JPEG."""
     if not jpeg:
         raise CorruptJpeg("expected a JPEG, got an empty file")
-    for magic, name in _OTHER_FORMATS.items():
-        if jpeg.startswith(magic):
-            raise CorruptJpeg(f"expected a JPEG, got a {name} file")
+    if name := _other_format(jpeg[:16]):
+        raise CorruptJpeg(f"expected a JPEG, got a {name} file")
     if not jpeg.startswith(SOI):
         raise CorruptJpeg(f"expected SOI (ff d8), got {jpeg[:2].hex(' ')}")
 

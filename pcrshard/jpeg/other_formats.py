@@ -18,7 +18,7 @@ from .markers import is_other_format, map_jpeg
 
 Pixels = NDArray[np.uint8]
 # Not all of Pillow's plugins: some run other programs on the file.
-_PILLOW_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")
+_PILLOW_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF")
 # Bytes allocated per pixel: Pillow's pixels and a copy in another mode, for 16 bits or by OpenJPEG;
 # of a JPEG also its coefficients.
 _PILLOW_PIXEL_BYTES = 16

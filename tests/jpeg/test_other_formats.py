@@ -14,10 +14,18 @@ from pcrshard.testing import make_jpeg, make_pixels
 
 @pytest.mark.parametrize(
     ("fmt", "mode"),
-    [("PNG", "RGBA"), ("PNG", "P"), ("PNG", "I;16"), ("WEBP", "RGB"), ("BMP", "L"), ("GIF", "P")],
+    [
+        ("PNG", "RGBA"),
+        ("PNG", "P"),
+        ("PNG", "I;16"),
+        ("WEBP", "RGB"),
+        ("BMP", "L"),
+        ("GIF", "P"),
+        ("AVIF", "RGB"),
+    ],
 )
 def test_other_formats_convert(fmt, mode):
-    """Each common format becomes a JPEG of its size."""
+    """Each common format becomes a JPEG of its size, and can be decoded as it is."""
     pixels = make_pixels(1, 20, 30)
     if mode == "I;16":
         picture = Image.fromarray(pixels[..., 0].astype(np.uint16) * 256)
@@ -26,6 +34,7 @@ def test_other_formats_convert(fmt, mode):
     data = saved(picture, fmt)
     frame = map_jpeg(to_jpeg(data, 90, None)).frame
     assert (frame.height, frame.width) == (20, 30)
+    assert decode_image(data).shape == (20, 30, 3)
     with pytest.raises(CorruptJpeg, match="Pillow"):
         to_jpeg(data[:20], 90, None)
 
