@@ -142,3 +142,11 @@ def test_ctrl_c_at_any_moment(command, moments, pictures, encoded, tmp_path):
         resume = ["--resume"] if command == "encode" and found else []
         assert run([*arguments, *resume]) == (0, "")
         assert read_all(target) == expected
+
+
+def test_python_dash_m_is_the_command():
+    """``python -m pcrshard`` does what ``pcrshard`` does."""
+    command = [sys.executable, "-m", "pcrshard", "--version"]
+    assert (
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout[:8] == "pcrshard"
+    )

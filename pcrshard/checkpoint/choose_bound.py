@@ -79,7 +79,7 @@ def choose_bound(
             be at least one sample of the test set.
 
     Raises:
-        ValueError: The accuracy of the exact network is not finite.
+        ValueError: The accuracy of the exact network is not finite, or there are no candidates.
     """
 
     def compress(bound: Bound) -> tuple[float, Any]:
@@ -116,6 +116,8 @@ def choose(
         candidates: The bounds to try, finest first.
         max_loss: The largest acceptable loss of accuracy.
     """
+    if not candidates:
+        raise ValueError("expected at least one candidate")
     accuracy = float(evaluate(exact))
     if not math.isfinite(accuracy):
         raise ValueError(f"expected an accuracy of the exact network, got {accuracy}")

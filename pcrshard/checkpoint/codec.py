@@ -6,6 +6,7 @@ import dataclasses
 import fnmatch
 import hashlib
 import itertools
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ import numpy as np
 from ..checksum import crc32c
 from ..errorbound import (
     FLOAT_TYPES,
-    Absolute,
     Bound,
     Lattice,
     PointwiseRelative,
@@ -29,7 +29,7 @@ from ..errorbound import (
 )
 from ..errors import BrokenChain
 from ..memory import borrow_array
-from .frame import Checksum, Count, Digest, Record
+from .frame import MAX_TEXT, Checksum, Count, Digest, Record
 from .patch import apply_patch, encode_patch
 from .tensors import TensorSpec, spec_of, words_of
 from .typed_tree import Leaf
@@ -42,8 +42,9 @@ _SAMPLE = 1 << 13
 # A patch below this fraction of the words' size is smaller than byte planes would be.
 _FEW = 1 / 16
 _SMALLEST_LOSSY = 256
-# Upper bound on the expansion of a payload byte: zstd and pcodec reach 32 Ki and 75 Ki on zeros.
-_MAX_RATIO = 1 << 17
+# Upper bound on the expansion of a payload byte: zstd and pcodec reach 32 Ki and, on codes of
+# float64, 158 Ki.
+_MAX_RATIO = 1 << 18
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,12 +87,23 @@ class Precision:
         second_moment: Bound for ``exp_avg_sq`` and ``max_exp_avg_sq``, likewise.
         exact: Path patterns (``"*.embedding.*"``) of tensors to store bit for bit, under any of
             the paths of tied tensors.
+
+    Raises:
+        TypeError: A bound is no bound, or ``exact`` is a single string.
     """
 
     weights: Bound | None = None
     first_moment: Bound | None = None
     second_moment: Bound | None = None
     exact: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.exact, str):
+            raise TypeError(f"expected a tuple of patterns as exact, got {self.exact!r}")
+        for name in ("weights", "first_moment", "second_moment"):
+            bound = getattr(self, name)
+            if not isinstance(bound, Bound | None):
+                raise TypeError(f"expected a bound such as RelativeStd as {name}, got {bound!r}")
 
     def bound_of(self, leaf: Leaf) -> Bound | None:
         """Return the bound for a tensor, or ``None`` if it is stored bit for bit."""
@@ -119,7 +131,8 @@ class Precision:
         parts = [f"{name} within {_in_words(bound)}" for name, bound in bounds.items() if bound]
         if self.exact:
             parts.append(f"{' '.join(self.exact)} bit for bit")
-        return ", ".join([*parts, f"everything{' else' if parts else ''} bit for bit"])
+        text = ", ".join([*parts, f"everything{' else' if parts else ''} bit for bit"])
+        return textwrap.shorten(text, MAX_TEXT)  # as a manifest holds it
 
 
 def _in_words(bound: Bound) -> str:
@@ -127,7 +140,6 @@ def _in_words(bound: Bound) -> str:
         return f"{100 * bound.fraction:g} % of their std"
     if isinstance(bound, PointwiseRelative):
         return f"{100 * bound.rel_error_bound:g} % of each value"
-    assert isinstance(bound, Absolute)
     return f"{bound.error_bound:g}"
 
 

@@ -39,16 +39,17 @@ class Folder:
     workers: int = 1
     max_bytes: int = 1 << 62
 
+    def __post_init__(self) -> None:
+        if not self.url:
+            raise ValueError("expected the URL of a folder, got an empty one")
+
     def join(self, name: str) -> str:
         """Return the URL of a file in the folder."""
         return storage.join(self.url, name)
 
     def list(self) -> list[str]:
-        """Return the names of all files in the folder; empty if the folder does not exist."""
-        if not storage.is_folder(self.url, options=self.options):
-            return []
-        found = storage.list_files(self.url, options=self.options)
-        return [name for name, _ in found if "/" not in name]
+        """Return the names of what is in the folder; empty if the folder does not exist."""
+        return storage.list_names(self.url, options=self.options)
 
     def numbered(self, pattern: re.Pattern[str]) -> dict[str, int]:
         """Return the names of files that match a pattern, and the numbers in them."""

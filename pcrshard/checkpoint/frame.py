@@ -15,7 +15,7 @@ from typing import Annotated, Any, Self, TypeVar
 import msgspec
 
 from ..checksum import crc32c
-from ..errors import CorruptCheckpoint, PCRError, UnsupportedVersion
+from ..errors import CorruptCheckpoint, PCRError, UnsupportedState, UnsupportedVersion
 
 VERSION = 2
 # Magic, CRC-32C of everything from after it to the end of the header, version, header size.
@@ -33,7 +33,8 @@ Number = Annotated[int, msgspec.Meta(ge=1, lt=1 << 48)]
 Checksum = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Shape = Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)]
-Text = Annotated[str, msgspec.Meta(max_length=4096)]
+MAX_TEXT = 4096
+Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 FileName = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{6,12}-[0-9a-f]{16}\.pcd\Z")]
 Metrics = dict[str, bool | int | float | str | None]
 # Seconds since 1970; larger values have no datetime.
@@ -64,14 +65,25 @@ def decode_plain(data: bytes) -> Any:
 def plain_metrics(metrics: Any) -> Metrics:
     """Return a copy of metrics; raise ``ValueError`` unless they are plain numbers or strings."""
     try:
-        return msgspec.msgpack.decode(encode(metrics), type=Metrics)
-    except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeError) as error:
+        # NumPy's float64 is a float.
+        plain = {name: float(v) if isinstance(v, float) else v for name, v in metrics.items()}
+        return msgspec.msgpack.decode(encode(plain), type=Metrics)
+    except (msgspec.MsgspecError, AttributeError, TypeError, OverflowError, UnicodeError) as error:
         raise ValueError(f"expected plain numbers and strings as metrics: {error}") from error
 
 
 def pack_frame(magic: bytes, header: Record) -> bytes:
-    """Encode a header and return the bytes of the file up to its payloads."""
+    """Encode a header and return the bytes of the file up to its payloads.
+
+    Raises:
+        UnsupportedState: The header is larger than readers accept.
+    """
     body = encode(header)
+    if len(body) > MAX_HEADER_BYTES:
+        raise UnsupportedState(
+            f"expected at most {MAX_HEADER_BYTES} bytes of values that are no tensors, or of "
+            f"metrics of all versions, got {len(body)}: keep large values in tensors or arrays"
+        )
     rest = struct.pack("<IQ", VERSION, len(body)) + body
     return magic + struct.pack("<I", crc32c(rest)) + rest
 
@@ -114,7 +126,8 @@ def unpack_frame(
     """
     header, rest = split_frame(data, magic)
     limit = header_limit(max_bytes)
-    require(len(header) <= limit, f"expected at most {limit} header bytes, got {len(header)}")
+    message = f"expected at most {limit} header bytes, got {len(header)}, see max_bytes"
+    require(len(header) <= limit, message)
     return msgspec.msgpack.decode(header, type=kind), rest
 
 

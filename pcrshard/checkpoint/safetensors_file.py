@@ -24,8 +24,10 @@ DTYPES = {
 
 
 def check_type(tensor: torch.Tensor, name: str) -> None:
-    """Raise :class:`UnsupportedState` unless safetensors supports a tensor's element type."""
+    """Raise :class:`UnsupportedState` unless safetensors supports a tensor's name and type."""
     dtype = spec_of(tensor).dtype
+    if name == "__metadata__":
+        raise UnsupportedState("safetensors reserves this name", key=name)
     if dtype not in DTYPES:
         raise UnsupportedState(f"safetensors has no {dtype}", key=name)
 
@@ -91,7 +93,12 @@ def export_safetensors(
             check_type(leaf.tensor, name)
             # The format has no shared memory, so tied tensors are written once per name.
             tensors[name] = leaf.tensor.clone(memory_format=torch.contiguous_format)
-    metadata = {"pcrshard_version": str(record.number), "pcrshard_id": record.id.hex()}
+    # transformers refuses files without a format.
+    metadata = {
+        "format": "pt",
+        "pcrshard_version": str(record.number),
+        "pcrshard_id": record.id.hex(),
+    }
     data = safetensors.torch.save(tensors, metadata)
     with storage.atomic_write(url, options=options) as file:
         file.write(data)

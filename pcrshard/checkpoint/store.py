@@ -13,7 +13,7 @@ import torch
 
 from .. import storage
 from ..errorbound import Bound, PointwiseRelative, RelativeStd, Words
-from ..errors import ConcurrentWriter, PCRError
+from ..errors import ConcurrentWriter, PCRError, UnsupportedState
 from ..redaction import get_logger
 from .codec import Precision, Tensor, store_leaf
 from .frame import plain_metrics
@@ -60,6 +60,7 @@ class DeltaStore:
 
     Raises:
         ValueError: An option is invalid.
+        TypeError: ``precision`` has another type.
     """
 
     def __init__(
@@ -75,13 +76,14 @@ class DeltaStore:
             if precision not in PRESETS:
                 raise ValueError(f"expected a precision of {sorted(PRESETS)}, got {precision!r}")
             precision = PRESETS[precision]
+        if not isinstance(precision, Precision):
+            raise TypeError(f"expected a Precision or a preset's name, got {precision!r}")
         if keyframe_every < 1:
             raise ValueError(f"expected keyframe_every to be at least 1, got {keyframe_every}")
         self.url = os.fspath(url)
         self.precision = precision
         self._every = keyframe_every
         self.io = StoreIO(self.url, options, workers)
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, "pcrshard-checkpoint")
         self._pending: concurrent.futures.Future[None] | None = None
         # The newest manifest, while this writer knows it; None before the first save.
         self._manifest: Manifest | None = None
@@ -135,7 +137,10 @@ class DeltaStore:
         self._wait()
         manifest = self._manifest or self._open()
         number = manifest.next_version
-        self._pending = self._thread.submit(self._append, manifest, tree, leaves, noted, on_saved)
+        # A thread for each save, because a forked process has no others; the interpreter waits.
+        thread = concurrent.futures.ThreadPoolExecutor(1, "pcrshard-checkpoint")
+        self._pending = thread.submit(self._append, manifest, tree, leaves, noted, on_saved)
+        thread.shutdown(wait=False)
         if blocking:
             self._wait()
         return number
@@ -282,7 +287,7 @@ class DeltaStore:
             after = manifest.plus(record).replace(precision=str(self.precision))
             try:
                 self._manifest = self.io.commit(manifest, after)
-            except ConcurrentWriter:
+            except (ConcurrentWriter, UnsupportedState):
                 self.io.remove([record.file])
                 raise
             problem = "version %s is saved, but on_saved failed"

@@ -28,11 +28,14 @@ from ..errorbound import Words
 from ..errors import (
     BrokenChain,
     ConcurrentWriter,
+    CorruptCheckpoint,
     FormatError,
+    UnsupportedState,
     VersionUnavailable,
 )
 from .folder import Folder, memory_bytes
 from .frame import (
+    MAX_TEXT,
     Digest,
     Number,
     Record,
@@ -180,6 +183,9 @@ class WeightPublisher:
         sha256: Include the SHA-256 of all weights in each step, for mirrors to verify.
         workers: Threads.
         options: fsspec storage options.
+
+    Raises:
+        ValueError: ``keyframe_every`` is below 1.
     """
 
     def __init__(
@@ -192,6 +198,8 @@ class WeightPublisher:
         workers: int = 1,
         options: storage.Options = None,
     ) -> None:
+        if keyframe_every < 1:
+            raise ValueError(f"expected keyframe_every to be at least 1, got {keyframe_every}")
         self._folder = Folder(os.fspath(url), options, workers)
         self._every = keyframe_every
         self._is_slow_link = slow_link
@@ -200,7 +208,7 @@ class WeightPublisher:
         self._last: StepHeader | None = None
         self._held = _Weights([], np.empty(0, np.uint8))
 
-    def publish(self, weights: Mapping[str, torch.Tensor] | str) -> int:
+    def publish(self, weights: Mapping[str, torch.Tensor] | str | os.PathLike[str]) -> int:
         """Publish weights and return the step number.
 
         Args:
@@ -211,9 +219,12 @@ class WeightPublisher:
             ConcurrentWriter: Another process is publishing to this folder.
             StorageError: The folder cannot be written to.
         """
-        if isinstance(weights, str):
+        if isinstance(weights, str | os.PathLike):
             return self.publish(safetensors_module().torch.load_file(weights))
         for name, tensor in weights.items():
+            if not isinstance(name, str) or len(name) > MAX_TEXT:
+                message = f"expected names of at most {MAX_TEXT} characters"
+                raise UnsupportedState(message, key=str(name)[:80])
             check_storable(tensor, name)
             check_type(tensor, name)
         layout = sorted(((name, spec_of(each)) for name, each in weights.items()), key=_order)
@@ -226,7 +237,8 @@ class WeightPublisher:
         else:
             number = last.number + 1
         held = self._held
-        words = [words_of(weights[name].detach().cpu().contiguous()) for name, _ in layout]
+        plain = (weights[name].detach().cpu().resolve_conj().resolve_neg() for name, _ in layout)
+        words = [words_of(tensor.contiguous()) for tensor in plain]
         encoded = parallel_map(
             self._folder.workers,
             lambda pair: self._encode(*pair, is_new=last is None),
@@ -296,7 +308,9 @@ def _publisher(url: str) -> WeightPublisher:
     return WeightPublisher(url)
 
 
-def publish_weights(weights: Mapping[str, torch.Tensor] | str, url: str | os.PathLike[str]) -> int:
+def publish_weights(
+    weights: Mapping[str, torch.Tensor] | str | os.PathLike[str], url: str | os.PathLike[str]
+) -> int:
     """Publish weights with this process's :class:`WeightPublisher` for the folder.
 
     Args:
@@ -367,9 +381,9 @@ class WeightMirror:
             TimeoutError: No new step was published in time.
             PCRError: See :meth:`update`.
         """
-        wanted = self.step if newer_than is None else newer_than
+        wanted = self.step if newer_than is None else max(newer_than, 0)
         end = time.monotonic() + (math.inf if timeout is None else timeout)
-        while self.step <= wanted and self._latest() <= wanted:
+        while self.step <= wanted and not self._has_news(wanted):
             if time.monotonic() > end:
                 raise TimeoutError(f"there is no step after {wanted}")
             time.sleep(_POLL_SECONDS)
@@ -383,15 +397,19 @@ class WeightMirror:
         Raises:
             VersionUnavailable: Nothing has been published.
             BrokenChain: A step is a patch to other weights than the file's.
-            CorruptCheckpoint: A step is damaged; the next call reloads all weights.
+            CorruptCheckpoint: A step is damaged, and there is no keyframe after it.
             StorageError: The folder cannot be read.
         """
         newest = self._latest()
         if newest == 0:
             raise VersionUnavailable("no weights were published", url=self.url)
-        if newest > self.step:
-            # If the next step was pruned, begin with a keyframe.
-            steps = self._read_steps(self.step, newest) or self._read_steps(0, newest)
+        if newest != self.step:
+            steps: list[_Step] = []
+            with suppress(CorruptCheckpoint):
+                steps = self._read_steps(self.step, newest)
+            # If a step is damaged, was pruned, or is of a stream that began again, begin with a
+            # keyframe.
+            steps = steps or self._read_steps(0, newest)
             if not steps:
                 raise VersionUnavailable("there is no keyframe", url=self.url)
             with damage_named("the weights cannot be updated", self.url):
@@ -406,6 +424,11 @@ class WeightMirror:
         parts = zip(self._held.layout, self._held.words, strict=True)
         return {name: tensor_from(words, spec) for (name, spec), words in parts}
 
+    def _has_news(self, wanted: int) -> bool:
+        latest = self._latest()
+        # A lower number is that of a stream that began again.
+        return latest > wanted or 0 < latest < self.step
+
     def _latest(self) -> int:
         text = self._folder.read_bytes(_LATEST, 20)
         require(text is None or text.isdigit(), "expected the number of a step")
@@ -415,7 +438,8 @@ class WeightMirror:
         """Read the steps after a step or, if it is 0, from the newest keyframe on.
 
         Returns:
-            The steps in order, the first one applicable to the file; none if one is missing.
+            The steps in order, the first one applicable to the file; none if one is missing or
+            does not apply.
         """
         steps: list[_Step] = []
         for number in range(newest, after, -1):
@@ -430,6 +454,8 @@ class WeightMirror:
         for step in steps:
             header = step.header
             if header.parent not in (None, before):
+                if after:
+                    return []
                 message = f"step {header.number} is a patch of other weights"
                 raise BrokenChain(message, url=self.url)
             before = header.id

@@ -68,6 +68,8 @@ def check_storable(tensor: torch.Tensor, path: str) -> None:
         UnsupportedState: The tensor has no dense local values (meta, sparse, quantized, sharded, or
             another subclass).
     """
+    if not isinstance(tensor, torch.Tensor):
+        raise UnsupportedState(f"expected a tensor, got a {type(tensor).__name__}", key=path)
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
     name = str(tensor.dtype).removeprefix("torch.")
     if not plain or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:

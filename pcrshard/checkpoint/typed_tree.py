@@ -1,15 +1,16 @@
 """Convert nested states to flat tokens and a list of tensors, and back, preserving types.
 
-A state may contain only dict, OrderedDict, list, tuple, int, float, str, bytes, bool, None,
-tensors, numpy arrays, and numpy scalars: loading a checkpoint must not execute anything, and a
-value that cannot be restored exactly must not be stored. Section 2.3 of docs/checkpoints-format.md
-describes the tokens.
+A state may contain only dict, OrderedDict, Counter, list, tuple, int, float, str, bytes, bool,
+None, tensors, numpy arrays, and numpy scalars: loading a checkpoint must not execute anything, and
+a value that cannot be restored exactly must not be stored. Section 2.3 of
+docs/checkpoints-format.md describes the tokens.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -26,7 +27,8 @@ T = TypeVar("T")
 MAX_DEPTH = 100
 _KEYS = (type(None), bool, int, float, str, bytes)
 _CONTAINERS: dict[Any, str] = {
-    dict: "d", collections.OrderedDict: "o", list: "l", tuple: "t", torch.Size: "t"
+    dict: "d", collections.OrderedDict: "o", collections.Counter: "c",
+    list: "l", tuple: "t", torch.Size: "t",
 }  # fmt: skip
 WEIGHT = "weights"
 _ROLES = {
@@ -261,13 +263,16 @@ class TreeReader:
         self._tree = tree
         self.uses: list[tuple[str, int]] = []
         self.names: dict[int, str] = {}
-        counts: collections.Counter[str] = collections.Counter()
+        taken: set[str] = set()
 
         def note(path: str, number: int, tag: str, *_: Any) -> None:
             self.uses.append((path, number))
             if tag != "v" and number not in self.names:
-                counts[path] += 1  # keys that contain dots can produce the same path twice
-                self.names[number] = path if counts[path] == 1 else f"{path}#{counts[path]}"
+                # Keys that contain dots can produce the same path twice.
+                numbered = (f"{path}#{count}" for count in itertools.count(2))
+                names = itertools.chain([path], numbered)
+                self.names[number] = next(name for name in names if name not in taken)
+                taken.add(self.names[number])
 
         self.parts = self.build(note).keys()
 
@@ -299,7 +304,7 @@ class TreeReader:
         require(len(path) <= MAX_DEPTH + 1, "the tree has too many levels")
         value: Any = self._tokens.pop()
         match value:
-            case "d" | "o" | "l" | "t":
+            case "d" | "o" | "c" | "l" | "t":
                 value = self._read_items(value, path)
             case "s":
                 value = self._take(str)
@@ -321,9 +326,10 @@ class TreeReader:
         return value
 
     def _read_items(self, kind: str, path: tuple[str, ...]) -> Any:
-        found: dict[Any, Any] = collections.OrderedDict() if kind == "o" else {}
+        made = {"o": collections.OrderedDict, "c": collections.Counter}.get(kind, dict)
+        found: dict[Any, Any] = made()
         for number in range(self._take(int)):
-            key = self._read(path) if kind in ("d", "o") else number
+            key = number if kind in ("l", "t") else self._read(path)
             require(type(key) in _KEYS, "expected a key of a plain type")
             where = (*path, str(key))
             found[key] = self._read(where)
@@ -332,6 +338,9 @@ class TreeReader:
             metadata = self._read((*path, "_metadata"))
             if metadata is not None:
                 found._metadata = metadata  # type: ignore[attr-defined]
-        if kind in ("d", "o"):
-            return found
-        return list(found.values()) if kind == "l" else tuple(found.values())
+        match kind:
+            case "l":
+                return list(found.values())
+            case "t":
+                return tuple(found.values())
+        return found

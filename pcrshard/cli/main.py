@@ -73,7 +73,9 @@ def _run(words: Sequence[str]) -> int:
         logging.getLogger("pcrshard").handlers = [logging.StreamHandler(sys.stderr)]
         report: Report = run_command(args.function, vars(args))
         if "json" in args:
-            print(json.dumps(msgspec.to_builtins(report.figures), indent=1))
+            text = json.dumps(msgspec.to_builtins(report.figures))
+            # JSON has no NaN and no infinity.
+            print(json.dumps(json.loads(text, parse_constant=lambda _: None), indent=1))
         else:
             print(printable(report.as_text()))
         sys.stdout.flush()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 from collections import defaultdict
 from typing import Any, NamedTuple
 
@@ -83,8 +84,8 @@ def _group(whole: Any, prefix: str) -> dict[str, None]:
 class _Stores:
     """The stores of a folder; plans stay as torch makes them."""
 
-    def __init__(self, url: str, **how: Any) -> None:
-        self.url = url
+    def __init__(self, url: str | os.PathLike[str], **how: Any) -> None:
+        self.url = os.fspath(url)
         self._how = how
 
     def _store(self, rank: int) -> DeltaStore:
@@ -173,7 +174,13 @@ class DeltaStorageReader(_Stores, StorageReader):
         options: fsspec storage options.
     """
 
-    def __init__(self, url: str, version: int = -1, *, options: storage.Options = None) -> None:
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        version: int = -1,
+        *,
+        options: storage.Options = None,
+    ) -> None:
         super().__init__(url, options=options)
         self._version = version
         self._places: Places = {}

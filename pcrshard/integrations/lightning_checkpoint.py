@@ -46,6 +46,8 @@ def delta_checkpoint_io(store: DeltaStore) -> Any:
                 with storage.atomic_write(str(path)) as file:
                     file.write(json.dumps(pointer).encode())
 
+            # Lightning may link to the file before it is there.
+            storage.make_folder(storage.parent(str(path)))
             store.save(checkpoint, metrics={"path": redact_url(str(path))}, on_saved=point)
 
         def load_checkpoint(self, path: Any, map_location: Any = None, *_: Any, **__: Any) -> Any:

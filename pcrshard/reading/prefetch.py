@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, wait
@@ -45,8 +46,9 @@ def prefetch(
         cancel.set()
         wait([future for _, future in pending], _END_SECONDS)
 
-    # The interpreter may exit before the caller's loop ends.
+    # The interpreter may exit before the caller's loop ends, and then this module is gone.
     atexit.register(end)
+    is_exiting = sys.is_finalizing
     try:
         source = iter(items)
         while True:
@@ -57,5 +59,6 @@ def prefetch(
                 return
             yield pending.popleft()
     finally:
-        atexit.unregister(end)
-        end()
+        if not is_exiting():
+            atexit.unregister(end)
+            end()

@@ -131,6 +131,26 @@ def list_files(
     return sorted((name[len(root) :], size) for name, size in found.items())
 
 
+def list_names(folder: str, *, options: Options = None) -> list[str]:
+    """Return the names of the files and folders in a folder; none if there is no such folder.
+
+    Raises:
+        StorageError: The folder cannot be listed.
+    """
+    fs, path = resolve(folder, options)
+    fs.invalidate_cache()  # another process may have written since the last listing
+    try:
+        with mapped_errors(folder, "list"):
+            if is_local(folder):
+                return os.listdir(path)
+            found = ask(folder, "list", "ls", options, seconds=LISTING_SECONDS, detail=False)
+    except StorageError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return []
+        raise
+    return [name.rstrip("/").rpartition("/")[2] for name in found]
+
+
 def is_pattern(url: str) -> bool:
     """Return whether a URL has wildcards (``*``, ``?``, ``[``) and is not an existing local file.
 

@@ -6,10 +6,11 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["pcrshard.checkpoint.sync", "safetensors.torch"])
 
 
-def start(function, *args):
+def start(function, *args, method="forkserver"):
     """Start ``function(connection, *args)`` in a process; return it and our end of the pipe."""
-    ours, theirs = _CONTEXT.Pipe(duplex=False)
-    process = _CONTEXT.Process(target=function, args=(theirs, *args), daemon=True)
+    context = _CONTEXT if method == "forkserver" else multiprocessing.get_context(method)
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=function, args=(theirs, *args), daemon=True)
     process.start()
     theirs.close()
     return process, ours

@@ -25,6 +25,7 @@ def test_an_exported_version_is_read_by_safetensors(tmp_path):
         assert export_safetensors(store, 1, str(path)) == path.stat().st_size
         with safe_open(path, "pt") as file:
             assert file.metadata()["pcrshard_id"] == store.versions()[0].id.hex()
+            assert file.metadata()["format"] == "pt", "transformers asks for it"
         assert same(dict(sorted(load_file(path).items())), dict(sorted(expected.items())))
         export_safetensors(store, -1, str(path), names=["model"])
         assert same(dict(sorted(load_file(path).items())), weights)

@@ -8,11 +8,12 @@ import time
 import numpy as np
 import pytest
 import torch
+from children import start
 from states import ADAM_GROUP, adam_state, bits, same, saved, tiny_state
 
 from pcrshard.checkpoint import DeltaStore, Precision
 from pcrshard.errorbound import Absolute
-from pcrshard.errors import StorageError, VersionUnavailable
+from pcrshard.errors import StorageError, UnsupportedState, VersionUnavailable
 
 
 @pytest.mark.parametrize(("count", "every", "workers"), [(6, 4, 3), (60, 1000, 1)])
@@ -45,7 +46,7 @@ def test_an_unknown_version_is_an_error(tmp_path):
         nothing.load()
 
 
-WRONG_METRICS = ({"a": np.float64(1)}, {"a": [1]}, {"a": "\ud800"}, {1: 2})
+WRONG_METRICS = ({"a": np.float32(1)}, {"a": [1]}, {"a": "\ud800"}, {1: 2})
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,68 @@ def test_wrong_options_are_refused(tmp_path, options, metrics):
     with pytest.raises(ValueError, match="expected"):
         DeltaStore(str(tmp_path), **options).save({}, metrics=metrics)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Precision(exact="*.weight"),
+        lambda: Precision(weights=0.01),
+        lambda: DeltaStore("unused", 0.01),
+    ],
+)
+def test_a_precision_of_another_type_is_refused(make):
+    """A forgotten comma or bound does not make a store lossy without a word."""
+    with pytest.raises(TypeError, match="expected"):
+        make()
+
+
+def test_what_no_reader_accepts_is_not_saved(tmp_path):
+    """A state or metrics beyond the limit of headers fail to be saved, and lose nothing."""
+    with DeltaStore(tmp_path) as store:
+        store.save({"a": 1})
+        for state, metrics in (({"a": bytes(65 << 20)}, {}), ({}, {"log": "x" * (65 << 20)})):
+            with pytest.raises(UnsupportedState, match="keep large values in tensors"):
+                store.save(state, metrics=metrics, blocking=True)
+        store.save({"a": 2})
+        assert [store.load(n)["a"] for n in (1, 2)] == [1, 2]
+    many = Precision(weights=Absolute(1), exact=tuple(f"model.{n:0200}" for n in range(99)))
+    with DeltaStore(tmp_path, many) as store:
+        store.save({"a": 3})
+    assert DeltaStore(tmp_path).load()["a"] == 3
+
+
+def test_moments_of_zeros_are_saved(tmp_path):
+    """Large moments in float64 that are all 0 take next to nothing."""
+    moments = {"exp_avg_sq": torch.zeros(1500, 1500, dtype=torch.float64)}
+    state = {"state": {0: moments}, "param_groups": [ADAM_GROUP]}
+    with DeltaStore(tmp_path) as store:
+        store.save(state)
+        assert same(store.load(), state)
+        assert store.versions()[0].file_bytes < 1000
+
+
+def save_in_child(connection, store):
+    store.save({"a": 2}, blocking=True)
+    connection.send(True)
+
+
+def test_a_forked_process_can_save(tmp_path):
+    """After a save of the parent, a forked child saves, too."""
+    store = saved(tmp_path, 1)
+    process, saved_there = start(save_in_child, store, method="fork")
+    assert saved_there.poll(30)
+    process.join()
+    assert store.load(2) == {"a": 2}
+
+
+def test_other_folders_in_the_store_do_not_matter(tmp_path):
+    """A folder beside the versions, such as lost+found, is never opened."""
+    (tmp_path / "lost+found").mkdir(mode=0)
+    (tmp_path / "lost+found" / "file").symlink_to(tmp_path)
+    saved(tmp_path, 1)
+    with pytest.raises(ValueError, match="empty"):
+        DeltaStore("")
 
 
 SGD_GROUP = {"lr": 0.1, "momentum": 0.9, "dampening": 0, "nesterov": False, "params": [0]}

@@ -22,7 +22,6 @@ from support import ROOT
 
 from pcrshard.checkpoint.sync import WeightMirror, WeightPublisher, publish_weights
 from pcrshard.errors import (
-    BrokenChain,
     ConcurrentWriter,
     CorruptCheckpoint,
     PCRError,
@@ -180,17 +179,61 @@ def test_no_change_is_applied_twice(stream, tmp_path, monkeypatch, call):
     check(again, weights(2))
 
 
-def test_a_patch_of_other_weights_is_refused(stream, tmp_path):
-    """A mirror refuses a patch to other weights, even if the step numbers match."""
-    _, mirror = stream
-    other = WeightPublisher(str(tmp_path / "other"))
-    for step in (3, 4):
+def test_a_stream_that_began_again_is_loaded_whole(stream, tmp_path):
+    """A mirror never applies a patch to other weights, even if the step numbers match."""
+    publisher, mirror = stream
+    for step in (1, 2):
+        publisher.publish(weights(step))
+    assert mirror.update() == 3
+    shutil.rmtree(tmp_path / "stream")
+    other = WeightPublisher(mirror.url)
+    other.publish(weights(4))
+    assert mirror.wait(timeout=1) == 1
+    check(mirror, weights(4))
+    for step in (5, 6):
         other.publish(weights(step))
     shutil.rmtree(tmp_path / "stream")
-    (tmp_path / "other").rename(tmp_path / "stream")
-    with pytest.raises(BrokenChain, match="step 2 is a patch of"):
+    other = WeightPublisher(mirror.url)
+    for step in (7, 8):
+        other.publish(weights(step))
+    first = tmp_path / "stream" / "step-000000001.pcw"
+    first.rename(tmp_path / "first")
+    with pytest.raises(VersionUnavailable, match="no keyframe"):
         mirror.update()
-    check(mirror, weights(0))
+    check(mirror, weights(4))
+    (tmp_path / "first").rename(first)
+    assert mirror.update() == 2
+    check(mirror, weights(8))
+
+
+def test_after_a_damaged_step_the_next_keyframe_is_loaded(tmp_path):
+    """One damaged step does not keep a mirror from the keyframes after it."""
+    publisher = WeightPublisher(tmp_path / "stream", keyframe_every=3)
+    publisher.publish(weights(0))
+    mirror = WeightMirror(tmp_path / "stream", tmp_path / "served")
+    mirror.update()
+    publisher.publish(weights(1))
+    damage(tmp_path / "stream" / "step-000000002.pcw")
+    publisher.publish(weights(2))
+    assert mirror.update() == 3
+    check(mirror, weights(2))
+
+
+def test_weights_that_no_mirror_accepts_are_not_published(tmp_path):
+    """Names and values that a safetensors file cannot hold are errors of the publisher."""
+    publisher = WeightPublisher(tmp_path / "stream")
+    for name, value in ((0, torch.ones(1)), ("x" * 5000, torch.ones(1)), ("w", 3.0)):
+        with pytest.raises(UnsupportedState, match="expected"):
+            publisher.publish({name: value})
+    with pytest.raises(UnsupportedState, match="reserves"):
+        publisher.publish({"__metadata__": torch.ones(1)})
+    with pytest.raises(ValueError, match="keyframe_every"):
+        WeightPublisher(tmp_path, keyframe_every=0)
+    conjugate = torch.tensor([1 + 2j]).conj()
+    publisher.publish({"w": conjugate})
+    mirror = WeightMirror(tmp_path / "stream", tmp_path / "served")
+    mirror.update()
+    assert torch.equal(mirror.tensors()["w"], conjugate.resolve_conj())
 
 
 def test_other_weights_are_loaded_whole(stream):
