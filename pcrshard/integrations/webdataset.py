@@ -54,7 +54,7 @@ from ..reading.prefetch import prefetch
 from ..reading.prefix import Prefix, number_lists
 from ..reading.scan_level import ScanChoice, ScanLevel, ScanOrFraction, current_scan, resolve_choice
 from ..redaction import redact_url
-from ..training.shard_lists import ShardOrder
+from ..training.shard_lists import EpochCounter, ShardOrder
 
 Handler = Callable[[Exception], bool]
 Samples = Iterator[dict[str, Any]]
@@ -281,16 +281,22 @@ def _pcr_decode(
     seed: int | None,
     handler: Handler,
     threads: int,
+    epochs: EpochCounter,
 ) -> Samples:
     """Decode the JPEG fields of samples to arrays."""
     rank, _, worker, _ = webdataset_utils.pytorch_worker_info()
-    parts = (random.getrandbits(64) if seed is None else seed, rank, worker)
+    if seed is None:
+        seed = random.getrandbits(64)
     ahead = _GROUPS_AHEAD if threads else 0
     source = iter(source)
     begun: deque[Samples] = deque()
     with suppress(_Stopped), Pool(threads) as pool:
         for first in itertools.count(0, _GROUP_SAMPLES):
             samples = list(itertools.islice(source, _GROUP_SAMPLES))
+            if not first:
+                # A ShardOrder begins its epoch when its first shard is asked for.
+                epoch = epochs.begun if isinstance(epochs, ShardOrder) else epochs.begin()
+                parts = (seed, epoch, rank, worker)
             if samples:
                 keys = draw_keys(parts, range(first, first + len(samples)))
                 begun.append(_decoded(samples, decoder, pool, keys, handler))
@@ -368,8 +374,9 @@ def pcr_decode(
             takes the place of ``crop``, ``layout`` and ``options``.
         crop: ``random``, ``center`` or ``None``; see :class:`ImageDecoder`.
         layout: ``chw`` or ``hwc``.
-        seed: Seed of the crops, which differ by rank and worker; by default random. All images of a
-            sample have the same crop and flip.
+        seed: Seed of the crops, which differ by epoch, rank and worker; by default random. Epochs
+            are those of :func:`pcrshard.shards` if the fluent pipeline begins with it, and passes
+            over the pipeline otherwise. All images of a sample have the same crop and flip.
         threads: Threads that decode in the background if ``size`` is given; by default the calling
             thread decodes.
         handler: As in WebDataset.
@@ -384,12 +391,15 @@ def pcr_decode(
         raise TypeError("expected crop and other options in the ImageDecoder, got them beside it")
     if threads < 0:
         raise ValueError(f"expected threads to be a whole number of at least 0, got {threads}")
-    return pcr_decoded(size, seed, handler, threads)
+    return pcr_decoded(size, seed, handler, threads, epochs=EpochCounter())
 
 
 def _fluent_pcr_decode(self: Any, *args: Any, **options: Any) -> Any:
     """Decode, crop and resize JPEG fields; see :func:`pcrshard.pcr_decode`."""
-    return self.compose(pcr_decode(*args, **options))
+    stage = pcr_decode(*args, **options)
+    if isinstance(self.pipeline[0], ShardOrder):
+        stage.kw["epochs"] = self.pipeline[0]
+    return self.compose(stage)
 
 
 class JpegHandler:

@@ -25,8 +25,9 @@ def decoding_threads(
 
 def available_cpus(root: str = "/") -> int:
     """Return the whole CPUs that the affinity and the container's quota allow this process."""
-    has_affinity = hasattr(os, "sched_getaffinity")
-    cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    cpus = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        cpus = len(os.sched_getaffinity(0))
     with suppress(OSError, ValueError):
         # In microseconds, of cgroup v2, as a container sees its own; "max" is not a number.
         quota, period = map(int, Path(root, "sys/fs/cgroup/cpu.max").read_text().split())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -17,7 +16,54 @@ _MAX_WORKERS = 4096
 _TAG = 1 << 32
 
 
-class ShardOrder:
+class EpochCounter:
+    """Counts the epochs of a pipeline, in this process or in DataLoader workers of any kind.
+
+    Attributes:
+        begun: Number of the epoch that this process began last.
+    """
+
+    def __init__(self) -> None:
+        # The parent process is not notified when an epoch begins, and restarted workers lose their
+        # counts. So the count is in shared memory, and the first worker to begin an epoch advances
+        # it for all. Lock-free: two workers that begin a new epoch at the same time write the same
+        # number. The last few counts of epochs begun, each with its loader in the low 32 bits:
+        self._recent = SharedIntegers([0] * _RECENT)
+        # The last count that each worker began.
+        self._begun_by = SharedIntegers([0] * _MAX_WORKERS)
+
+    @property
+    def epoch(self) -> int:
+        """Number of the next epoch; to resume, set it between epochs."""
+        return int(max(self._recent[:]) // _TAG)
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._begun_by[:] = [0] * _MAX_WORKERS
+        self._recent[:] = [epoch * _TAG] * _RECENT
+
+    def begin(self) -> int:
+        """Begin an epoch, possibly jointly with other workers of the loader; return its number.
+
+        Workers identify their loader by its base seed and number of workers; a persistent worker
+        that has already begun this epoch begins the next one.
+        """
+        from torch.utils.data import get_worker_info  # not for `import pcrshard`
+
+        count = self.epoch + 1
+        loader = 0
+        if worker := get_worker_info():
+            loader = (worker.seed - worker.id + worker.num_workers) % _TAG
+            of_loader = [entry // _TAG for entry in self._recent[:] if entry % _TAG == loader]
+            if (joined := max(of_loader, default=0)) > self._begun_by[worker.id]:
+                count = joined
+            self._begun_by[worker.id] = count
+        self._recent[count % _RECENT] = count * _TAG + loader
+        self.begun = count - 1
+        return self.begun
+
+
+class ShardOrder(EpochCounter):
     """Shards in an order that changes every epoch, as WebDataset's first stage.
 
     ``wds.WebDataset(pcrshard.shards(urls), shardshuffle=False).pcr_scan(5)`` has a new order in
@@ -42,46 +88,9 @@ class ShardOrder:
     """
 
     def __init__(self, urls: storage.Urls, seed: int = 0) -> None:
+        super().__init__()
         self.urls = storage.expand(urls)
         self.seed = seed
-        # The parent process is not notified when an epoch begins, and restarted workers lose their
-        # counts. So the count is in shared memory, and the first worker to begin an epoch advances
-        # it for all. Lock-free: two workers that begin a new epoch at the same time write the same
-        # number. The last few counts of epochs begun, each with its loader in the low 32 bits:
-        self._recent = SharedIntegers([0] * _RECENT)
-        # The last count that each worker began.
-        self._begun_by = SharedIntegers([0] * _MAX_WORKERS)
-
-    @property
-    def epoch(self) -> int:
-        """Number of the next epoch; to resume, set it between epochs."""
-        return int(max(self._recent[:]) // _TAG)
-
-    @epoch.setter
-    def epoch(self, epoch: int) -> None:
-        self._begun_by[:] = [0] * _MAX_WORKERS
-        self._recent[:] = [epoch * _TAG] * _RECENT
-
-    def _begin(self) -> int:
-        """Begin an epoch, possibly jointly with other workers of the loader; return its number.
-
-        Workers identify their loader by its base seed and number of workers; a persistent worker
-        that has already begun this epoch begins the next one.
-        """
-        from torch.utils.data import get_worker_info  # not for `import pcrshard`
-
-        count = self.epoch + 1
-        loader = 0
-        worker = get_worker_info()
-        if worker is not None:
-            loader = zlib.crc32(f"{worker.seed - worker.id} {worker.num_workers}".encode())
-            of_loader = [entry // _TAG for entry in self._recent[:] if entry % _TAG == loader]
-            joined = max(of_loader, default=0)
-            if joined > self._begun_by[worker.id]:
-                count = joined
-            self._begun_by[worker.id] = count
-        self._recent[count % _RECENT] = count * _TAG + loader
-        return count - 1
 
     def of_epoch(self, epoch: int) -> list[str]:
         """Return the shards in the order of an epoch."""
@@ -91,7 +100,8 @@ class ShardOrder:
 
     def __call__(self) -> Iterator[dict[str, str]]:
         """Begin the next epoch: yield ``{"url": ...}`` for each shard, as WebDataset expects."""
-        yield from ({"url": url} for url in self.of_epoch(self._begin()))
+        for url in self.of_epoch(self.begin()):
+            yield {"url": url}
 
     def __iter__(self) -> Iterator[str]:
         for name in self.of_epoch(self.epoch):

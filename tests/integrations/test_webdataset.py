@@ -178,7 +178,7 @@ def by_hand(samples, decoder, seed):
     """What pcr_decode gives of samples, each alone."""
     for number, sample in enumerate(samples):
         jpegs = {name: value for name, value in sample.items() if name.endswith("jpg")}
-        key = draw_key(seed, 0, 0, number)
+        key = draw_key(seed, 0, 0, 0, number)
         yield sample | {name: decoder(value, key) for name, value in jpegs.items()}
 
 

@@ -1,5 +1,6 @@
 """Epochs that advance by themselves: in every way in which torch starts workers."""
 
+import numpy as np
 import pytest
 import torch
 import webdataset as wds
@@ -56,6 +57,33 @@ def test_a_pipeline_has_a_new_order_each_epoch(workers, many_shards, monkeypatch
     loader = wds.WebLoader(dataset, batch_size=None, **WORKERS[workers])
     orders = shard_orders(loader)
     assert len(set(orders)) == 5
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+@pytest.mark.parametrize("workers", [name for name in WORKERS if "spawned" not in name])
+def test_seeded_crops_differ_by_epoch(workers, is_ordered, many_shards):
+    """Each epoch has crops of its own, which a run with the same seed repeats, and a resumed one
+    continues.
+    """
+
+    def crops(first=0):
+        order = pcrshard.shards(names_of(many_shards))
+        order.epoch = first
+        dataset = (
+            wds.WebDataset(order if is_ordered else order.urls, shardshuffle=False)
+            .pcr_scan(5)
+            .pcr_decode(size=8, crop="random", seed=1)
+            .to_tuple("__key__", "jpg")
+        )
+        loader = wds.WebLoader(dataset, batch_size=None, **WORKERS[workers])
+        for _ in range(3 - first):
+            yield {key: np.asarray(image).tobytes() for key, image in loader}
+
+    epochs = list(crops())
+    assert all(len({epoch[key] for epoch in epochs}) == 3 for key in epochs[0])
+    assert list(crops()) == epochs
+    if is_ordered:
+        assert list(crops(1)) == epochs[1:]
 
 
 def test_a_new_loader_for_each_epoch_goes_on(many_shards):
