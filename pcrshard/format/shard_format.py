@@ -36,7 +36,7 @@ class ShardFormat:
         base: Scan groups in a preview member.
         deferred: First scan at which a field is present: ``{"npy": 5, "json": "full"}``; a key is
             the name of a field, or its last extension. Other fields are present at every scan,
-            images other than JPEG from scan 1.
+            ``cls`` always, images other than JPEG from scan 1.
         preview_fields: Fields stored as members too, in the preview layout.
     """
 
@@ -55,6 +55,8 @@ class ShardFormat:
         most = STANDARD.num_groups if self.script == AUTO else self.scan_script.num_groups
         if not 1 <= self.base <= most:
             raise EncodeError(f"expected base of 1 to {most}, got {self.base}")
+        if "cls" in self.deferred:
+            raise EncodeError("cls cannot be deferred: labels are present at every scan")
         for field, scan in self.deferred.items():
             try:
                 check_scan(scan, most)

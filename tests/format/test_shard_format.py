@@ -40,3 +40,9 @@ def test_a_scan_that_is_not_there_is_refused(scan):
         EncodeError, match=r"deferred field 'npy': expected a scan of 1 to 10 or 'full'"
     ):
         ShardFormat(deferred={"npy": scan})
+
+
+def test_labels_cannot_be_deferred():
+    """A dataset always tells its labels, at every scan."""
+    with pytest.raises(EncodeError, match="cls cannot be deferred"):
+        ShardFormat(deferred={"cls": 3})
