@@ -43,7 +43,15 @@ def open_file(url: str, *, options: Options = None) -> Iterator[BinaryIO]:
     """
     fs, path = resolve(url, options)
     with mapped_errors(url, "read"), fs.open(path, "rb", block_size=_HEADER_BLOCK) as file:
-        yield file
+        try:
+            yield file
+        except ValueError as error:
+            if "range requests" not in str(error):
+                raise
+            raise StorageError(
+                "expected a server that sends ranges of a file, as nginx does: use one, or copy "
+                "the file here"
+            ) from error
 
 
 def file_bytes(url: str, *, options: Options = None) -> int | None:

@@ -371,6 +371,13 @@ def test_a_folder_of_a_plain_web_server(make_folder, web_server, end):
     assert all(read_fields(sample)["jpg"] == JPEG for sample in source.samples)
 
 
+def test_a_tar_on_a_web_server_without_ranges(tmp_path, web_server):
+    """The error says what reading a large tar needs of a server."""
+    make_tar(tmp_path / "a.tar", [("1.jpg", bytes(2 << 20))])
+    with pytest.raises(StorageError, match=r"server that sends ranges.*a\.tar"):
+        list_source(f"{web_server}/a.tar")
+
+
 @pytest.mark.parametrize("path", ["nothing", "empty", "page"])
 def test_a_web_server_that_lists_nothing(tmp_path, web_server, path):
     """Where a server lists no files, the error says how to name them."""
