@@ -167,7 +167,8 @@ class Buckets:
         window = np.arange(steps) // max(_WINDOW_SAMPLES * world // size, _WINDOW_BATCHES)
         step, column = np.divmod(np.arange(steps * size), size)
         bucket = self._bucket(sizes[: steps * size])
-        order = np.lexsort((bucket, window[step], column * world // size)).reshape(world, steps, -1)
+        keys = bucket, window[step], column * world // size
+        order = np.lexsort(keys).reshape(world, steps, size // world)
         if rules.shuffle_shards:
             draws = random_words(steps, rules, BUCKETS, key)
             order = order[:, np.lexsort((draws, window))]

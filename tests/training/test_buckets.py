@@ -115,6 +115,26 @@ def test_workers_and_drop_last_do_not_matter(folder):
     assert [len(ids) for [(ids, _)] in expected] == [7] * 34 + [2]
 
 
+@pytest.mark.parametrize(
+    ("samples", "stop", "world", "batch"),
+    [(5, 0, 2, 4), (22, 8, 2, 4), (22, 8, 1, 7), (22, 8, 1, 8)],
+)
+def test_fewer_samples_than_a_batch(folder, samples, stop, world, batch):
+    """A small epoch, and what is left of one for other ranks, is a short last batch."""
+    dataset = PCRDataset(folder, scan=1, decoder=ImageDecoder()).subset(range(samples))
+
+    def job(world, batch):
+        how = {"world_size": world, "drop_last": False, "buckets": BUCKETS, "threads": 0}
+        return [PCRLoader(dataset, batch, rank=rank, **how) for rank in range(world)]
+
+    first = job(2, 1)
+    seen = flat(ids for step in taken(first, stop) for ids, _ in step)
+    for loader in job(world, batch):
+        loader.load_state_dict(through_json(first[0].state_dict()))
+        seen += flat(batch["cls"].tolist() for batch in loader)
+    assert sorted(seen) == list(range(samples))
+
+
 def test_pixels_are_boxes_of_the_bucket(folder):
     """Without a crop an image is the largest box of its bucket's shape, undistorted; the decoder's
     flip stays.
