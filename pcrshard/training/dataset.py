@@ -153,8 +153,7 @@ class PCRDataset(Dataset[Any]):
 
         Reads the index of each shard once, in parallel.
         """
-        found: Ints = self.shards.columns.sizes[self.ids]
-        return found
+        return self.shards.columns.sizes.take(self.ids, axis=0)
 
     @property
     def shard_sizes(self) -> Ints:
@@ -256,7 +255,7 @@ class PCRDataset(Dataset[Any]):
         labels = self.labels if stratify else np.zeros(len(self), np.int64)
         # Sorted by class and shuffled within; each view then takes its samples at even spacing.
         order = np.lexsort((draws, labels))
-        counts = np.array(share_out(fractions, len(self)))
+        counts = share_out(fractions, len(self))
         due = [(np.arange(count) + 0.5) / count for count in counts]
         views = np.repeat(np.arange(len(counts)), counts)
         views = views[np.argsort(np.concatenate(due), kind="stable")]

@@ -179,9 +179,11 @@ class RecentPrefixes:
             with self._lock:
                 self._held[shard] = held
                 self._held.move_to_end(shard)
-                held_bytes = sum(prefix.num_bytes for prefix in self._held.values())
-                while held_bytes > self._max_bytes and len(self._held) > 1:
-                    held_bytes -= self._held.popitem(last=False)[1].num_bytes
+                while (
+                    len(self._held) > 1
+                    and sum(each.num_bytes for each in self._held.values()) > self._max_bytes
+                ):
+                    self._held.popitem(last=False)
             return held.at(scan)
 
 
