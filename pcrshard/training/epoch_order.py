@@ -38,6 +38,10 @@ Counts = Sequence[int] | Ints
 # Sample ids of each batch.
 Batches = Sequence[Ints]
 Segment = Sequence[int]
+# Numbers, such as epoch and stage, that select a stream of random numbers.
+Key = tuple[int, int]
+# A place for each sample, step after step, and the start of each batch, then the number of places.
+Layout = tuple[Ints, Ints]
 # Purposes are words of the generator's counter, so that no two uses share a random number. Changing
 # them changes every order.
 SHARDS, ROWS, WINDOWS, MERGE, BUCKETS, SPLIT = range(6)
@@ -120,7 +124,7 @@ def epoch_order(
     epoch: int = 0,
     history: Iterable[Segment] = (),
     sequence: Ints | None = None,
-    regroup: Callable[..., tuple[Ints, Ints]] | None = None,
+    regroup: Callable[..., Layout] | None = None,
 ) -> Order:
     """Lay out an epoch, or the rest of it.
 
@@ -221,8 +225,8 @@ def _lay_out(
     shards: Ints,
     geometry: Geometry,
     rules: Rules,
-    key: tuple[int, int],
-) -> tuple[Ints, Ints]:
+    key: Key,
+) -> Layout:
     """Return the entry of the sequence at each position, row by row, and the cuts of the rows.
 
     Args:
@@ -253,7 +257,7 @@ def _mix(
     shards: Ints,
     lanes: NDArray[Any],
     rules: Rules,
-    key: tuple[int, int],
+    key: Key,
 ) -> Ints:
     """Shuffle each lane with a window that slides over its pieces (runs of one shard).
 
@@ -368,7 +372,7 @@ def mixture(
 def _places(
     shards: Ints,
     rules: Rules,
-    key: tuple[int, int],
+    key: Key,
 ) -> NDArray[np.float64]:
     """Return each sample's position in the epoch, in [0, 1); a shard's run shares one."""
     starts = np.flatnonzero(run_begins(shards))
@@ -395,7 +399,7 @@ def random_words(
     count: int,
     rules: Rules,
     purpose: int,
-    key: tuple[int, int],
+    key: Key,
     start: int = 0,
 ) -> NDArray[np.uint64]:
     """Return (count,) uint64: values [start, start + count) of a seed, purpose and key."""
@@ -434,12 +438,12 @@ class Schedule:
     first: Ints
     last: Ints
 
-    def peak(self, weights: Counts | None = None) -> int:
-        """Return the largest number of shards held in one batch.
+    def peak(self, weights: Counts) -> int:
+        """Return the largest sum of the ``weights`` of the shards held in one batch.
 
-        With ``weights`` (shards,), such as prefix sizes, return the largest sum of weights.
+        ``weights`` are one per shard, such as prefix sizes.
         """
-        each = None if weights is None else np.asarray(weights)[self.shards]
+        each = np.asarray(weights)[self.shards]
         size = self.last.max(initial=-1) + 2
         held = np.bincount(self.first, each, size) - np.bincount(self.last + 1, each, size)
         return int(held.cumsum().max())
