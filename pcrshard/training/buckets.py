@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arguments import Positive, check_fields
-from .epoch_order import BUCKETS, Geometry, Ints, Rules, random_words
+from .epoch_order import BUCKETS, Geometry, Ints, Key, Layout, Rules, random_words
 
 if TYPE_CHECKING:
     from .collate import Collator
@@ -34,8 +33,9 @@ class Buckets:
     batches of all ranks have nearly the same number of pixels, and usually the same shape.
 
     ``Buckets(pixels=2_000_000)``: images keep their own sizes, and a batch has at most this many
-    pixels and ``batch_size`` images. Every sample appears once, and all ranks have the same number
-    of batches, of different sizes.
+    pixels and ``batch_size`` images. Whatever ``drop_last`` says, all ranks have the same number
+    of batches, of different sizes, and every sample appears once; but if each batch has only one
+    image, fewer samples than there are ranks may appear twice, to make the numbers equal.
 
     Both orders are pure functions of seed and epoch, and resume exactly.
 
@@ -121,8 +121,7 @@ class Buckets:
         """Return the (n,) buckets of (n, 2) heights and widths, by nearest aspect ratio."""
         ratios = np.log([width / height for height, width in self.shapes])
         middles = (ratios[1:] + ratios[:-1]) / 2
-        found: Ints = np.searchsorted(middles, np.log(sizes[:, 1] / sizes[:, 0]))
-        return found
+        return np.searchsorted(middles, np.log(sizes[:, 1] / sizes[:, 0]))
 
     def regroup(
         self,
@@ -131,9 +130,13 @@ class Buckets:
         ids: Ints,
         cuts: Ints,
         geometry: Geometry,
-        key: tuple[int, int],
-    ) -> tuple[Ints, Ints]:
+        key: Key,
+    ) -> Layout:
         """Move samples between steps; with sizes and rules bound, ``regroup`` of ``epoch_order``.
+
+        With ``area``, each rank's samples are sorted by bucket, window by window, and the steps are
+        shuffled. Ranks keep their samples, so each shard is still read by one rank. All ranks sort
+        the same way, so most steps have one shape on all ranks.
 
         Args:
             sizes: (N, 2) height and width of each sample.
@@ -143,62 +146,56 @@ class Buckets:
             geometry: How they were laid out.
             key: Epoch and stage.
 
-        Returns: A permutation of the samples, and new cuts.
+        Returns: The new order of the samples, and new cuts.
         """
-        if self.pixels is None:
-            return self._by_shape(sizes[ids], geometry, rules, key), cuts
-        return self._by_pixels(sizes[ids], cuts, geometry)
-
-    def _by_shape(
-        self,
-        sizes: Ints,
-        geometry: Geometry,
-        rules: Rules,
-        key: tuple[int, int],
-    ) -> Ints:
-        """Sort the samples of each rank by bucket, window by window, and shuffle the steps.
-
-        Ranks keep their samples, so each shard is still read by one rank. All ranks sort the same
-        way, so most steps have one shape on all ranks.
-        """
+        sizes = sizes[ids]
+        if self.pixels is not None:
+            return self._by_pixels(sizes, cuts, geometry, self.pixels)
         world = geometry.max_world_size
         size = geometry.global_batch
         steps, rest = divmod(len(sizes), size)
         window = np.arange(steps) // max(_WINDOW_SAMPLES * world // size, _WINDOW_BATCHES)
         step, column = np.divmod(np.arange(steps * size), size)
-        bucket = self._bucket(sizes[: steps * size])
-        keys = bucket, window[step], column * world // size
+        keys = self._bucket(sizes[: steps * size]), window[step], column * world // size
         order = np.lexsort(keys).reshape(world, steps, size // world)
         if rules.shuffle_shards:
             draws = random_words(steps, rules, BUCKETS, key)
             order = order[:, np.lexsort((draws, window))]
         # A short last step stays where it is.
-        return np.append(order.transpose(1, 0, 2), np.arange(rest) + steps * size)
+        return np.append(order.transpose(1, 0, 2), np.arange(rest) + steps * size), cuts
 
-    def _by_pixels(self, sizes: Ints, cuts: Ints, geometry: Geometry) -> tuple[Ints, Ints]:
+    def _by_pixels(self, sizes: Ints, cuts: Ints, geometry: Geometry, limit: int) -> Layout:
         """Cut the samples of each rank into runs of nearly equal numbers of pixels.
 
         Raises:
             ValueError: An image has more than half of the pixels of a batch.
         """
         world = geometry.max_world_size
-        limit = self.pixels or 0
-        # An image takes at least its fraction of a batch of maximum size.
-        costs = np.maximum(sizes.prod(axis=1), -(-limit // (geometry.global_batch // world)))
-        largest = int(costs.max())
+        batch = geometry.global_batch // world
+        rank = np.repeat(np.arange(len(cuts) - 1) % world, np.diff(cuts))
+        order = rank.argsort(kind="stable")
+        pixels = sizes[order].prod(axis=1)
+        largest = int(pixels.max())
         if largest * 2 > limit:
             raise ValueError(
                 f"expected pixels of at least twice the largest image, {2 * largest}, got {limit}"
             )
+        # An image takes at least its fraction of a full batch.
+        costs = np.maximum(pixels, -(-limit // batch))
         total = int(costs.sum())
-        # A batch below limit - largest pixels may get one more image.
-        steps = math.ceil(total / (world * (limit - largest)))
-        rank = np.repeat(np.arange(len(cuts) - 1) % world, np.diff(cuts))
-        order = rank.argsort(kind="stable")
-        begins = np.cumsum(costs[order]) - costs[order]
+        # The images that begin in a run of this cost fit in a batch: the last one may exceed it by
+        # its pixels, or they are not more than fit if all are as large as the largest.
+        width = max(limit - largest, min(limit // largest, batch) * int(costs.min()))
+        steps = -(-total // (world * width))
+        runs = np.arange(steps * world)
+        begins = costs.cumsum() - costs
         # Python's integers: the products may need more than 64 bits.
-        starts = [run * total // (steps * world) for run in range(1, steps * world)]
-        run = np.searchsorted(starts, begins, side="right")
-        slot = run % steps * world + run // steps
-        turn = slot.argsort(kind="stable")
-        return order[turn], np.searchsorted(slot[turn], np.arange(steps * world + 1))
+        first = np.searchsorted(begins, [run * total // len(runs) for run in runs.tolist()])
+        # A run without an image takes one from its neighbor. If there are fewer images than runs,
+        # which then have one each, some are repeated.
+        order = np.resize(order, max(len(order), len(runs)))
+        spare = np.maximum.accumulate(first - runs)
+        first = np.minimum(spare, len(order) - len(runs)) + runs
+        each = np.split(order, first[1:])
+        batches = [each[run] for run in runs.reshape(world, steps).T.flat]
+        return np.concatenate(batches), np.cumsum([0, *map(len, batches)])

@@ -75,7 +75,8 @@ class PCRLoader:
 
     Args:
         dataset: The dataset, or a view of one.
-        batch_size: Samples per rank and batch; with ``Buckets(pixels=...)`` the maximum.
+        batch_size: Samples per rank and batch; with ``Buckets(pixels=...)`` the maximum, and fewer
+            where images are large.
         shuffle: Whether to shuffle each epoch. ``True`` mixes the samples of 4 shards at a time, an
             integer those of that many shards; ``False`` keeps the order of the dataset.
         seed: Seed of orders and crops, in [0, 2**64).

@@ -188,6 +188,41 @@ def test_batches_have_bounded_pixels(folder, world):
     assert tuple(batches[0]["jpg"][0].shape[1:]) == tuple(sizes[batches[0]["cls"][0]])
 
 
+def cut_by_pixels(sizes, limit, world, batch, **how):
+    """The order of batches within both bounds: each rank has one in every step."""
+    rules = Rules(last="short")
+    regroup = partial(Buckets(pixels=int(limit)).regroup, sizes, rules)
+    order = epoch_order([len(sizes)], Geometry(batch * world, world), rules, regroup=regroup, **how)
+    batches = np.split(order.ids, order.cuts[1:-1])
+    longest = max(map(len, batches))
+    assert 1 <= min(map(len, batches)) <= longest <= batch
+    assert max(sizes[ids].prod(axis=1).sum() for ids in batches) <= limit
+    assert 0 <= len(order.ids) - len(set(order.ids)) < (world if longest == 1 else 1)
+    return order
+
+
+def test_every_rank_has_a_batch_in_every_step():
+    """With ``pixels``, for images of any sizes, any batch size and any number of ranks: as many
+    steps in each epoch, with each sample once, or if none is left for a rank's last batch, less
+    than one per rank twice. A job that goes on with other ranks has what is left.
+    """
+    rng = np.random.default_rng(5)
+    for _ in range(300):
+        count, world, other = map(int, rng.integers(1, [80, 6, 6]))
+        batch, next_batch = map(int, rng.integers(1, 9, 2))
+        sizes = rng.integers(1, rng.choice([2, 12, 60]), (count, 2))
+        limit = sizes.prod(axis=1).max() * rng.choice([2, 2.4, 3, 9])
+        order = cut_by_pixels(sizes, limit, world, batch)
+        assert set(order.ids) == set(range(count))
+        assert cut_by_pixels(sizes, limit, world, batch, epoch=1).steps == order.steps
+        done = int(rng.integers(order.steps))
+        left = set(range(count)).difference(order.ids[: order.cuts[done * world]])
+        history = [(batch * world, world, 4, done)]
+        rest = cut_by_pixels(sizes, limit, other, next_batch, history=history)
+        assert left <= set(rest.ids)
+        assert len(rest.ids) - len(left) < other
+
+
 def test_large_totals_of_pixels_do_not_overflow():
     """Each sample comes once, also where pixels times batches do not fit 64 bits."""
     sizes = np.full((50_000, 2), 65_000)
