@@ -174,24 +174,23 @@ def _source_quality(samples: Sequence[SampleRef], src_options: StorageOptions) -
 def convert_names(samples: list[SampleRef], options: EncodeOptions) -> list[SampleRef]:
     """Rename the image fields of samples without a JPEG.
 
-    If images are re-encoded, the first image becomes ``jpg``. If files are kept and no file of a
-    folder has a JPEG extension, each field is named after its file's extension. In folders that
-    also have JPEGs the field stays ``jpg``, so that a job finds all images in one field.
+    The first image becomes ``jpg``, so that ``on_error`` or re-encoding applies to it. If files are
+    kept, those of tars stay in their fields, and if no file of a folder has a JPEG extension, each
+    field is named after its file's extension. In folders that also have JPEGs the field stays
+    ``jpg``, so that a job finds all images in one field.
     """
-    if options.reencode_quality is not None:
-        names = [[ref.name for ref in sample.refs] for sample in samples]
-        for own in names:
-            images = [name for name in own if name in CONVERTIBLE]
-            if images and not any(map(is_jpeg_field, own)):
-                own[own.index(images[0])] = "jpg"
-    elif options.on_error == "keep":
+    if options.on_error == "keep" and options.reencode_quality is None:
         files = [storage.split_query(sample.refs[0].url)[0] for sample in samples]
         # A sample of a folder has one file; that of a tar is no image.
         names = [[file.rpartition(".")[2].lower()] for file in files]
         if not all(own[0] in CONVERTIBLE for own in names):
             return samples
     else:
-        return samples
+        names = [[ref.name for ref in sample.refs] for sample in samples]
+        for own in names:
+            images = [name for name in own if name in CONVERTIBLE]
+            if images and not any(map(is_jpeg_field, own)):
+                own[own.index(images[0])] = "jpg"
     return [
         sample._replace(
             refs=tuple(ref._replace(name=name) for ref, name in zip(sample.refs, own, strict=True))

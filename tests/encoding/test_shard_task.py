@@ -114,6 +114,33 @@ def test_reencode_leaves_jpegs_alone(synthetic_folder, dataset, tmp_path):
     assert read_samples(tmp_path) == read_samples(dataset)
 
 
+@pytest.mark.parametrize("others", [[], [("l.jpg", make_jpeg(1, 20, 30))]], ids=["alone", "mixed"])
+@pytest.mark.parametrize(
+    ("on_error", "outcome", "field"),
+    [("keep", None, "png"), ("reencode", "reencoded", "jpg"), ("skip", "skipped", None)],
+)
+def test_an_image_of_a_tar_that_is_no_jpeg(tmp_path, on_error, outcome, field, others):
+    """``on_error`` applies to the image of a sample without a JPEG, as in a folder; by default it
+    stops the run. Kept, it stays in its field.
+    """
+    png, dst = image_bytes("png"), tmp_path / "dst"
+    tar = make_tar(tmp_path / "a.tar", [("k.png", png), ("k.cls", b"1"), *others])
+    with pytest.raises(
+        FormatError, match=r"got a PNG file \(key=k\.jpg\).*--on-error keep.*a\.tar"
+    ):
+        run_encode(tar, tmp_path / "stopped", num_shards=1)
+    if not (field or others):
+        with pytest.raises(EncodeError, match="every image was skipped"):
+            run_encode(tar, dst, on_error=on_error, num_shards=1)
+        return
+    run_encode(tar, dst, on_error=on_error, num_shards=1)
+    rows = read_report(dst, SKIPPED) | read_report(dst, KEPT)
+    assert [row["outcome"] for row in rows.values()] == [outcome] * bool(outcome)
+    found = read_samples(dst).get("k", {})
+    assert found.keys() - {"__key__", "cls"} == {field} - {None}
+    assert found.get("png", png) == png
+
+
 def test_of_two_convertible_fields_the_first_becomes_the_image(tmp_path):
     """The other one, and those beside a JPEG, are stored unchanged."""
     png, bmp = image_bytes("png"), image_bytes("bmp")
