@@ -85,7 +85,8 @@ def export(
         dst: Target folder.
         scan: Scan to export: a number, full, or a fraction such as 0.5 of the full bytes.
         format: Image folder, or WebDataset tars.
-        baseline: Convert losslessly to baseline JPEG, for hardware decoders.
+        baseline: Convert losslessly to baseline JPEG, for hardware decoders; kept files that
+            cannot be converted are errors.
         on_error: With skip, report samples and shards that cannot be exported and continue; the
             exit status is then 1.
         overwrite: Replace existing files.

@@ -36,24 +36,24 @@ _ALONE = {0x01, *range(0xD0, 0xD8), _EOI}
 _IGNORED = {*_ALONE, 0xDC}
 # Sequential and progressive frames, Huffman or arithmetic coded.
 _SUPPORTED_FRAMES = (0xC0, 0xC1, 0xC2, 0xC9, 0xCA)
-# The first bytes of other image formats.
+# Extensions of other formats, by the place and value of their magic bytes.
 _OTHER_FORMATS = {
-    b"\x89PNG": "PNG",
-    b"GIF8": "GIF",
-    b"BM": "BMP",
-    b"RIFF": "WebP or another RIFF",
-    b"II*\0": "TIFF",
-    b"MM\0*": "TIFF",
-    b"\0\0\0\x0cjP": "JPEG 2000",
-    b"\xff\x4f\xff\x51": "JPEG 2000",
-    b"\xff\x0a": "JPEG XL",
-    b"\0\0\0\x0cJXL": "JPEG XL",
-    b"ftypavif": "AVIF",
-    b"ftyphei": "HEIC",
-    b"P5": "PGM",
-    b"P6": "PPM",
-    b"%PDF": "PDF",
-    b"<": "HTML, XML or SVG",
+    (0, b"\x89PNG"): "png",
+    (0, b"GIF8"): "gif",
+    (0, b"BM"): "bmp",
+    (8, b"WEBP"): "webp",
+    (0, b"II*\0"): "tiff",
+    (0, b"MM\0*"): "tiff",
+    (0, b"\0\0\0\x0cjP"): "jp2",
+    (0, b"\xff\x4f\xff\x51"): "jp2",
+    (0, b"\xff\x0a"): "jxl",
+    (0, b"\0\0\0\x0cJXL"): "jxl",
+    (4, b"ftypavif"): "avif",
+    (4, b"ftyphei"): "heic",
+    (0, b"P5"): "pgm",
+    (0, b"P6"): "ppm",
+    (0, b"%PDF"): "pdf",
+    (0, b"<"): "html",
 }
 Range = tuple[int, int]
 
@@ -228,24 +228,19 @@ def _add_segment(found: JpegMap, segment: Segment) -> None:
         segment.refuse(f"unknown marker FF{code:02X}")
 
 
-def is_other_format(start: Buffer) -> bool:
-    """Tell whether a file's first bytes belong to an image format other than JPEG."""
-    return bool(_other_format(bytes(start[:16])))
-
-
-def _other_format(start: bytes) -> str:
-    """Return the likely format of a file that is no JPEG, by its first bytes; empty if unknown."""
-    if start[4:8] == b"ftyp":  # after the size of this box
-        start = start[4:]
-    return next((name for magic, name in _OTHER_FORMATS.items() if start.startswith(magic)), "")
+def other_format(start: Buffer) -> str | None:
+    """Return the extension of a file's likely format, by its first bytes, if that is not JPEG."""
+    head = bytes(start[:16])
+    kinds = _OTHER_FORMATS.items()
+    return next((kind for (place, magic), kind in kinds if head.startswith(magic, place)), None)
 
 
 def _check_soi(jpeg: bytes) -> None:
     """Raise :class:`CorruptJpeg`, naming the likely format, if the file is not a JPEG."""
     if not jpeg:
         raise CorruptJpeg("expected a JPEG, got an empty file")
-    if name := _other_format(jpeg[:16]):
-        raise CorruptJpeg(f"expected a JPEG, got a {name} file")
+    if kind := other_format(jpeg):
+        raise CorruptJpeg(f"expected a JPEG, got {kind.upper()}")
     if not jpeg.startswith(SOI):
         raise CorruptJpeg(f"expected SOI (ff d8), got {jpeg[:2].hex(' ')}")
 

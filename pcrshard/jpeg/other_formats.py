@@ -14,7 +14,7 @@ from PIL import Image, ImageOps, JpegImagePlugin
 from ..errors import CorruptJpeg, PCRError, UnsupportedJpeg
 from ..native import Box, Size
 from .limits import check_cost, check_pixels
-from .markers import is_other_format, map_jpeg
+from .markers import map_jpeg, other_format
 
 Pixels = NDArray[np.uint8]
 # Not all of Pillow's plugins: some run other programs on the file.
@@ -62,7 +62,7 @@ def decode(image: bytes, color: str = "rgb", *, upright: bool = False) -> Pixels
         CorruptJpeg: It cannot be decoded.
         UnsupportedJpeg: It would take too much memory or time for its size.
     """
-    if not is_other_format(image):
+    if not other_format(image):
         check_cost(map_jpeg(image), len(image))
     with _open_image(image) as picture:
         if color == "gray":

@@ -18,7 +18,7 @@ from ..memory import Buffer
 from ..native import Box, Color, Size
 from . import libjpeg_turbo
 from .limits import check_cost
-from .markers import EOI, Frame, JpegMap, ScanHeader, is_other_format, map_jpeg
+from .markers import EOI, Frame, JpegMap, ScanHeader, map_jpeg, other_format
 from .other_formats import Pixels, crop_and_resize, decode
 from .split import cut_tail, join_pieces
 
@@ -129,7 +129,7 @@ def decode_image(
     pieces = as_pieces(jpeg)
     if isinstance(size, int | np.integer):
         size = (int(size), int(size))
-    is_jpeg = not is_other_format(pieces[0])
+    is_jpeg = not other_format(pieces[0])
     if is_jpeg:
         try:
             return native.decode(

@@ -17,8 +17,9 @@ from ..format.names import is_jpeg_field, is_other_image, valid_key
 from ..format.scan import FULL, Scan
 from ..format.shard_head import BLOCK
 from ..format.tar_members import TRAILER, tar_header
+from ..jpeg.markers import other_format
 from ..jpeg.pixels import make_baseline
-from ..reading.prefix import OnError, Prefix, Sample, number_lists
+from ..reading.prefix import OnError, Sample, number_lists
 from ..reading.shard import Shard
 
 Create = Callable[[str], AbstractContextManager[BinaryIO]]
@@ -48,8 +49,10 @@ def export_shard(
         dst: Target folder.
         scan: Highest scan to read, 1..N or ``"full"``.
         form: ``folder`` writes ``KEY.jpg`` (under the class name if there is one and the key does
-            not start with it); ``wds`` writes a tar of the shard's name with all fields.
-        baseline: Rearrange images losslessly into baseline JPEGs, for hardware decoders.
+            not start with it), a kept file of another format with its extension; ``wds`` writes a
+            tar of the shard's name with all fields.
+        baseline: Rearrange images losslessly into baseline JPEGs, for hardware decoders; a kept
+            file that cannot be rearranged is an error.
         classes: Class names of the dataset index.
         taken: Paths written by earlier calls, so that no image overwrites another; this call adds
             its own.
@@ -81,7 +84,8 @@ def export_shard(
         for sample in map(number_lists, prefix.samples(on_error=on_error)):
             try:
                 if baseline:
-                    _rearrange(sample, prefix)
+                    for field in filter(is_jpeg_field, sample):
+                        sample[field] = make_baseline(sample[field])
                 if tar is None:
                     _write_images(sample, _path(sample, classes, taken), create)
                 else:
@@ -136,10 +140,17 @@ def _create(
 
 def _write_images(sample: Sample, path: str, create: Create) -> None:
     for field, value in sample.items():
-        if is_jpeg_field(field) or is_other_image(field):
-            # A key has no "..", no leading "/" and no "\" (SPEC 2.3): this stays inside.
-            with create(f"{path}.{field}") as file:
-                file.write(value)
+        name = field
+        if is_jpeg_field(field):
+            stem, dot, extension = field.rpartition(".")
+            name = f"{stem}{dot}{other_format(value) or extension}"
+            if name in sample:
+                name = field
+        elif not is_other_image(field):
+            continue
+        # A key has no "..", no leading "/" and no "\" (SPEC 2.3): this stays inside.
+        with create(f"{path}.{name}") as file:
+            file.write(value)
 
 
 def _append(sample: Sample, tar: BinaryIO) -> None:
@@ -147,17 +158,6 @@ def _append(sample: Sample, tar: BinaryIO) -> None:
         if field != "__key__":
             name = f"{sample['__key__']}.{field}"
             tar.writelines((tar_header(name, len(value)), value, bytes(-len(value) % BLOCK)))
-
-
-def _rearrange(sample: Sample, prefix: Prefix) -> None:
-    """Rearrange a sample's images into baseline JPEGs."""
-    for field in filter(is_jpeg_field, list(sample)):
-        try:
-            sample[field] = make_baseline(sample[field])
-        except FormatError:
-            # A passthrough file that cannot be rearranged stays as it is.
-            if field not in prefix.passthrough_images:
-                raise
 
 
 def _path(

@@ -5,10 +5,12 @@ import shutil
 
 import pytest
 import webdataset as wds
+from PIL import Image
+from support import saved
 
-from pcrshard import Shard, ShardWriter, encode, open_dataset
+from pcrshard import EncodeOptions, Shard, ShardWriter, encode, open_dataset
 from pcrshard.cli.main import main
-from pcrshard.errors import CorruptIndex, EncodeError, PCRError
+from pcrshard.errors import CorruptIndex, CorruptJpeg, EncodeError, PCRError
 from pcrshard.jpeg.markers import map_jpeg
 from pcrshard.testing import make_jpeg
 from pcrshard.upkeep.export import export_shard
@@ -94,6 +96,26 @@ def test_baseline_of_a_prefix_has_the_same_coefficients(dataset, tmp_path, jpegt
         assert (map_jpeg(jpeg).frame.sof, len(map_jpeg(jpeg).scans)) == (0xC0, 1)
         prefix = prefixes[name.removesuffix(".jpg")]["jpg"]
         assert djpeg(jpeg) == djpeg(jpegtran(prefix, "-copy", "none"))
+
+
+def test_kept_files_have_their_own_extension_and_are_never_called_baseline(tmp_path, capsys):
+    """A kept PNG comes back as a PNG; baseline leaves it out and counts it."""
+    png = saved(Image.new("RGB", (8, 8)), "PNG")
+    files = {"a.jpg": make_jpeg(), "b.png": png, "c.jpg": png, "d.jpg": make_jpeg()[:200]}
+    (tmp_path / "src").mkdir()
+    for name, data in files.items():
+        (tmp_path / "src" / name).write_bytes(data)
+    encode(tmp_path / "src", tmp_path / "pcr", EncodeOptions(on_error="keep"), workers=1)
+    export(tmp_path / "pcr", tmp_path / "out")
+    found = files_of(tmp_path / "out")
+    assert found.keys() == {"a.jpg", "b.png", "c.png", "d.jpg"}
+    assert (found["b.png"], found["c.png"], found["d.jpg"]) == (png, png, files["d.jpg"])
+    folders = [str(tmp_path / "pcr"), str(tmp_path / "baseline")]
+    assert main(["export", *folders, "--baseline", "--on-error", "skip"]) == 1
+    assert files_of(folders[1]).keys() == {"a.jpg"}
+    assert "left out: 3\n" in capsys.readouterr().out
+    with pytest.raises(CorruptJpeg, match="key="):
+        export(tmp_path / "pcr", tmp_path / "stopped", baseline=True)
 
 
 def write_dataset(folder, samples, classes=()):
