@@ -60,7 +60,8 @@ class PCRDataset(Dataset[Any]):
 
     Attributes:
         classes: Names of the classes, indexed by ``cls``.
-        num_classes: The number of classes; 0 if the dataset index does not tell.
+        num_classes: The number of classes, of several datasets the largest; 0 if the dataset index
+            does not tell.
         ids: (len,) int64 number of each sample in the whole dataset, ascending; for a view not
             ``arange(len)``.
 
@@ -68,7 +69,7 @@ class PCRDataset(Dataset[Any]):
         ScanUnavailable: The dataset has no such scan.
         StorageError: The dataset does not exist or cannot be read.
         TypeError: An argument is unknown or of another type.
-        ValueError: An argument is out of range.
+        ValueError: An argument is out of range, or the datasets name different classes.
     """
 
     @checked(

@@ -67,8 +67,8 @@ class ShardSet:
         entries: Entry of each shard in its dataset index.
         starts: (shards + 1,) int64 id of each shard's first sample, then the number of samples.
         datasets: (datasets + 1,) position of each dataset's first shard, then their number.
-        classes: Names of the first dataset's classes.
-        num_classes: Its number of classes; 0 if its index does not say.
+        classes: Names of the classes, the same in all datasets that have names.
+        num_classes: The largest number of classes; 0 if no index says.
         name: Name of the datasets in messages.
     """
 
@@ -86,8 +86,15 @@ class ShardSet:
         self.entries = [entry for index, _ in found for entry in index.shards]
         self.starts = np.cumsum([0, *(entry.num_samples for entry in self.entries)])
         self.datasets = np.cumsum([0, *(len(index.shards) for index, _ in found)]).tolist()
-        self.classes = found[0][0].classes
-        self.num_classes = found[0][0].num_classes
+        # A shard of each list of names.
+        named_by = {index.classes: urls[0] for index, urls in found if index.classes}
+        if len(named_by) > 1:
+            raise ValueError(
+                "expected datasets of the same classes, got other ones in "
+                + " and ".join(map(redact_url, named_by.values()))
+            )
+        self.classes = next(iter(named_by), ())
+        self.num_classes = max(index.num_classes for index, _ in found)
         self.name = " and ".join(redact_url(os.fspath(url)) for url in named)
 
     def __str__(self) -> str:

@@ -171,6 +171,23 @@ def test_a_dataset_describes_itself(folder, dataset):
 # --- labels, sizes, keys
 
 
+def test_datasets_of_different_classes_are_not_mixed(tmp_path):
+    """Labels of several datasets mean the same classes: other names are refused, naming the
+    datasets; labels without names mix with any, and the largest number of classes counts.
+    """
+
+    def made(name, label, classes=()):
+        sample = {"__key__": name, "jpg": make_jpeg(1), "cls": label}
+        return write(tmp_path / name, [sample], classes=classes)
+
+    numbers = made("numbers", 7)
+    pets, dogs = made("pets", 0, ("cat", "dog")), made("dogs", 1, ("dog", "cat"))
+    mixed = PCRDataset([numbers, pets, made("more", 1, ("cat", "dog"))])
+    assert (mixed.classes, mixed.num_classes) == (("cat", "dog"), 8)
+    with pytest.raises(ValueError, match=r"same classes.*pets.* and .*dogs"):
+        PCRDataset([pets, numbers, dogs])
+
+
 def test_labels_sizes_and_keys(folder):
     """They are those of the samples, and cost one request per shard, of its index, together."""
     dataset = PCRDataset(f"counting://{folder}", scan=5)
