@@ -20,7 +20,7 @@ def child():
     epoch_order([10], Geometry(1))  # what NumPy loads at first use
     before, begun = peak_memory(), time.perf_counter()
     order = epoch_order(IMAGENET, Geometry(1024 * 32, max_world_size=1024), Rules(1), epoch=5)
-    batches = rank_batches(order, 1024, 1023)[3::4]
+    batches = rank_batches(order, 1023, 1024)[3::4]
     found = time.perf_counter() - begun, (peak_memory() - before) / 1e6
     assert len(np.unique(order.ids)) == order.steps * 1024 * 32
     assert len(batches[0]) == 32

@@ -51,7 +51,7 @@ def epoch_reads(
     """
     order = epoch_order(sizes, geometry, rules, epoch=epoch)
     world = geometry.max_world_size
-    ranks = [rank_batches(order, world, rank)[:steps] for rank in range(world)]
+    ranks = [rank_batches(order, rank, world)[:steps] for rank in range(world)]
     return [
         [
             WorkerReads(list(map(len, batches)), schedule(batches, sizes))

@@ -21,6 +21,7 @@ from ..native.pieces import empty_table
 from ..native.pool import Batch, Pool, draw_key, draw_keys
 from ..reading.field_values import CONVERSIONS, INTEGERS, convert, extension
 from ..reading.prefix import Prefix, Sample
+from .epoch_order import Key
 from .shard_set import Row
 
 Rows = list[Row]
@@ -56,7 +57,7 @@ class Collator:
     image: ImageDecoder | None
     fields: Sequence[str] | None
     transform: Callable[[Sample], Any] | None
-    key: tuple[int, int]
+    key: Key
 
     def begin(
         self,
@@ -239,7 +240,7 @@ def _begin_field(
     prefixes: Prefixes,
     field: str,
     image: ImageDecoder,
-    key: tuple[int, int],
+    key: Key,
     pool: Pool,
     pin: bool,
 ) -> FieldImages:

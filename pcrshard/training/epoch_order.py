@@ -190,32 +190,30 @@ def advance(
     return segments
 
 
-def rank_batches(order: Order, world: int = 1, rank: int = 0) -> list[Ints]:
+def rank_batches(order: Order, rank: int = 0, world: int = 1) -> list[Ints]:
     """Return the batches of one rank, in order; DataLoader worker w of W makes ``[w::W]`` of them.
 
     Args:
         order: The remaining steps.
-        world: Number of ranks; divides the global batch.
         rank: In [0, world); takes the columns [rank, rank + 1) * global_batch / world of a row.
+        world: Number of ranks; divides the global batch.
 
     Returns: Views of (global_batch / world,) int64 ids. A short last row is spread evenly; a rank
         without any of it has one fewer batch.
     """
-    size = order.geometry.global_batch
-    if size % world:
-        raise ValueError(f"expected world to divide global_batch={size}, got {world}")
     cuts = order.cuts
     if world != order.geometry.max_world_size:
-        cuts = _even_cuts(len(order.ids), size, world)
+        cuts = _even_cuts(len(order.ids), Geometry(order.geometry.global_batch, world))
     batches = [order.ids[start:stop] for start, stop in itertools.pairwise(cuts.tolist())]
     return [batch for batch in batches[rank::world] if len(batch)]
 
 
-def _even_cuts(samples: int, size: int, parts: int) -> Ints:
-    """Return where each part of each step of ``size`` samples begins, then ``samples``.
+def _even_cuts(samples: int, geometry: Geometry) -> Ints:
+    """Return where each rank's part of each step begins, then ``samples``.
 
     A short last step is divided evenly, too.
     """
+    size, parts, _ = astuple(geometry)
     starts = np.arange(0, samples, size)
     lengths = np.minimum(size, samples - starts)
     return np.append(starts[:, None] + lengths[:, None] * np.arange(parts) // parts, samples)
@@ -239,7 +237,7 @@ def _lay_out(
     size, slots, turns = astuple(geometry)
     fill = {"drop": -(samples % size), "pad": -samples % size, "short": 0}
     entries = np.arange(samples + fill[rules.last]) % max(samples, 1)
-    cuts = _even_cuts(len(entries), size, slots)
+    cuts = _even_cuts(len(entries), geometry)
     # The lane of each position; lanes are numbered by slot, then by turn. NumPy sorts 16 bits by
     # counting, several times faster than 64.
     step, slot = np.divmod(np.arange(len(cuts) - 1), slots)
@@ -279,11 +277,12 @@ def _mix(
     lane = (run_begins(lanes).cumsum() - 1)[begins]
     first, stop = (np.searchsorted(lane, lane, side) for side in ("left", "right"))
     piece = np.arange(len(lane))
+    length = stop - first
     place = np.where(lane % 2, stop - 1 - piece, piece - first)
     # At width 2n or more, the reflected window is uniform over the whole lane.
-    width = np.minimum(2 * (stop - first), rules.shuffle_shards)
+    width = np.minimum(2 * length, rules.shuffle_shards)
     start = (2 * place + 1 - width) << 31
-    period = (stop - first) << 33
+    period = length << 33
 
     of = begins.cumsum() - 1  # the piece of each entry
     draws = random_words(len(entries), rules, WINDOWS, key) >> np.uint64(32)

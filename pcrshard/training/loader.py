@@ -191,8 +191,7 @@ class PCRLoader:
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch on this rank; the same in every epoch."""
-        rank, world = self.rank
-        return len(rank_batches(self._order(self._whole), world, rank))
+        return len(rank_batches(self._order(self._whole), *self.rank))
 
     @checked()
     def set_epoch(self, epoch: Natural) -> None:
@@ -205,8 +204,7 @@ class PCRLoader:
         cursor = self._cursor
         if cursor.steps is None and cursor.epoch == epoch:
             return
-        is_ended = cursor.steps is None and cursor.ended == epoch
-        self._cursor = _Cursor(int(epoch), ended=int(epoch) if is_ended else -1)
+        self._cursor = _Cursor(int(epoch), ended=cursor.ended if cursor.steps is None else -1)
 
     def state_dict(self) -> State:
         """Return the position after the batches yielded so far; the same on all ranks.
@@ -252,10 +250,9 @@ class PCRLoader:
         cursor = self._cursor
         if cursor.steps is not None:
             cursor = _Cursor(cursor.epoch + 1)
-        rank, world = self.rank
         order = self._order(cursor)
         cursor.steps = 0 if cursor.ended == cursor.epoch else order.steps
-        batches = rank_batches(order, world, rank)[: cursor.steps]
+        batches = rank_batches(order, *self.rank)[: cursor.steps]
         self._cursor = cursor
         process = os.getpid()
         for batch in self._read(batches, cursor.epoch):

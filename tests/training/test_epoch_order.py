@@ -69,7 +69,7 @@ def shards_of(ids, sizes):
 
 def joined(order, world):
     """The ranks' batches, step after step."""
-    ranks = [rank_batches(order, world, rank) for rank in range(world)]
+    ranks = [rank_batches(order, rank, world) for rank in range(world)]
     steps = itertools.zip_longest(*ranks, fillvalue=np.zeros(0, np.int64))
     return np.concatenate([batch for step in steps for batch in step])
 
@@ -84,7 +84,7 @@ def test_ranks_share_out_the_epoch_exactly():
         size = job.geometry.global_batch
         total = sum(job.sizes)
         times = np.bincount(order.ids, minlength=total)
-        ranks = [rank_batches(order, job.world, rank) for rank in range(job.world)]
+        ranks = [rank_batches(order, rank, job.world) for rank in range(job.world)]
         if job.rules.last == "short":
             assert (times == 1).all()
             ends = [sum(map(len, batches)) for batches in ranks]
@@ -191,7 +191,9 @@ WRONG = {
     "at most 2 steps of": lambda: epoch_order([8], Geometry(4), history=[(4, 1, 4, 3)]),
     "last to be 'drop' or 'pad' or 'short', got 'wrap'": lambda: Rules(last="wrap"),
     "seed to be below": lambda: Rules(1 << 64),
-    "world to divide global_batch=4, got 3": lambda: rank_batches(epoch_order([8], Geometry(4)), 3),
+    "multiple of max_world_size, got 4 and 3": lambda: rank_batches(
+        epoch_order([8], Geometry(4)), 0, 3
+    ),
     "samples in dataset 1, got none": lambda: mixture([[4], [0]], [1, 1], 4),
 }
 
@@ -240,7 +242,7 @@ def test_workers_that_divide_the_lanes_share_only_split_shards(workers, most):
     sizes, readers = [64] * 40, collections.Counter()
     order = epoch_order(sizes, Geometry(8, max_world_size=2), Rules(1))
     for rank, worker in itertools.product(range(2), range(workers)):
-        batches = rank_batches(order, 2, rank)[worker::workers]
+        batches = rank_batches(order, rank, 2)[worker::workers]
         readers.update(set(schedule(batches, sizes).shards.tolist()))
     assert set(readers) == set(range(40))
     repeated = readers.total() - 40
