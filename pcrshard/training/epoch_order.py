@@ -204,8 +204,8 @@ def rank_batches(order: Order, rank: int = 0, world: int = 1) -> list[Ints]:
     cuts = order.cuts
     if world != order.geometry.max_world_size:
         cuts = _even_cuts(len(order.ids), Geometry(order.geometry.global_batch, world))
-    batches = [order.ids[start:stop] for start, stop in itertools.pairwise(cuts.tolist())]
-    return [batch for batch in batches[rank::world] if len(batch)]
+    bounds = itertools.islice(itertools.pairwise(cuts.tolist()), rank, None, world)
+    return [order.ids[start:stop] for start, stop in bounds if start < stop]
 
 
 def _even_cuts(samples: int, geometry: Geometry) -> Ints:
@@ -437,12 +437,12 @@ class Schedule:
     first: Ints
     last: Ints
 
-    def peak(self, weights: Counts) -> int:
-        """Return the largest sum of the ``weights`` of the shards held in one batch.
+    def peak(self, weights: Counts | None = None) -> int:
+        """Return the largest number of shards held in one batch.
 
-        ``weights`` are one per shard, such as prefix sizes.
+        With ``weights`` (shards,), such as prefix sizes, return the largest sum of weights.
         """
-        each = np.asarray(weights)[self.shards]
+        each = None if weights is None else np.asarray(weights)[self.shards]
         size = self.last.max(initial=-1) + 2
         held = np.bincount(self.first, each, size) - np.bincount(self.last + 1, each, size)
         return int(held.cumsum().max())

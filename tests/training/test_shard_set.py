@@ -121,7 +121,7 @@ def test_memory_is_bounded(folder, held, prefetch):
     for _ in read_batches(shards, batches, 1, at_once(classes), shards_ahead=prefetch):
         time.sleep(0.002)
     assert not held.buffers
-    peak = schedule(batches, [ROWS] * SHARDS).peak([1] * SHARDS)
+    peak = schedule(batches, [ROWS] * SHARDS).peak()
     assert peak < SHARDS / 2
     # One more: it was fetched ahead when the batch's own were counted.
     assert peak <= held.most <= peak + prefetch + bool(prefetch)
