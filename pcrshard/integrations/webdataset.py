@@ -333,7 +333,10 @@ def _decoded(
             try:
                 found = {name: result(place) for name, place in own.items()}
             except PCRError as error:
-                _handle(handler, (sample.get("__key__"), sample.get("__url__")), error)
+                key, url = sample.get("__key__"), sample.get("__url__")
+                named = type(error)(str(error), url=url, key=key)
+                named.__cause__ = error
+                _handle(handler, (key, url), named)
             else:
                 yield sample | found
 

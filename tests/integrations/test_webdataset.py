@@ -240,13 +240,13 @@ def test_pcr_scan_after_a_reader_says_what_to_leave_out():
 def test_what_cannot_be_decoded_goes_to_the_handler(threads):
     """The handler gets each error in order, and says whether later samples follow."""
     jpegs = [b"\xff\xd8 garbage" if i == 12 else make_jpeg(i, 20, 20) for i in range(20)]
-    samples = [{"__key__": str(i), "__url__": "a", "jpg": jpeg} for i, jpeg in enumerate(jpegs)]
+    samples = [{"__key__": str(i), "__url__": "a.tar", "jpg": jpeg} for i, jpeg in enumerate(jpegs)]
     seen = []
     stage = pcrshard.pcr_decode(8, threads=threads)
-    with pytest.raises(CorruptJpeg) as raised:
+    with pytest.raises(CorruptJpeg, match=r"\(shard=a\.tar, key=12\)") as raised:
         seen.extend(sample["__key__"] for sample in stage(samples))
     assert seen == [str(i) for i in range(12)]
-    assert raised.value.args[1:] == ("12", "a")
+    assert raised.value.args[1:] == ("12", "a.tar")
     for go_on, stop in ((True, 20), (False, 12)):
         stage = pcrshard.pcr_decode(8, threads=threads, handler=lambda error, go_on=go_on: go_on)
         got = [sample["__key__"] for sample in stage(samples)]
