@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..arguments import Positive, check_fields
 from ..format.dataset_index import prefix_totals
 from ..format.scan import FULL, Scan
 from ..reading.scan_level import ScanLevel
@@ -146,6 +147,7 @@ class ScanTuner(ScanPolicy):
         reports: Results of the tunings so far.
 
     Raises:
+        TypeError: An argument is of another type, such as a ``DataLoader``.
         ValueError: ``images``, ``trials`` or ``every`` is below 1.
         ScanUnavailable: A candidate is above the dataset's or the level's highest scan.
     """
@@ -156,18 +158,14 @@ class ScanTuner(ScanPolicy):
     _: KW_ONLY
     candidates: Sequence[Scan] = ()
     threshold: float = 0.8
-    images: int = 2560
-    trials: int = 3
+    images: Positive = 2560
+    trials: Positive = 3
     first: int = 5
-    every: int = 20
+    every: Positive = 20
     reports: list[TunerReport] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        if min(self.images, self.trials, self.every) < 1:
-            raise ValueError(
-                "expected at least one image, trial and epoch, "
-                f"got {self.images}, {self.trials}, {self.every}"
-            )
+        check_fields(self)
         shards = self.loader.dataset.shards
         totals = prefix_totals(shards.entries)
         held = self.loader.dataset.max_scan
@@ -248,6 +246,8 @@ class ScanTuner(ScanPolicy):
 
 def _gradient(loss: Tensor, model: nn.Module) -> Tensor:
     """Return a loss's gradient as one float32 vector, zero for unused parameters."""
+    if not isinstance(loss, Tensor):
+        raise TypeError(f"expected loss to return a tensor of one value, got {loss!r}")
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradients = torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
     return torch.cat([gradient.reshape(-1).float() for gradient in gradients])

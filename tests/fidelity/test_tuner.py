@@ -198,3 +198,18 @@ def test_a_staged_copy_can_be_tuned_against_its_origin(copy, dataset):
     assert set(ScanTuner(whole, loss, level).candidates) <= {1, 2, 3, 4, 5}
     with pytest.raises(ScanUnavailable, match="1 to 5"):
         ScanTuner(whole, loss, level, candidates=[1, 7])
+
+
+def test_wrong_arguments_say_what_is_expected(dataset):
+    """Any other loader, a number out of range, and a loss that is no tensor."""
+    plain = torch.utils.data.DataLoader([1])
+    with pytest.raises(
+        TypeError, match=r"expected loader to be of type PCRLoader, got .*DataLoader"
+    ):
+        ScanTuner(plain, loss, ScanLevel())
+    loader = make_loader(dataset)
+    with pytest.raises(ValueError, match="expected trials to be a whole number of at least 1"):
+        ScanTuner(loader, loss, ScanLevel(), trials=0)
+    tuner = ScanTuner(loader, lambda *_: 0.5, ScanLevel(), images=4, trials=1)
+    with pytest.raises(TypeError, match=r"expected loss to return a tensor .* got 0\.5"):
+        tuner.measure(make_model())
