@@ -154,8 +154,9 @@ class Run(NamedTuple):
         token = storage.read_bytes(self._permit, options=self.dst_options) if there else b""
         if token != self.token.encode():
             raise EncodeError(
-                "the run that requested this shard has ended, or another encode is writing to "
-                "this folder",
+                "the run that requested this shard has ended, another encode is writing to this "
+                "folder, or worker processes do not see it, as with memory://, which needs "
+                "workers=1",
                 url=self.dst,
             )
 

@@ -114,9 +114,9 @@ def _encode(
             raise
         if options.on_error == "raise":
             raise type(error)(
-                f"{error}; run again with --resume --on-error keep to store such files "
-                "unchanged, or --on-error skip to leave them out; --reencode-quality Q converts "
-                "PNG, WebP, BMP (lossy)",
+                f"{error}; run again with --resume --on-error skip to leave such files out, or "
+                "--on-error keep to store those that can be read unchanged; --reencode-quality Q "
+                "converts PNG, WebP, BMP (lossy)",
                 url=source,
             ) from error
         rows.clear()

@@ -89,6 +89,8 @@ def test_remote_destination(synthetic_folder, dataset):
         for path in memory.find("/encode-test/out")
     }
     assert {name: what for name, what in found.items() if name != JOURNAL} == read_all(dataset)
+    with pytest.raises(EncodeError, match=r"memory://, which needs workers=1"):
+        encode(synthetic_folder, "memory://encode-test/other", workers=2)
 
 
 def test_shards_do_not_go_into_their_source(synthetic_folder, tmp_path):
