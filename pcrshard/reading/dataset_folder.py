@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import os
 from collections.abc import Sequence
@@ -75,8 +76,12 @@ def open_dataset(
         if not isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
             raise
         if not by_name:
-            message = f"no {DATASET_INDEX} there; name the folder of a dataset, or make one with "
-            raise StorageError(f"{message}`pcrshard encode`", url=found) from error.__cause__
+            hint = "name the folder of a dataset, or make one with `pcrshard encode`"
+            with contextlib.suppress(StorageError):
+                splits = find_datasets(storage.parent(found), storage_options=storage_options)
+                if "" not in splits:
+                    hint = f"name the folder of a split: {', '.join(splits)}"
+            raise StorageError(f"no {DATASET_INDEX} there; {hint}", url=found) from error.__cause__
         shards = [Shard(url, storage_options=storage_options, retry=retry) for url in urls]
         with ThreadPoolExecutor(_HEAD_THREADS) as threads:
             entries = tuple(threads.map(_entry, shards))
@@ -86,7 +91,10 @@ def open_dataset(
     entry_of = {entry.name: entry for entry in index.shards}
     for url in urls:
         if storage.file_name(url) not in entry_of:
-            raise StorageError(f"the {DATASET_INDEX} of its folder does not have it", url=url)
+            hint = "name the folder to read all of its shards"
+            raise StorageError(
+                f"the {DATASET_INDEX} of its folder does not have it; {hint}", url=url
+            )
     chosen = tuple(entry_of[storage.file_name(url)] for url in urls)
     return dataclasses.replace(index, shards=chosen), urls
 

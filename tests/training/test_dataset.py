@@ -73,8 +73,9 @@ def test_shards_named_one_by_one(folder, tmp_path):
     assert [sample["cls"] for sample in alone] == expected
     read = [int(label) for batch in PCRLoader(alone, 4) for label in batch["cls"]]
     assert sorted(read) == sorted(expected)
-    with pytest.raises(StorageError, match="does not have it"):
-        PCRDataset([f"{folder}/data-000099.tar"])
+    for wrong in ("data-000099", "*"):
+        with pytest.raises(StorageError, match="does not have it; name the folder"):
+            PCRDataset([f"{folder}/{wrong}.tar"])
 
 
 def test_a_decoder_gives_tensors(folder):
