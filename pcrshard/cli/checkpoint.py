@@ -163,7 +163,7 @@ def delete(
     keep_last: Count | None = None,
     storage_option: StorageOptions = None,
 ) -> Report:
-    """Delete all versions except the ones you choose to keep.
+    """Delete all versions except the ones you choose to keep, by one rule or several.
 
     Example:
         pcrshard checkpoint delete runs/resnet --keep-last 5
@@ -175,17 +175,19 @@ def delete(
         keep_last: Keep this many of the newest versions.
         storage_option: fsspec option of the store; repeatable.
     """
-    if [bool(keep), keep_every is not None, keep_last is not None].count(True) != 1:
-        raise UsageError("one of the arguments --keep --keep-every --keep-last is required")
     opened = _open(store, storage_option)
     before = opened.versions()
     numbers = [record.number for record in before]
-    if keep_last is not None:
-        keep = numbers[-keep_last:]
-    elif keep_every is not None:
-        keep = [number for number in numbers if number % keep_every == 0] + numbers[-1:]
+    kept = set(keep)
+    if keep_last:
+        kept.update(numbers[-keep_last:])
+    if keep_every:
+        kept.update(number for number in numbers if number % keep_every == 0)
+        kept.update(numbers[-1:])
+    if not kept:
+        raise UsageError("one of the arguments --keep --keep-every --keep-last is required")
     with ProgressBar("delete", "versions") as progress:
-        opened.delete(keep=set(keep), progress=progress)
+        opened.delete(keep=kept, progress=progress)
     after = opened.versions()
     return Report(
         {
