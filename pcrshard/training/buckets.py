@@ -172,8 +172,8 @@ class Buckets:
         """
         world = geometry.max_world_size
         batch = geometry.global_batch // world
-        rank = np.repeat(np.arange(len(cuts) - 1) % world, np.diff(cuts))
-        order = rank.argsort(kind="stable")
+        # Rank by rank.
+        order = np.repeat(np.arange(len(cuts) - 1) % world, np.diff(cuts)).argsort(kind="stable")
         pixels = sizes[order].prod(axis=1)
         largest = int(pixels.max())
         if largest * 2 > limit:
