@@ -281,19 +281,20 @@ def _pcr_decode(
     seed: int | None,
     handler: Handler,
     threads: int,
-    epochs: EpochCounter,
+    epochs: EpochCounter | None,
 ) -> Samples:
     """Decode the JPEG fields of samples to arrays."""
     rank, _, worker, _ = webdataset_utils.pytorch_worker_info()
-    if seed is None:
-        seed = random.getrandbits(64)
+    parts: tuple[int, ...] = ()
+    if seed is None or epochs is None:
+        parts = (random.getrandbits(64), rank, worker)
     ahead = _GROUPS_AHEAD if threads else 0
     source = iter(source)
     begun: deque[Samples] = deque()
     with suppress(_Stopped), Pool(threads) as pool:
         for first in itertools.count(0, _GROUP_SAMPLES):
             samples = list(itertools.islice(source, _GROUP_SAMPLES))
-            if not first:
+            if seed is not None and epochs is not None and not first:
                 # A ShardOrder begins its epoch when its first shard is asked for.
                 epoch = epochs.begun if isinstance(epochs, ShardOrder) else epochs.begin()
                 parts = (seed, epoch, rank, worker)
@@ -394,7 +395,8 @@ def pcr_decode(
         raise TypeError("expected crop and other options in the ImageDecoder, got them beside it")
     if threads < 0:
         raise ValueError(f"expected threads to be a whole number of at least 0, got {threads}")
-    return pcr_decoded(size, seed, handler, threads, epochs=EpochCounter())
+    epochs = None if seed is None else EpochCounter()
+    return pcr_decoded(size, seed, handler, threads, epochs=epochs)
 
 
 def _fluent_pcr_decode(self: Any, *args: Any, **options: Any) -> Any:
