@@ -114,8 +114,8 @@ def _encode(
             raise
         if options.on_error == "raise":
             raise type(error)(
-                f"{error}; run again with --resume --on-error skip to leave such files out, or "
-                "--on-error keep to store those that can be read unchanged; --reencode-quality Q "
+                f"{error}; run again with --resume --on-error keep to store such files unchanged "
+                "if they can be read, or --on-error skip to leave them out; --reencode-quality Q "
                 "converts PNG, WebP, BMP (lossy)",
                 url=source,
             ) from error

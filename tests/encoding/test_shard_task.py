@@ -93,7 +93,7 @@ def test_nothing_is_left_of_a_dataset_of_bad_images(tmp_path):
 def test_a_listed_file_that_is_not_there_is_named(tmp_path):
     """A list may name a file that does not exist; the error says how to leave it out."""
     src = write_files(tmp_path / "src", {"a.tsv": b"none.jpg\t1\n"})
-    with pytest.raises(PCRError, match=r"--on-error skip to leave such files out.*none\.jpg"):
+    with pytest.raises(PCRError, match=r"if they can be read, or --on-error skip.*none\.jpg"):
         run_encode(src / "a.tsv", tmp_path / "dst")
 
 
