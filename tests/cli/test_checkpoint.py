@@ -92,7 +92,12 @@ def test_export_writes_safetensors(run, store, tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "kept"),
-    [(["--keep", 1, 4], [1, 4]), (["--keep-every", 2], [2, 4, 5]), (["--keep-last", 2], [4, 5])],
+    [
+        (["--keep", 1, 4], [1, 4]),
+        (["--keep-every", 2], [2, 4, 5]),
+        (["--keep-last", 2], [4, 5]),
+        (["--keep", 1, "--keep-last", 2], [1, 4, 5]),
+    ],
 )
 def test_delete_removes_the_other_versions(run, store, options, kept):
     """Deleting versions leaves the remaining ones unchanged."""
