@@ -317,12 +317,13 @@ class DeltaStore:
         """Return the bound of each tensor: none if exact versions are smaller."""
         bounds = {leaf.path: self.precision.bound_of(leaf) for leaf in leaves}
         lossy = [leaf for leaf in leaves if bounds[leaf.path] is not None]
+        if {leaf.tensor.dtype for leaf in lossy} != {torch.bfloat16}:
+            return bounds
         known = [before[leaf.path].values for leaf in lossy if leaf.path in before]
         was = self._sample or [values[::_STRIDE] for values in known]
         now = [words_of(leaf.tensor)[::_STRIDE].copy() for leaf in lossy]
         self._sample = now
-        is_bfloat16 = {leaf.tensor.dtype for leaf in lossy} == {torch.bfloat16}
-        if is_bfloat16 and list(map(len, was)) == list(map(len, now)):
+        if list(map(len, was)) == list(map(len, now)):
             changed = np.concatenate(was) != np.concatenate(now)
             if changed.mean() <= _FEW_CHANGED:
                 return dict.fromkeys(bounds)
