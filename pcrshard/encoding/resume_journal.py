@@ -107,10 +107,11 @@ def _read(url: str, options: StorageOptions) -> Saved | None:
     try:
         data = storage.read_bytes(url, options=options)
         return msgspec.convert(json.loads(data), Saved, str_keys=True)
-    except StorageError:
-        if storage.exists(url, options=options):
-            raise
-        return None
+    except StorageError as error:
+        # Not by another request: a part that ends may write the file in between.
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
     except (ValueError, RecursionError) as error:
         raise EncodeError(f"not a journal: {error}; remove it to start over", url=url) from error
 
