@@ -403,7 +403,7 @@ class WeightMirror:
         newest = self._latest()
         if newest == 0:
             raise VersionUnavailable("no weights were published", url=self.url)
-        if newest != self.step:
+        if newest > self.step or self._began_again(newest):
             steps: list[_Step] = []
             with suppress(CorruptCheckpoint):
                 steps = self._read_steps(self.step, newest)
@@ -426,8 +426,13 @@ class WeightMirror:
 
     def _has_news(self, wanted: int) -> bool:
         latest = self._latest()
-        # A lower number is that of a stream that began again.
-        return latest > wanted or 0 < latest < self.step
+        return latest > wanted or self._began_again(latest)
+
+    def _began_again(self, latest: int) -> bool:
+        """Return whether the stream was replaced; a cache may also give an older number."""
+        url = self._folder.join(f"step-{self.step:09d}.pcw")
+        is_lower = 0 < latest < self.step
+        return is_lower and not storage.exists(url, options=self._folder.options)
 
     def _latest(self) -> int:
         text = self._folder.read_bytes(_LATEST, 20)

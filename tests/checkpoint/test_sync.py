@@ -185,6 +185,11 @@ def test_a_stream_that_began_again_is_loaded_whole(stream, tmp_path):
     for step in (1, 2):
         publisher.publish(weights(step))
     assert mirror.update() == 3
+    (tmp_path / "stream" / "latest").write_text("2")  # from a cache
+    assert mirror.update() == 3
+    with pytest.raises(TimeoutError):
+        mirror.wait(timeout=0.1)
+    check(mirror, weights(2))
     shutil.rmtree(tmp_path / "stream")
     other = WeightPublisher(mirror.url)
     other.publish(weights(4))
