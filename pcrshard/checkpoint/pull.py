@@ -67,7 +67,7 @@ def pull(
         StorageError: A file cannot be read, or the store cannot be written to.
         ConcurrentWriter: Another process is writing to the store.
     """
-    limit = max_bytes or memory_bytes()
+    limit = memory_bytes() if max_bytes is None else max_bytes
     source = StoreIO(os.fspath(url), options, max_bytes=limit)
     offered = source.existing()
     wanted = offered.record(version)

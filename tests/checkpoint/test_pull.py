@@ -151,6 +151,8 @@ def test_more_than_max_bytes_is_refused(sender, client, tmp_path):
         with pytest.raises(CorruptCheckpoint, match=r"at most 10000 bytes.*max_bytes"):
             pull(server.url(), client, max_bytes=10_000)
         assert [request.path for request in server.requests()] == ["/manifest.pcm"]
+        with pytest.raises(CorruptCheckpoint, match="at most 0 bytes"):
+            pull(server.url(), client, max_bytes=0)
     (tmp_path / "endless").mkdir()
     head = b"\x89PCM\r\n\x1a\n" + struct.pack("<IIQ", 0, 2, 1 << 25)
     with (tmp_path / "endless" / "manifest.pcm").open("wb") as file:
