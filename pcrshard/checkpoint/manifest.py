@@ -306,19 +306,17 @@ class StoreIO(Folder):
         self, number: int, names: Collection[str] | None = None, map_location: Any = None
     ) -> tuple[VersionRecord, Any]:
         """Load a version, or the parts selected by ``names``; see :meth:`DeltaStore.load`."""
-        wanted = {""} if names is None else set(names)
+        wanted = set(names or ())
 
         def is_wanted(path: str) -> bool:
             above = itertools.accumulate(path.split("."), "{}.{}".format)
-            return not wanted.isdisjoint(["", *above])
+            return names is None or not wanted.isdisjoint(["", *above])
 
         manifest = self.existing()
         record = manifest.record(number)
         try:
             file = self.open(record)
             tree = file.tree
-            if missing := wanted - tree.parts:
-                raise VersionUnavailable("there is no such tensor", url=self.url, key=min(missing))
             needed = {tree.names[n] for path, n in tree.uses if is_wanted(path)}
             tensors = file.restore(self.read_tensors(manifest, file, needed))
         except StorageError:
@@ -337,8 +335,14 @@ class StoreIO(Folder):
             return value.as_strided(*view) if view else value
 
         with damage_named("the tree is damaged", file.url):
-            parts = tree.build(tensor)
-        return record, parts[""] if names is None else {name: parts[name] for name in names}
+            state = tree.build(tensor, names or ())
+        if names is None:
+            return record, state
+        for name, parts in tree.parts.items():
+            if len(parts) != 1:
+                message = f"expected one part of this name, found {len(parts)}"
+                raise VersionUnavailable(message, url=self.url, key=name)
+        return record, {name: parts[0] for name, parts in tree.parts.items()}
 
     def check(self, manifest: Manifest, file: VersionFile) -> None:
         """Read every byte of a version, and restore it.

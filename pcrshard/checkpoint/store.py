@@ -164,7 +164,7 @@ class DeltaStore:
             The saved state, or with ``names`` a dict that maps each name to its part.
 
         Raises:
-            VersionUnavailable: The version or a name does not exist.
+            VersionUnavailable: The version or a name does not exist, or a name is not unique.
             BrokenChain: A reference is missing or is a different version.
             CorruptCheckpoint: The data does not match its checksums; nothing is returned.
             StorageError: A file cannot be read.

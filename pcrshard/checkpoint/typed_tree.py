@@ -12,20 +12,22 @@ import collections
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 
 from ..errors import CorruptCheckpoint, UnsupportedState
-from .frame import Record, require
+from .frame import Record, encode, require
 from .tensors import NUMPY_TYPES, array_tensor, check_storable, snapshot
 
 Token = bool | int | float | str | None
 Roles = dict[str, str] | None
-T = TypeVar("T")
 MAX_DEPTH = 100
-_KEYS = (type(None), bool, int, float, str, bytes)
+_PLAIN = (type(None), bool, float)
+_KEYS = (*_PLAIN, int, str, bytes)
+# Maximum size of the paths of tensors, relative to the tree: a long key can be part of many.
+_MAX_GROWTH = 64
 _CONTAINERS: dict[Any, str] = {
     dict: "d", collections.OrderedDict: "o", collections.Counter: "c",
     list: "l", tuple: "t", torch.Size: "t",
@@ -58,6 +60,8 @@ class Leaf:
         role: The field of :class:`Precision` that bounds its error; ``None`` if it is exact.
         path: Its path, which is unique once the state's tree is complete.
         uses: The paths of all tensors that share its memory.
+        base: The leaf that stores its elements: itself, or one whose memory contains it.
+        number: Its index among the leaves that are stored.
     """
 
     tag: str
@@ -65,6 +69,8 @@ class Leaf:
     role: str | None
     path: str
     uses: list[str] = dataclasses.field(default_factory=list)
+    base: Leaf = dataclasses.field(init=False)
+    number: int = 0
 
     @property
     def layout(self) -> tuple[Any, ...]:
@@ -84,6 +90,14 @@ class Leaf:
         start = other.tensor.storage_offset() - self.tensor.storage_offset()
         is_part = 0 <= start <= self.tensor.numel() - other.extent
         return self.layout == other.layout or (is_part and self.tensor.is_contiguous())
+
+    def tokens(self) -> tuple[Any, ...]:
+        """Return the tokens that refer to its elements in its base."""
+        if self.layout == self.base.layout:
+            return self.tag, self.base.number
+        offset, shape, strides = self.layout
+        start = offset - self.base.tensor.storage_offset()
+        return "v", self.base.number, start, len(shape), *shape, *strides
 
 
 class Tree(Record, frozen=True, array_like=True):
@@ -109,37 +123,22 @@ def flatten(state: Any) -> tuple[Tree, list[Leaf]]:
         UnsupportedState: A value has an unsupported type; the message names its path.
     """
     packed = list(pack(state))
-    found = [token for token in packed if type(token) is Leaf]
-    base_of = _tie(found)
-    leaves = [leaf for leaf in found if base_of[leaf] is leaf]
-    numbers = {leaf: number for number, leaf in enumerate(leaves)}
-    tokens: list[Any] = []
-    for token in packed:
-        if type(token) is not Leaf:
-            tokens.append(token)
-            continue
-        base = base_of[token]
-        if token.layout == base.layout:
-            tokens += (token.tag, numbers[base])
-        else:
-            offset, shape, strides = token.layout
-            start = offset - base.tensor.storage_offset()
-            tokens += ("v", numbers[base], start, len(shape), *shape, *strides)
-    tree = make_tree(tokens)
+    leaves = _tie([token for token in packed if type(token) is Leaf])
+    tree = make_tree(packed)
     names = TreeReader(tree).names
-    for leaf in found:
-        base_of[leaf].uses.append(leaf.path)
     copies = snapshot([leaf.tensor for leaf in leaves])
     for leaf, copy in zip(leaves, copies, strict=True):
-        leaf.path, leaf.tensor = names[numbers[leaf]], copy
+        leaf.path, leaf.tensor = names[leaf.number], copy
     return tree, leaves
 
 
 def make_tree(packed: Iterable[Any]) -> Tree:
-    """Return a tree of tokens, and of bytes in the places of their numbers."""
+    """Return the tree of what :func:`pack` yields."""
     tree = Tree([], [])
     for token in packed:
-        if type(token) is bytes:
+        if type(token) is Leaf:
+            tree.tokens.extend(token.tokens())
+        elif type(token) is bytes:
             tree.tokens.append(len(tree.blobs))
             tree.blobs.append(token)
         else:
@@ -148,7 +147,7 @@ def make_tree(packed: Iterable[Any]) -> Tree:
 
 
 def pack(value: Any, path: tuple[str, ...] = (), roles: Roles = None) -> Iterator[Any]:
-    """Yield the tokens of a value, with a :class:`Leaf` or bytes in the places of their numbers.
+    """Yield the tokens of a value, a :class:`Leaf` for a tensor, and bytes instead of their number.
 
     Args:
         value: The value.
@@ -158,7 +157,9 @@ def pack(value: Any, path: tuple[str, ...] = (), roles: Roles = None) -> Iterato
     """
     kind = type(value)
     where = ".".join(path)
-    if kind in _CONTAINERS:
+    if _is_token(value):
+        yield value
+    elif kind in _CONTAINERS:
         yield from _pack_items(value, path, roles)
     elif kind is str:
         if value.encode(errors="ignore").decode() != value:
@@ -166,11 +167,9 @@ def pack(value: Any, path: tuple[str, ...] = (), roles: Roles = None) -> Iterato
         yield from ("s", value)
     elif kind is bytes:
         yield from ("b", value)
-    elif kind is int and not -(1 << 63) <= value < 1 << 64:  # as numpy's generators have them
+    elif kind is int:  # of more than 64 bits, as numpy's generators have them
         size = value.bit_length() // 8 + 1
         yield from ("i", value.to_bytes(size, "little", signed=True))
-    elif kind in _KEYS:
-        yield value
     elif isinstance(value, torch.Tensor):
         check_storable(value, where)
         # A lazily conjugated or negated view does not have its source's values.
@@ -185,6 +184,12 @@ def pack(value: Any, path: tuple[str, ...] = (), roles: Roles = None) -> Iterato
         raise UnsupportedState(f"cannot store a {name}{advice}", key=where)
 
 
+def _is_token(value: Any) -> bool:
+    """Return whether a value stands for itself among the tokens."""
+    kind = type(value)
+    return kind in _PLAIN or (kind is int and -(1 << 63) <= value < 1 << 64)
+
+
 def _pack_items(value: Any, path: tuple[str, ...], roles: Roles) -> Iterator[Any]:
     tag = _CONTAINERS[type(value)]
     is_dict = isinstance(value, dict)
@@ -194,14 +199,16 @@ def _pack_items(value: Any, path: tuple[str, ...], roles: Roles) -> Iterator[Any
     if is_dict and {"state", "param_groups"} <= value.keys():
         roles = _roles(value["param_groups"])
     yield from (tag, len(value))
+    if not is_dict and all(map(_is_token, value)):  # a long list of numbers
+        yield from value
+        return
     for key, item in value.items() if is_dict else enumerate(value):
-        where = (*path, str(key))
         if type(key) not in _KEYS:
             message = f"cannot store a key of {type(key).__name__}"
-            raise UnsupportedState(message, key=".".join(where))
+            raise UnsupportedState(message, key=".".join((*path, str(key))))
         if is_dict:
             yield from pack(key, path, roles)
-        yield from pack(item, where, roles)
+        yield from pack(item, (*path, str(key)), roles)
     if tag == "o":
         # torch keeps the versions of modules in this attribute of a state_dict.
         yield from pack(getattr(value, "_metadata", None), (*path, "_metadata"))
@@ -212,23 +219,25 @@ def leaves_of(state: Any) -> Iterator[Leaf]:
     return (token for token in pack(state) if type(token) is Leaf)
 
 
-def _tie(leaves: list[Leaf]) -> dict[Leaf, Leaf]:
-    """Return the leaf that stores each leaf's elements: itself, or one whose memory contains it."""
-    # The largest tensors first, because they may contain others; then the contiguous ones.
-    order = sorted(leaves, key=lambda leaf: (-leaf.extent, not leaf.tensor.is_contiguous()))
+def _tie(leaves: list[Leaf]) -> list[Leaf]:
+    """Find the base of each leaf, and return the bases, numbered in their order."""
     bases: dict[Any, list[Leaf]] = collections.defaultdict(list)
-    base_of = {}
-    for leaf in order:
+    # The largest tensors first, because they may contain others; then the contiguous ones.
+    for leaf in sorted(leaves, key=lambda leaf: (-leaf.extent, not leaf.tensor.is_contiguous())):
         tensor = leaf.tensor
         storage = (tensor.untyped_storage().data_ptr(), tensor.device, tensor.dtype)
         # Empty tensors have no memory that could identify them.
         sharing = bases[storage if tensor.numel() else leaf]
-        base_of[leaf] = next((base for base in sharing if base.contains(leaf)), leaf)
-        if base_of[leaf] is leaf:
+        leaf.base = next((base for base in sharing if base.contains(leaf)), leaf)
+        leaf.base.uses.append(leaf.path)
+        if leaf.base is leaf:
             sharing.append(leaf)
         elif leaf.role is None:  # memory shared with an exact tensor must stay exact
-            base_of[leaf].role = None
-    return base_of
+            leaf.base.role = None
+    stored = [leaf for leaf in leaves if leaf.base is leaf]
+    for number, leaf in enumerate(stored):
+        leaf.number = number
+    return stored
 
 
 def _roles(groups: Any) -> Roles:
@@ -254,93 +263,102 @@ class TreeReader:
     map: see :func:`damage_named`.
 
     Attributes:
-        parts: The paths of all parts.
         uses: The path of each tensor, array, or view, and the index of its leaf.
         names: The unique path of each leaf by index: of its first use that is no view.
+        parts: The parts found under each path of the last :meth:`build`.
     """
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
+        self._blobs = dict(enumerate(tree.blobs))
         self.uses: list[tuple[str, int]] = []
         self.names: dict[int, str] = {}
         taken: set[str] = set()
+        left = _MAX_GROWTH * len(encode(tree))
 
         def note(path: str, number: int, tag: str, *_: Any) -> None:
+            nonlocal left
+            left -= len(path)
+            require(left >= 0, "the paths of its tensors are too long")
             self.uses.append((path, number))
             if tag != "v" and number not in self.names:
-                # Keys that contain dots can produce the same path twice.
-                numbered = (f"{path}#{count}" for count in itertools.count(2))
-                names = itertools.chain([path], numbered)
-                self.names[number] = next(name for name in names if name not in taken)
-                taken.add(self.names[number])
+                name, count = path, 1
+                while name in taken:
+                    count += 1
+                    name = f"{path}#{count}"
+                taken.add(name)
+                self.names[number] = name
 
-        self.parts = self.build(note).keys()
+        self.build(note)
 
-    def build(self, tensor: Callable[..., Any]) -> dict[str, Any]:
-        """Build the state; return its parts by path, the whole of it under ``""``.
+    def build(self, tensor: Callable[..., Any], paths: Iterable[str] = ()) -> Any:
+        """Build and return the state.
 
         Args:
             tensor: Returns a tensor, given its path, the index of its leaf, its tag, and for a view
                 its sizes, strides and offset.
+            paths: Where to find parts; keys that contain dots, or of several types, can produce the
+                same path twice.
         """
+        self.parts: dict[str, list[Any]] = {path: [] for path in paths}
         self._tensor = tensor
         self._tokens: list[Any] = self._tree.tokens[::-1]
-        self._parts: dict[str, Any] = {}
-        state = self._read(())
+        state = self._read_part(())
         require(not self._tokens, "expected the tree to end where its tokens end")
-        return self._parts | {"": state}
+        return state
 
-    def _take(self, kind: type[T]) -> T:
-        token = self._tokens.pop()
-        require(type(token) is kind, "expected a token of another type")
-        return token  # type: ignore[no-any-return]
+    def _read_part(self, keys: tuple[str, ...]) -> Any:
+        """Read a value that has a path of its own, which a key has not."""
+        value = self._read(keys)
+        if self.parts and (path := ".".join(keys)) in self.parts:
+            self.parts[path].append(value)
+        return value
 
-    def _take_bytes(self) -> bytes:
-        number = self._take(int)
-        require(number >= 0, "expected the number of some bytes")
-        return self._tree.blobs[number]
-
-    def _read(self, path: tuple[str, ...]) -> Any:
-        require(len(path) <= MAX_DEPTH + 1, "the tree has too many levels")
-        value: Any = self._tokens.pop()
+    def _read(self, keys: tuple[str, ...]) -> Any:
+        require(len(keys) <= MAX_DEPTH + 1, "the tree has too many levels")
+        take = self._tokens.pop
+        value: Any = take()
         match value:
-            case "d" | "o" | "c" | "l" | "t":
-                value = self._read_items(value, path)
+            case "l" | "t":
+                items = self._read_list(keys)
+                value = items if value == "l" else tuple(items)
+            case "d" | "o" | "c":
+                value = self._read_dict(value, keys)
             case "s":
-                value = self._take(str)
+                value = take()
             case "b":
-                value = self._take_bytes()
+                value = self._blobs[take()]
             case "i":
-                value = int.from_bytes(self._take_bytes(), "little", signed=True)
+                value = int.from_bytes(self._blobs[take()], "little", signed=True)
             case "g":
-                dtype = NUMPY_TYPES[self._take(str)]
-                (value,) = np.frombuffer(self._take_bytes(), dtype)
+                dtype = NUMPY_TYPES[take()]
+                (value,) = np.frombuffer(self._blobs[take()], dtype)
             case "x" | "a":
-                value = self._tensor(".".join(path), self._take(int), value)
+                value = self._tensor(".".join(keys), take(), value)
             case "v":
-                number, offset, dim = (self._take(int) for _ in range(3))
-                sizes, strides = ([self._take(int) for _ in range(dim)] for _ in range(2))
-                value = self._tensor(".".join(path), number, value, sizes, strides, offset)
+                number, offset, dim = take(), take(), take()
+                sizes, strides = ([take() for _ in range(dim)] for _ in range(2))
+                value = self._tensor(".".join(keys), number, value, sizes, strides, offset)
             case str():
                 raise CorruptCheckpoint(f"expected the kind of a node, got {value!r}")
         return value
 
-    def _read_items(self, kind: str, path: tuple[str, ...]) -> Any:
+    def _read_list(self, keys: tuple[str, ...]) -> list[Any]:
+        count = self._tokens.pop()
+        ahead = itertools.islice(reversed(self._tokens), count)
+        if not self.parts and str not in map(type, ahead):  # often a long list of numbers
+            return [self._tokens.pop() for _ in range(count)]
+        return [self._read_part((*keys, str(number))) for number in range(count)]
+
+    def _read_dict(self, kind: str, keys: tuple[str, ...]) -> Any:
         made = {"o": collections.OrderedDict, "c": collections.Counter}.get(kind, dict)
         found: dict[Any, Any] = made()
-        for number in range(self._take(int)):
-            key = number if kind in ("l", "t") else self._read(path)
+        for _ in range(self._tokens.pop()):
+            key = self._read(keys)
             require(type(key) in _KEYS, "expected a key of a plain type")
-            where = (*path, str(key))
-            found[key] = self._read(where)
-            self._parts.setdefault(".".join(where), found[key])
+            found[key] = self._read_part((*keys, str(key)))
         if kind == "o":
-            metadata = self._read((*path, "_metadata"))
+            metadata = self._read_part((*keys, "_metadata"))
             if metadata is not None:
                 found._metadata = metadata  # type: ignore[attr-defined]
-        match kind:
-            case "l":
-                return list(found.values())
-            case "t":
-                return tuple(found.values())
         return found

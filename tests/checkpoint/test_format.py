@@ -115,6 +115,18 @@ def test_a_header_takes_little_memory(folder, tmp_path, bomb):
         assert grown < 20 * 1024, f"{grown} KiB for {path.stat().st_size} bytes"
 
 
+def test_paths_take_little_memory(folder):
+    """A long key above many tensors does not multiply."""
+    tokens = ["l", 4, "x", 0, "x", 1, "x", 2, "d", 1, "s", "k" * 20_000, "l", 15_000]
+    tokens += ["x", 0] * 15_000
+    rewrite_version(folder, lambda header: header | {"tree": [tokens, []]})
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(PCRError, match="paths of its tensors are too long"):
+        load(folder)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak
+    assert grown < 20 * 1024, f"{grown} KiB"
+
+
 def test_random_headers_raise_our_errors_only(folder):
     """A corrupted header with a valid checksum loads unchanged content or raises PCRError."""
     path = max(folder.glob("*.pcd"))
