@@ -112,7 +112,7 @@ def late_starts(index: ShardIndex, table: GroupTable) -> dict[str, int]:
     base = index.schema.base
     if table.rows.start < base:
         # The values of the base groups are at the end of their members.
-        ends[base - 1] = index.head.prefix_stops[base - 1] - round512(table.late_bytes(base - 1))
+        ends[base - 1] = index.head.prefix_stops[0] - round512(table.late_bytes(base - 1))
     found = {}
     for name, values in table.late.items():
         found[name] = ends[values.row]
@@ -266,7 +266,7 @@ def _check_stops(
     """Check that each group ends where its table, pieces and deferred values end."""
     for rows, _, start in places:
         row = rows[-1]
-        late = table.late_bytes(row) if table.late else 0
+        late = table.late_bytes(row)
         expected = index.head.prefix_stops[row]
         if row < index.schema.base:
             end = _check_base(index, table, start)

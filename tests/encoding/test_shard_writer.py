@@ -71,6 +71,16 @@ def test_more_fields_than_a_shard_can_name(tmp_path, kind, number):
         writer.write(sample)
 
 
+def test_the_smallest_indexes(tmp_path):
+    """A sample of hardly more than its key is read as written, whether compression makes the index
+    smaller, larger, no smaller, or so small that a reader would not trust it.
+    """
+    url = str(tmp_path / "a.tar")
+    for fields in ({"png": b"x"}, *({"txt": bytes(size)} for size in (*range(40), 4000))):
+        write_shard(url, [encode_sample({"__key__": "a"} | fields)], ShardFormat())
+        assert list(Shard(url).samples()) == [{"__key__": "a"} | fields]
+
+
 @pytest.mark.parametrize("base", [1, 2, 10])
 def test_preview_layout(synthetic_folder, dataset, tmp_path, base):
     """The preview layout holds the same samples, and any tar tool sees images of its base scans

@@ -72,7 +72,7 @@ def dataset_json(**changes):
         dataset_json(shard={"prefix_stops": [3072, 2048, 3072]}),
         dataset_json(shard={"prefix_stops": [1536, 2048]}),
         dataset_json(shard={"prefix_stops": [1536, 2048, 1 << 80]}),
-        dataset_json(shard={"shard_bytes": 100}),
+        dataset_json(shard={"shard_bytes": 3071}),
         dataset_json(shard={"num_samples": -3}),
         dataset_json(shard={"num_samples": 3.0}),
         dataset_json(shards=[asdict(ENTRY)] * 2, num_samples=6),
@@ -92,6 +92,13 @@ def test_a_shard_may_have_as_many_samples_as_its_index_has_room_for():
     stops["index_stop"] = 1 << 40
     largest = DatasetIndex.decode(dataset_json(shard=stops, num_samples=1 << 24))
     assert largest.num_samples == 1 << 24
+
+
+@pytest.mark.parametrize(("more", "why"), [(0, "not a dataset index"), (1, "too large")])
+def test_a_dataset_index_has_at_most_256_mib(more, why):
+    """A longer pcr.json is refused before it is parsed, which would take more memory."""
+    with pytest.raises(CorruptIndex, match=why):
+        DatasetIndex.decode(bytes((1 << 28) + more))
 
 
 def test_unknown_keys_are_ignored():

@@ -37,7 +37,8 @@ HOSTILE = st.text(st.sampled_from("ab./\\\0 é_"), max_size=9)
         ("a/", False),
         ("a\0b", False),
         ("a\\b", False),
-        ("é" * 513, False),
+        ("é" * 512, True),
+        ("é" * 512 + "a", False),
         ("..", False),
     ],
 )

@@ -4,15 +4,21 @@ import json
 import re
 
 import make_golden
+import msgspec
 import pytest
 from support import ROOT
 
 from pcrshard import Shard, errors
 from pcrshard.encoding.shard_writer import write_shard
+from pcrshard.format.dataset_index import ShardEntry
 from pcrshard.upkeep.verify import VerifyTask, verify_shard
 
 GOLDEN = ROOT / "tests" / "golden" / "v2"
-VECTORS = sorted((ROOT / "tests" / "vectors" / "reject").glob("*.bin"))
+EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
+REJECT = ROOT / "tests" / "vectors" / "reject"
+VECTORS = sorted(REJECT.glob("*.bin"))
+# What each of them is refused for: another check that refuses it too would hide the rule's own.
+MESSAGES = json.loads((REJECT / "messages.json").read_text())
 RULES = set(
     re.findall(
         r"\[([a-z0-9-]+)\]",
@@ -29,25 +35,29 @@ def test_every_rule_has_a_vector_and_every_vector_a_rule():
 @pytest.mark.parametrize("path", VECTORS, ids=lambda path: path.stem)
 def test_a_broken_rule_is_refused_by_its_error(path):
     """A shard that breaks a rule is refused, by the error that the specification names, with the
-    file named.
+    file named, and what is wrong with it.
     """
-    with pytest.raises(getattr(errors, path.stem.rsplit("--", 1)[1])) as caught:
+    rule, error = path.stem.rsplit("--", 1)
+    with pytest.raises(getattr(errors, error)) as caught:
         _ = Shard(str(path)).index
         Shard(str(path)).load()
     assert path.name in str(caught.value)
+    assert MESSAGES[rule] in str(caught.value)
 
 
 @pytest.mark.parametrize("layout", ["compact", "preview"])
 @pytest.mark.parametrize("scan", [*range(11), "full"])
 def test_golden_shards_read_as_ever(layout, scan):
     """A shard of version 2 gives the same bytes with every release."""
-    expected = json.loads((GOLDEN / "expected.json").read_text())[layout]["samples"][str(scan)]
+    expected = EXPECTED[layout]["samples"][str(scan)]
     assert make_golden.digest(Shard(str(GOLDEN / f"{layout}-000000.tar")), scan) == expected
 
 
 @pytest.mark.parametrize("layout", ["compact", "preview"])
 def test_golden_shards_are_written_as_ever(layout, tmp_path):
-    """The same images give the same shard with every release, and it is what its index says."""
+    """The same images give the same shard and entry of pcr.json with every release; the shard is
+    what its index says.
+    """
     samples = make_golden.sources()
     for number, sample in enumerate(samples):
         for name in [name for name in sample if name.endswith("jpg")]:
@@ -56,6 +66,7 @@ def test_golden_shards_are_written_as_ever(layout, tmp_path):
             sample[name] = images if isinstance(sample[name], list) else images[0]
     fmt = make_golden.formats()[layout]
     path = tmp_path / f"{layout}-000000.tar"
-    write_shard(str(path), list(map(make_golden.encode, samples)), fmt)
+    entry = write_shard(str(path), list(map(make_golden.encode, samples)), fmt)
+    assert entry == msgspec.convert(EXPECTED[layout]["entry"], ShardEntry)
     assert path.read_bytes() == (GOLDEN / path.name).read_bytes()
     assert verify_shard(VerifyTask(str(path), None)).problems == ()

@@ -18,10 +18,12 @@ MODES = ["RGB", "L", "RGB"]
 
 @pytest.fixture(params=["compact", "preview"])
 def shard(request, tmp_path):
-    """A shard of three images, one of them gray, one with a key that needs a pax header."""
-    keys = ["a/0", "b" * 120, "c/ünï"]
+    """A shard of three images, one of them gray, one with the longest key; the longest field."""
+    keys = ["a/0", "b" * 1024, "c/ünï"]
     samples = [
-        encode_sample({"__key__": key, "jpg": make_jpeg(i, 20, 30, MODES[i]), "cls": i})
+        encode_sample(
+            {"__key__": key, "jpg": make_jpeg(i, 20, 30, MODES[i]), "cls": i, "f" * 100: b""}
+        )
         for i, key in enumerate(keys)
     ]
     path = tmp_path / "data-000000.tar"
@@ -55,8 +57,14 @@ def test_the_plan_is_what_tar_lists(shard):
 
 
 def test_a_group_beyond_a_tar_header_is_refused(shard):
-    """A group of 8 GiB is refused with the remedy, before a byte is written."""
+    """A group of 8 GiB is refused with the remedy, before a byte is written; a byte less is not."""
     *tables, tail = tables_of(shard)
-    huge = dataclasses.replace(tail, sizes=np.full_like(tail.sizes, 0xFFFFFFFE))
+    room = (1 << 33) - len(tail.encoded)
+
+    def lay_out_tail(size):
+        sizes = np.array([[size // 2, size - size // 2, 0]], np.uint32)
+        lay_out(shard.index, [*tables, dataclasses.replace(tail, sizes=sizes)], "data-000000")
+
+    lay_out_tail(room - 1)
     with pytest.raises(EncodeError, match="use fewer samples per shard"):
-        lay_out(shard.index, [*tables, huge], "data-000000")
+        lay_out_tail(room)
