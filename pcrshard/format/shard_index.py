@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from .. import zstd
 from ..checksum import crc32c
-from ..errors import CorruptIndex, FormatError, TruncatedShard
+from ..errors import CorruptIndex, FormatError
 from ..memory import Buffer
 from .columns import Columns, encode_byte_strings
 from .names import MAX_KEY_BYTES, are_distinct, are_legal_keys, valid_key
@@ -148,12 +148,9 @@ def decode_index(
 
     Raises:
         CorruptIndex: The checksum does not match, or a rule of SPEC.md is broken.
-        TruncatedShard: There are fewer bytes than the head says.
     """
     with naming(url):
-        if len(body) < head.body_bytes:
-            raise TruncatedShard(f"expected {head.body_bytes} bytes of index, got {len(body)}")
-        body = bytes(body[: head.body_bytes])
+        body = bytes(body)
         require(crc32c(body) == head.body_crc32c, "index checksum does not match")
         schema = decode_schema(body[: head.schema_bytes])
         require(len(schema.groups) == head.num_groups, "script and num_groups differ")

@@ -317,7 +317,7 @@ def mixture(
     samples: int,
     rules: Rules = Rules(),
     *,
-    epoch: int = 0,
+    epoch: int,
 ) -> Ints:
     """Draw one epoch from several datasets.
 
@@ -337,7 +337,7 @@ def mixture(
     Returns: (samples,) int64 ids over the concatenation of the datasets, spread so that every
         stretch has about the right proportions.
 
-    >>> mixture([[4], [2, 2]], [1, 1], 4, Rules(shuffle_shards=0)).tolist()
+    >>> mixture([[4], [2, 2]], [1, 1], 4, Rules(shuffle_shards=0), epoch=0).tolist()
     [0, 1, 4, 5]
     """
     shares = share_out(weights, samples)

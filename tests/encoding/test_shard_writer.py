@@ -23,6 +23,13 @@ def test_wrong_formats(wrong):
         ShardFormat(**wrong)
 
 
+def test_auto_needs_the_sources(tmp_path):
+    """A writer that sees one sample at a time cannot choose the script by all of them."""
+    with pytest.raises(EncodeError, match="needs `encode`"):
+        with ShardWriter(str(tmp_path), fmt=ShardFormat("auto")) as writer:
+            writer.write({"__key__": "a", "jpg": make_jpeg()})
+
+
 def test_shard_writer_and_encode_agree(synthetic_folder, dataset, tmp_path):
     """A ShardWriter given the same samples in the same order writes the same bytes."""
     samples = read_samples(dataset)

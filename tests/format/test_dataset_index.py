@@ -123,8 +123,10 @@ def test_a_staged_entry_knows_what_is_there():
     command that fetches the rest.
     """
     staged = replace(ENTRY, scan=1)
-    index = DatasetIndex("standard", 2, (staged,))
+    entries = (replace(ENTRY, name="b-0.tar", scan=2), staged, replace(ENTRY, name="c-0.tar"))
+    index = DatasetIndex("standard", 2, entries)
     assert DatasetIndex.decode(index.encode()) == index
+    assert index.scan == 1
     assert staged.prefix_stop(1) == ENTRY.prefix_stop(1)
     for scan in (2, "full"):
         with pytest.raises(

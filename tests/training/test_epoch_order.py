@@ -193,7 +193,7 @@ WRONG = {
     "multiple of max_world_size, got 4 and 3": lambda: rank_batches(
         epoch_order([8], Geometry(4)), 0, 3
     ),
-    "samples in dataset 1, got none": lambda: mixture([[4], [0]], [1, 1], 4),
+    "samples in dataset 1, got none": lambda: mixture([[4], [0]], [1, 1], 4, epoch=0),
 }
 
 
