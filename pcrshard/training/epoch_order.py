@@ -236,7 +236,7 @@ def _lay_out(
     samples = len(shards)
     size, slots, turns = astuple(geometry)
     fill = {"drop": -(samples % size), "pad": -samples % size, "short": 0}
-    entries = np.arange(samples + fill[rules.last]) % max(samples, 1)
+    entries = np.resize(np.arange(samples), samples + fill[rules.last])
     cuts = _even_cuts(len(entries), geometry)
     # The lane of each position; lanes are numbered by slot, then by turn. NumPy sorts 16 bits by
     # counting, several times faster than 64.
