@@ -22,8 +22,6 @@ from .urls import is_local, plain_path
 # The kernel may truncate a hint that exceeds its read-ahead, so hints are given in steps.
 _HINT_BYTES = 1 << 20
 _PAGE = 4096
-# More than anyone reads into memory at once.
-_UNBOUNDED = 1 << 40
 
 Range = tuple[str, int, int | None]
 Answer = bytes | PCRError
@@ -153,8 +151,7 @@ def read_bytes(
     with mapped_errors(url, "read"):
         if not is_local(url):
             fs, path = resolve(url, options)
-            limit = _UNBOUNDED if max_bytes is None else max_bytes
-            return read_file(fs, path, limit, retry)
+            return read_file(fs, path, max_bytes, retry)
         path = plain_path(url)
         if max_bytes is not None and (size := os.path.getsize(path)) > max_bytes:
             raise StorageError(f"expected a file of at most {max_bytes} bytes, got {size}")

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import collections
 import errno
+import math
 import re
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -23,23 +24,24 @@ from .retry import Attempts, Refused, Retry
 from .stores import call, retried, run, time_limit
 
 log = get_logger(__name__)
-# Measured: a request to an object store takes 4 ms of CPU time, most of it in botocore.
+# Measured: a request to an object store takes 2 to 4 ms of CPU time, most of it in botocore.
 PART_BYTES = 4 << 20
-# Parts that one read requests concurrently from a slow store. HTTP takes no memory for them.
+# Parts that one read requests concurrently. HTTP takes no memory for them.
 IN_FLIGHT = 3
 HTTP_IN_FLIGHT = 8
 # Parts are not halved below this size.
 LEAST_PART_BYTES = 64 << 10
 # Concurrent requests of all reads of this process.
 MAX_REQUESTS = 32
-# A store that answers faster gets one request at a time: as fast, for less CPU time.
-_FAST_SECONDS = 0.02
 _LOUD_FAILURES = 3
 _OUT_OF_RANGE = re.compile(r"invalidrange|range (is )?not satisfiable", re.IGNORECASE)
 # glibc returns freed memory to the system above thresholds that rise with the largest block freed
 # so far. Without this block, which is never touched, the memory of each part would fault in again:
 # measured, up to the CPU time of the request.
 bytes(16 << 20)
+# Hosts and buckets that have returned a range. Others get one request at a time, because each
+# answer might be the whole file.
+_with_ranges: set[str] = set()
 
 
 class _Part(NamedTuple):
@@ -47,11 +49,6 @@ class _Part(NamedTuple):
 
     start: int
     stop: int
-
-
-# Duration of the last part, by host or bucket. A store that has not returned a range yet gets one
-# request at a time, because each answer might be the whole file.
-_part_seconds: dict[str, float] = {}
 
 
 @lru_cache(1)
@@ -68,7 +65,7 @@ class WrongRange(OSError):
 
 
 class RangeRead:
-    """A read of one range of a file; times are monotonic.
+    """A read of one range of a file.
 
     Args:
         fs: The fsspec file system.
@@ -78,36 +75,35 @@ class RangeRead:
         retry: When to give up.
 
     Attributes:
-        todo: Parts to request.
+        todo: What to request.
+        part_bytes: Size of a part.
         came: Bytes received.
         requests: Requests sent.
         attempts: Consecutive failures.
-        not_before: Earliest time of the next request.
     """
 
     def __init__(self, fs: Any, path: str, start: int, view: memoryview, retry: Retry) -> None:
         self.fs = fs
         self.path = path
-        self.start = start
-        self.stop = start + len(view)
+        self.all = _Part(start, start + len(view))
         self.view = view
         self.timeout = retry.timeout
         self.store = split_url(path).host or path.partition("/")[0]
-        self.todo = _split([_Part(start, self.stop)], PART_BYTES)
+        self.todo = collections.deque([self.all])
+        self.part_bytes = PART_BYTES
         self.came = 0
         self.requests = 0
         self.attempts = Attempts(retry)
-        self.not_before = 0.0
 
     @property
     def _in_flight(self) -> int:
         """Parts to request at a time."""
-        is_fast = _part_seconds.get(self.store, 0.0) < _FAST_SECONDS
-        several = HTTP_IN_FLIGHT if _is_http(self.fs) else IN_FLIGHT
-        return 1 if is_fast or self.attempts.failures else several
+        if self.attempts.failures or self.store not in _with_ranges:
+            return 1
+        return HTTP_IN_FLIGHT if _is_http(self.fs) else IN_FLIGHT
 
     async def run(self) -> None:
-        """Request parts one at a time, and several at a time from a slow store.
+        """Request all parts, several at a time.
 
         Raises:
             TruncatedShard: The file ends before the range does.
@@ -125,57 +121,41 @@ class RangeRead:
 
     async def _work(self, count: int) -> None:
         while self.todo and self._in_flight == count:
-            await self._fetch()
+            start, stop = self.todo.popleft()
+            part = _Part(start, min(start + self.part_bytes, stop))
+            if part.stop < stop:
+                self.todo.appendleft(_Part(part.stop, stop))
+            pause = 0.0
+            async with _slots(asyncio.get_running_loop()):
+                asked = time.monotonic()
+                self.requests += 1
+                try:
+                    await self._fetch(part)
+                    self.attempts.note_progress()
+                except Exception as error:
+                    await self._check_end(error)
+                    pause = self._retry(part, asked, error)
+            # The other workers end with the parts that they have requested.
+            await asyncio.sleep(pause)
 
-    async def _fetch(self) -> None:
-        """Fetch the next part, or schedule a retry."""
-        part = self.todo.popleft()
-        await asyncio.sleep(self.not_before - time.monotonic())
-        async with _slots(asyncio.get_running_loop()):
-            asked = time.monotonic()
-            self.requests += 1
-            try:
-                is_part = await (self._stream(part) if _is_http(self.fs) else self._cat(part))
-            except Exception as error:
-                await self._check_end(error)
-                self._retry(part, asked, error)
-                return
-        if is_part:
-            _part_seconds[self.store] = time.monotonic() - asked
-        else:  # the server ignores ranges and sent the whole file
-            self.todo.clear()
-            part = _Part(self.start, self.stop)
-        self.came += part.stop - part.start
-        self.attempts.note_progress()
-
-    async def _cat(self, part: _Part) -> bool:
-        """Fetch a part with ``cat_file``."""
-        # The base class's cat_file opens a buffered file that reads 5 MiB ahead.
-        plain = self.fs.async_impl or "cat_file" in vars(type(self.fs))
-        how: dict[str, Any] = {"start": part.start, "end": part.stop}
-        how |= {} if plain else {"cache_type": "none"}
-        data = await call(self.fs, "cat_file", self.path, self.timeout, **how)
-        if len(data) != part.stop - part.start:
-            raise WrongRange(part, part.start + len(data))
-        self.view[part.start - self.start : part.stop - self.start] = data
-        return True
-
-    async def _stream(self, part: _Part) -> bool:
-        """Fetch a part over HTTP; return whether it was that, or the whole file."""
-        headers = {"Range": f"bytes={part.start}-{part.stop - 1}"}
-        async with time_limit(self.timeout), _get(self.fs, self.path, headers) as response:
-            is_part: bool = response.status == 206
-            at, stop = part if is_part else (0, self.stop)
-            async for chunk in response.content.iter_any():
-                wanted = memoryview(chunk)[max(self.start - at, 0) : stop - at]
-                place = max(at - self.start, 0)
-                self.view[place : place + len(wanted)] = wanted
+    async def _fetch(self, part: _Part) -> None:
+        """Fetch a part into its place; if the server ignores ranges, everything."""
+        async with time_limit(self.timeout), _request(self.fs, self.path, part) as (ranged, chunks):
+            wanted, at = (part, part.start) if ranged else (self.all, 0)
+            async for chunk in chunks:
+                own = memoryview(chunk)[max(wanted.start - at, 0) : wanted.stop - at]
+                place = max(at, wanted.start) - self.all.start
+                self.view[place : place + len(own)] = own
                 at += len(chunk)
-                if at > stop:
+                if at > wanted.stop:
                     break
-        if at < stop or (is_part and at > stop):
-            raise WrongRange(part, at)
-        return is_part
+        if at < wanted.stop or (ranged and at > wanted.stop):
+            raise WrongRange(wanted, at)
+        if ranged:
+            _with_ranges.add(self.store)
+        else:
+            self.todo.clear()
+        self.came += wanted.stop - wanted.start
 
     async def _check_end(self, error: Exception) -> None:
         """Raise TruncatedShard if an error was because the file ends before the range does."""
@@ -184,84 +164,83 @@ class RangeRead:
             size = None
             with suppress(Exception):
                 self.fs.invalidate_cache()
-                size = await call(self.fs, "size", self.path, self.timeout)
-            if size is not None and size < self.stop:
-                message = f"expected bytes {self.start} to {self.stop}, the file has {size}"
+                async with time_limit(self.timeout):
+                    size = await call(self.fs, "size", self.path)
+            start, stop = self.all
+            if size is not None and size < stop:
+                message = f"expected bytes {start} to {stop}, the file has {size}"
                 raise TruncatedShard(message) from error
 
-    def _retry(self, part: _Part, asked: float, error: Exception) -> None:
+    def _retry(self, part: _Part, asked: float, error: Exception) -> float:
+        """Schedule a part again, in smaller parts if need be; return the pause before it."""
         pause = self.attempts.pause_after(error, asked)
         what = (
             f"{self.came} of {len(self.view)} bytes came (requests: {self.requests}): "
             f"{type(error).__name__}: {redact(str(error), self.path)}"
         )
         if pause is None:
-            message = f"cannot read bytes {self.start} to {self.stop}, {what}"
+            message = f"cannot read bytes {self.all.start} to {self.all.stop}, {what}"
             raise StorageError(message) from error
         if self.attempts.failures >= _LOUD_FAILURES:
             log.warning("%s: %s; trying again in %.1f s", redact_url(self.path), what, pause)
-        self.not_before = max(self.not_before, time.monotonic() + pause)
         self.todo.appendleft(part)
         if not hasattr(error, "status") and getattr(error, "errno", None) != errno.EBUSY:
             # The connection was closed or too slow: smaller parts may get through.
             half = (part.stop - part.start + 1) // 2
-            self.todo = _split(self.todo, max(half, LEAST_PART_BYTES))
+            self.part_bytes = max(min(half, self.part_bytes), LEAST_PART_BYTES)
+        return pause
 
 
 def _is_http(fs: Any) -> bool:
     return bool(fs.async_impl and "https" in fs.protocol)
 
 
-def _split(parts: Iterable[_Part], step: int) -> collections.deque[_Part]:
-    return collections.deque(
-        _Part(start, min(start + step, part.stop))
-        for part in parts
-        for start in range(part.start, part.stop, step)
-    )
-
-
 @asynccontextmanager
-async def _get(fs: Any, path: str, headers: Mapping[str, str]) -> AsyncIterator[Any]:
-    """Send a GET request to an HTTP server; yield the response."""
+async def _request(
+    fs: Any, path: str, part: _Part | None
+) -> AsyncIterator[tuple[bool, AsyncIterator[bytes]]]:
+    """Request a part of a file, or all of it; yield whether that part comes, and its bytes."""
+    if not _is_http(fs):
+        # The base class's cat_file opens a buffered file that reads 5 MiB ahead.
+        plain = fs.async_impl or "cat_file" in vars(type(fs))
+        how: dict[str, Any] = {} if plain else {"cache_type": "none"}
+        how |= {"start": part.start, "end": part.stop} if part else {}
+        yield True, _one(await call(fs, "cat_file", path, **how))
+        return
     session = await fs.set_session()
-    headers = {**fs.kwargs.get("headers", {}), "Accept-Encoding": "identity", **headers}
+    headers = {**fs.kwargs.get("headers", {}), "Accept-Encoding": "identity"}
+    headers |= {"Range": f"bytes={part.start}-{part.stop - 1}"} if part else {}
     async with session.get(fs.encode_url(path), **{**fs.kwargs, "headers": headers}) as response:
         if response.status == 404:
             raise FileNotFoundError(path)
         response.raise_for_status()
-        yield response
+        if part is None and "Content-Encoding" in response.headers:
+            raise Refused("expected the file as it is, the server compressed it")
+        yield response.status == 206, response.content.iter_any()
 
 
-def read_file(fs: Any, path: str, max_bytes: int, retry: Retry) -> bytes:
+async def _one(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+
+
+def read_file(fs: Any, path: str, max_bytes: int | None, retry: Retry) -> bytes:
     """Return a whole file with one request; never hold more than ``max_bytes``.
 
     Raises:
         StorageError: The file is larger.
     """
-    # A buffered file allocates everything that is requested from it.
-    bounds = {} if max_bytes >= 1 << 40 else {"start": 0, "end": max_bytes + 1}
+    limit = math.inf if max_bytes is None else max_bytes
+    # An HTTP body is left where the limit is, because a server may send it endlessly.
+    part = None if max_bytes is None or _is_http(fs) else _Part(0, max_bytes + 1)
 
     async def send() -> bytes:
-        if _is_http(fs):
-            async with time_limit(retry.deadline):
-                data = await _stream(fs, path, max_bytes)
-        else:
-            data = await call(fs, "cat_file", path, retry.deadline, **bounds)
-        if len(data) > max_bytes:
-            raise Refused(f"expected a file of at most {max_bytes} bytes, got {len(data)} or more")
+        data = bytearray()
+        async with time_limit(retry.deadline), _request(fs, path, part) as (_, chunks):
+            async for chunk in chunks:
+                data += chunk
+                if len(data) > limit:
+                    message = f"expected a file of at most {limit} bytes, got {len(data)} or more"
+                    raise Refused(message)
         return bytes(data)
 
     return run(retried(send, retry))
-
-
-async def _stream(fs: Any, path: str, max_bytes: int) -> bytearray:
-    """Read an HTTP body in chunks, because a server may send it endlessly, or compress it."""
-    data = bytearray()
-    async with _get(fs, path, {}) as response:
-        if "Content-Encoding" in response.headers:
-            raise Refused("expected the file as it is, the server compressed it")
-        async for chunk in response.content.iter_any():
-            data += chunk
-            if len(data) > max_bytes:
-                break
-    return data

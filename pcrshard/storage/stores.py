@@ -112,17 +112,12 @@ def in_thread(call: Callable[[], T]) -> concurrent.futures.Future[T]:
     return request
 
 
-async def call(fs: Any, method: str, path: str, seconds: float, **kwargs: Any) -> Any:
-    """Call a method of a file system for a path; cancel the request if it is late.
-
-    Raises:
-        TimeoutError: No answer in time.
-    """
-    async with time_limit(seconds):
-        if fs.async_impl:
-            return await getattr(fs, f"_{method}")(path, **kwargs)
-        request = in_thread(partial(getattr(fs, method), path, **kwargs))
-        return await asyncio.wrap_future(request)
+async def call(fs: Any, method: str, path: str, **kwargs: Any) -> Any:
+    """Call a method of a file system for a path, in a way that can be canceled."""
+    if fs.async_impl:
+        return await getattr(fs, f"_{method}")(path, **kwargs)
+    request = in_thread(partial(getattr(fs, method), path, **kwargs))
+    return await asyncio.wrap_future(request)
 
 
 @asynccontextmanager
@@ -193,10 +188,15 @@ def ask(
     """
     fs, path = resolve(url, options)
     limit = min(retry.timeout, retry.deadline) if seconds is None else seconds
+
+    async def send() -> Any:
+        async with time_limit(limit):
+            return await call(fs, method, path, **kwargs)
+
     with mapped_errors(url, doing):
         if isinstance(fs, LocalFileSystem):
             return getattr(fs, method)(path, **kwargs)
-        return run(retried(lambda: call(fs, method, path, limit, **kwargs), retry))
+        return run(retried(send, retry))
 
 
 async def retried(send: Callable[[], Awaitable[T]], retry: Retry = DEFAULT_RETRY) -> T:
