@@ -89,7 +89,7 @@ class RangeRead:
         self.view = view
         self.timeout = retry.timeout
         self.store = split_url(path).host or path.partition("/")[0]
-        self.todo = collections.deque([self.all])
+        self.todo = collections.deque([self.all] if view else [])
         self.part_bytes = PART_BYTES
         self.came = 0
         self.requests = 0
