@@ -22,12 +22,13 @@ PCRError
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from .redaction import redact, redact_url
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from typing import Any
 
 _ARGS: Any = vars(BaseException)["args"]
@@ -176,3 +177,27 @@ class VersionUnavailable(PCRError, LookupError):
 
 class MissingDependency(PCRError, ImportError):
     """An optional package or library is absent."""
+
+
+@contextmanager
+def naming(url: str | None = None, key: str | None = None, where: str = "") -> Iterator[None]:
+    """Name a file and a sample in the errors of a block.
+
+    A :class:`PCRError` that names a file already is unchanged. Errors of other types, which a
+    user's function may raise, get a note.
+
+    Args:
+        url: The file.
+        key: Key of the sample.
+        where: Field or argument; first in the message.
+    """
+    try:
+        yield
+    except PCRError as error:
+        if error.url is not None:
+            raise
+        message = f"{where}: {error}" if where else str(error)
+        raise type(error)(message, url=url, key=key) from error
+    except Exception as error:
+        error.add_note(str(PCRError(where, url=url, key=key)))
+        raise

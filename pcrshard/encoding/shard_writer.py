@@ -19,7 +19,7 @@ import numpy as np
 
 from .. import storage
 from ..checksum import crc32c
-from ..errors import EncodeError, PCRError
+from ..errors import EncodeError, naming
 from ..format.columns import ABSENT
 from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
 from ..format.group_table import GroupTable, LateValues
@@ -129,10 +129,8 @@ def _encode_images(
         if not isinstance(file, _BYTES):
             got = type(file).__name__
             raise EncodeError(f"expected a JPEG's bytes in field {field!r}, got {got}")
-        try:
+        with naming(key=f"{encoded.key}.{field}"):
             images.append(encode_image(field, bytes(file)))
-        except PCRError as error:
-            raise type(error)(str(error), key=f"{encoded.key}.{field}") from error
     layered = [image for image in images if image is not None]
     if len(layered) < len(images):
         encoded.fields.update((field, _field_bytes(field, file)) for field, file in files.items())

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ..errors import CorruptIndex, ScanUnavailable
+from ..errors import CorruptIndex, ScanUnavailable, naming
 from ..memory import Buffer
 from .names import are_distinct
 from .scan import Scan, check_scan, is_fraction
@@ -25,7 +25,6 @@ from .shard_head import (
     MIN_SAMPLE_BYTES,
     VERSION,
     check_version,
-    naming,
     require,
     rising,
 )

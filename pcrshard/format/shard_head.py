@@ -8,18 +8,11 @@ from __future__ import annotations
 import functools
 import math
 import struct
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..checksum import crc32c
-from ..errors import (
-    CorruptIndex,
-    FormatError,
-    NotAShard,
-    TruncatedShard,
-    UnsupportedVersion,
-)
+from ..errors import CorruptIndex, NotAShard, TruncatedShard, UnsupportedVersion, naming
 from ..memory import Buffer
 from .scan import Scan, check_scan
 from .scan_script import MAX_GROUPS
@@ -203,12 +196,3 @@ def require(condition: object, message: str) -> None:
     """Raise :class:`CorruptIndex` unless a condition holds."""
     if not condition:
         raise CorruptIndex(message)
-
-
-@contextmanager
-def naming(url: str | None) -> Iterator[None]:
-    """Name a file in the errors of reading it."""
-    try:
-        yield
-    except FormatError as error:
-        raise type(error)(str(error), url=url) from error

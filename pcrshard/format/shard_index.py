@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from .. import zstd
 from ..checksum import crc32c
-from ..errors import CorruptIndex, FormatError
+from ..errors import CorruptIndex, FormatError, naming
 from ..memory import Buffer
 from .columns import Columns, encode_byte_strings
 from .names import MAX_KEY_BYTES, are_distinct, are_legal_keys, valid_key
 from .schema import IMAGE_LIST, Schema, decode_schema
-from .shard_head import BLOCK, MAX_EXPANSION, Head, naming, require
+from .shard_head import BLOCK, MAX_EXPANSION, Head, require
 
 # Higher levels take twice the time and save 2 % of the bytes.
 COMPRESSION_LEVEL = 12

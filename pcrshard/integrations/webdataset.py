@@ -35,7 +35,7 @@ from webdataset import utils as webdataset_utils
 from webdataset.gopen import rewrite_url
 
 from .. import storage
-from ..errors import PCRError
+from ..errors import naming
 from ..format.dataset_index import DatasetIndex, ShardEntry
 from ..format.names import is_jpeg_field
 from ..format.scan import FULL, check_scan, is_fraction
@@ -324,20 +324,25 @@ def _decoded(
     jpegs = [sample[name] for sample, own in zip(samples, places, strict=True) for name in own]
     # All images of a sample share their random numbers, so that an image and its mask match.
     keys_of = [key for key, own in zip(keys, places, strict=True) for _ in own]
-    arrays = None
-    if decoder.is_sized:
-        arrays = [borrow_array(*shape) for shape in decoder.batch_shapes(len(jpegs))]
-    result = decoder.begin_jpegs(pool, jpegs, keys_of, arrays)
+
+    def alone(place: int) -> Any:
+        return decoder(jpegs[place], keys_of[place])
+
+    result: Callable[[int], Any] = alone
+    if type(decoder) is ImageDecoder:  # a subclass may override decoding
+        arrays = None
+        if decoder.is_sized:
+            arrays = [borrow_array(*shape) for shape in decoder.batch_shapes(len(jpegs))]
+        result = decoder.begin_jpegs(pool, jpegs, keys_of, arrays)
 
     def results() -> Samples:
         for sample, own in zip(samples, places, strict=True):
+            key, url = sample.get("__key__"), sample.get("__url__")
             try:
-                found = {name: result(place) for name, place in own.items()}
-            except PCRError as error:
-                key, url = sample.get("__key__"), sample.get("__url__")
-                named = type(error)(str(error), url=url, key=key)
-                named.__cause__ = error
-                _handle(handler, (key, url), named)
+                with naming(url, key):
+                    found = {name: result(place) for name, place in own.items()}
+            except Exception as error:  # as WebDataset does
+                _handle(handler, (key, url), error)
             else:
                 yield sample | found
 

@@ -233,17 +233,16 @@ class Prefix:
         orientation = int(self.index.orientation[unit])
         return with_orientation(jpeg, orientation) if orientation > 1 else jpeg
 
-    @property
-    def passthrough_images(self) -> frozenset[str]:
-        """Image fields stored unchanged because they could not be rearranged into scans.
+    def is_image(self, row: int, field: str) -> bool:
+        """Return whether to decode a field of a sample.
 
-        In a shard without any JPEG, these include images such as PNG; next to a JPEG, such images
-        are taken for masks.
+        These are the JPEG fields, and images of other formats if the sample has no JPEG; next to a
+        JPEG, such images are taken for masks.
         """
-        schema = self.index.schema
-        if schema.streams:
-            return frozenset(dict(schema.streams).keys() & dict(schema.late))
-        return frozenset(filter(is_other_image, self.fields))
+        if field in self.streams or not is_other_image(field):
+            return field in self.streams
+        unchanged = [self.fields[name][row] for name in self.streams if name in self.fields]
+        return not any([*unchanged, *(self.units_of(row, name) for name in self.streams)])
 
     def table(self, units: list[int]) -> Table:
         """Return the addresses of some images for the native core, valid while the prefix is.

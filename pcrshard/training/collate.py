@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate, default_convert
 
-from ..errors import PCRError
+from ..errors import naming
 from ..format.scan import FULL
 from ..jpeg.image_decoder import ImageDecoder
 from ..jpeg.views import Picture
@@ -88,10 +88,7 @@ class Collator:
 
     def one(self, row: Row) -> Any:
         """Return one sample: ``transform``'s result, or a tuple or dict with images as tensors."""
-        sample = _sample(self._values([row], [row[1]], {}, {}), 0)
-        if self.transform is not None:
-            return self.transform(sample)
-        return self._chosen(_as_tensors(sample), [row])
+        return self._sample(self._values([row], [row[1]], {}, {}), 0, row)
 
     def _finish(self, rows: Rows, prefixes: Prefixes, images: Images) -> Any:
         batch: dict[str, Any] = {}
@@ -99,14 +96,24 @@ class Collator:
             batch = {name: own.collated() for name, own in images.items() if own.is_complete}
         columns = self._values(rows, prefixes, images, batch)
         if self.transform is not None:
-            samples = [_sample(columns, place) for place in range(len(rows))]
-            return default_collate(list(map(self.transform, samples)))
+            samples = [self._sample(columns, place, row) for place, row in enumerate(rows)]
+            return default_collate(samples)
         for name, values in columns.items():
             found = sum(value is not None for value in values)
             if found == len(rows) or (found and self.fields is None):
                 is_list = any(name in prefix.index.schema.lists for prefix in prefixes)
                 batch[name] = self._column(name, values, found == len(rows) and not is_list)
         return self._chosen(batch, rows)
+
+    def _sample(self, columns: Columns, place: int, row: Row) -> Any:
+        """Return a sample; see :meth:`one`."""
+        sample = {
+            name: values[place] for name, values in columns.items() if values[place] is not None
+        }
+        if self.transform is None:
+            return self._chosen(_as_tensors(sample), [row])
+        with naming(row[1].shard.url, columns["__key__"][place], "transform"):
+            return self.transform(sample)
 
     def _chosen(self, found: dict[str, Any], rows: Rows) -> Any:
         """Return the requested fields of a sample or batch; an error if one is missing."""
@@ -143,20 +150,17 @@ class Collator:
         number, prefix, place = row
         key = prefix.index.keys[place]
         image = self.image
-        is_other = extension(name) in CONVERSIONS  # the cheaper question first
-        if image is None or is_other or name not in prefix.passthrough_images.union(prefix.streams):
+        if image is None or not prefix.is_image(place, name):
             return convert(name, prefix.value(place, name), key)
         if prefix.scan == FULL and prefix.units_of(place, name):
             # A decoder needs no metadata.
             prefix = prefix.at(prefix.index.num_groups)
 
         def decode(jpeg: bytes) -> Any:
-            try:
+            with naming(prefix.shard.url, key, name):
                 # All images of a sample share their random numbers, whichever fields are read, so
                 # that an image and its mask are cropped alike.
                 return image(jpeg, draw_key(*self.key, number))
-            except PCRError as error:
-                raise type(error)(f"{name}: {error}", url=prefix.shard.url, key=key) from error
 
         value = prefix.value(place, name)
         if isinstance(value, list):
@@ -170,11 +174,6 @@ class Collator:
         if has_one_each and (last in INTEGERS or (image is not None and image.is_sized)):
             return default_collate(values)  # leaves strings and bytes as they are
         return values if image is None else _as_tensors(values)
-
-
-def _sample(columns: Columns, place: int) -> Sample:
-    """Return a sample, with the fields that it has."""
-    return {name: values[place] for name, values in columns.items() if values[place] is not None}
 
 
 def _missing(name: str, rows: Rows) -> KeyError:
@@ -211,7 +210,7 @@ class FieldImages:
     @property
     def is_complete(self) -> bool:
         """Whether each sample has one image, and all were decoded."""
-        return not self.is_list and all(self.batch.wait())
+        return not self.is_list and all(self.decoded)
 
     def collated(self) -> Any:
         """Return the images of the whole batch, if it is complete."""

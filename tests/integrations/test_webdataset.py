@@ -253,6 +253,22 @@ def test_what_cannot_be_decoded_goes_to_the_handler(threads):
         assert got == [str(i) for i in range(stop) if i != 12]
 
 
+def test_any_error_of_a_decoder_goes_to_the_handler():
+    """As in WebDataset's own stages, an error of the user's decoder is handled, and names the
+    sample.
+    """
+
+    class Own(pcrshard.ImageDecoder):
+        def __call__(self, *given):
+            raise ValueError("mine")
+
+    seen = []
+    stage = pcrshard.pcr_decode(Own(8), handler=lambda error: seen.append(error) or True)
+    samples = [{"__key__": name, "__url__": "a.tar", "jpg": make_jpeg(0, 9, 9)} for name in "xy"]
+    assert list(stage(samples)) == []
+    assert [error.__notes__ for error in seen] == [[f" (shard=a.tar, key={name})"] for name in "xy"]
+
+
 def with_a_stage_between(urls):
     found = dataset_of(urls)
     found.pipeline.insert(-2, lambda source: source)

@@ -47,6 +47,7 @@ MAKERS = {
     "images": lambda i: {"jpg": jpeg(i)},
     "pairs": lambda i: {"left.jpg": jpeg(i), "right.jpg": jpeg(i + 100), "txt": f"{i}"},
     "some missing": lambda i: {"jpg": jpeg(i)} if i % 5 else {"cls": i},
+    "JPEGs and PNGs": lambda i: {"jpg": jpeg(i), "mask.png": png(i)} if i % 5 else {"png": png(i)},
     "lists": lambda i: {"views.jpg": [jpeg(i + k) for k in range(i % 3)], "jpg": jpeg(i)},
 }
 # Files that cannot be layered are kept.
@@ -203,6 +204,14 @@ def test_views_of_a_batch_are_those_of_each_image(folders, how):
             assert np.array_equal(pixels[view][place], alone.pixels[view])
             for got, expected in zip(geometry[view], alone.geometry[view], strict=True):
                 assert np.array_equal(got[place], expected)
+
+
+def test_a_png_is_an_image_where_there_is_no_jpeg(folders):
+    """In tars that mix JPEGs and PNGs, a sample's only image is decoded, and a mask is not."""
+    dataset = PCRDataset(folders["JPEGs and PNGs"], scan=3, decoder=16)
+    assert dataset[5]["png"].shape == (3, 16, 16)
+    assert dataset[6]["jpg"].shape == (3, 16, 16)
+    assert dataset[6]["mask.png"] == png(6)
 
 
 @pytest.mark.parametrize("kind", ["some kept", "no JPEG", "lists", "some missing", "pairs"])

@@ -4,6 +4,7 @@ import io
 import random
 import shutil
 import threading
+import traceback
 import warnings
 
 import fsspec
@@ -107,6 +108,22 @@ def test_a_transform_gets_arrays_and_ints(folder):
     assert dataset[4] == 8
     batch = next(iter(PCRLoader(dataset, 5, shuffle=False)))
     assert batch.tolist() == [0, 2, 4, 6, 8]
+
+
+@pytest.mark.parametrize("how", [None, {"threads": 1}, {"num_workers": 1}], ids=str)
+def test_an_error_of_a_transform_names_the_sample(folder, how):
+    """Among a million samples, the traceback says for which one the user's function failed."""
+
+    def transform(sample):
+        return sample["box" if sample["cls"] == 7 else "cls"]
+
+    dataset = PCRDataset(folder, decoder=8, transform=transform)
+    with pytest.raises(KeyError) as raised:
+        dataset[7] if how is None else list(PCRLoader(dataset, 5, **how))
+    text = "".join(traceback.format_exception(raised.value))
+    assert "transform (shard=" in text
+    assert "data-000001.tar, key=k007)" in text
+    traceback.clear_frames(raised.tb)  # otherwise torch takes seconds to end the workers
 
 
 def test_views_and_geometry_of_one_sample(folder):
