@@ -170,6 +170,10 @@ class StepHeader(Record, frozen=True):
         return digest.digest()
 
 
+# A step's header, and the payload of each block.
+_Step = tuple[StepHeader, list[Bytes]]
+
+
 class WeightPublisher:
     """A publisher that writes weights to a folder as patches to the previously published ones.
 
@@ -384,7 +388,7 @@ class WeightMirror:
         """
         wanted = self.step if newer_than is None else max(newer_than, 0)
         end = time.monotonic() + (math.inf if timeout is None else timeout)
-        while self.step <= wanted and not self._has_news(wanted):
+        while self.step <= wanted and not self._is_news(self._latest(), wanted):
             if time.monotonic() > end:
                 raise TimeoutError(f"there is no step after {wanted}")
             time.sleep(_POLL_SECONDS)
@@ -404,17 +408,17 @@ class WeightMirror:
         newest = self._latest()
         if newest == 0:
             raise VersionUnavailable("no weights were published", url=self.url)
-        if newest > self.step or self._began_again(newest):
+        if self._is_news(newest, self.step):
             steps: list[_Step] = []
-            with suppress(CorruptCheckpoint):
-                steps = self._read_steps(self.step, newest)
-            # If a step is damaged, was pruned, or is of a stream that began again, begin with a
-            # keyframe.
-            steps = steps or self._read_steps(0, newest)
+            if self.step:
+                with suppress(CorruptCheckpoint, BrokenChain):
+                    steps = self._read_steps(newest, ["step"])
+            # If a step is damaged or was pruned, begin with a keyframe.
+            steps = steps or self._read_steps(newest, ["keyframe", "step"])
             if not steps:
                 raise VersionUnavailable("there is no keyframe", url=self.url)
             with damage_named("the weights cannot be updated", self.url):
-                self._apply(steps[-1].header, steps)
+                self._apply(steps[-1][0], steps)
         return self.step
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -425,73 +429,73 @@ class WeightMirror:
         parts = zip(self._held.layout, self._held.words, strict=True)
         return {name: tensor_from(words, spec) for (name, spec), words in parts}
 
-    def _has_news(self, wanted: int) -> bool:
-        latest = self._latest()
-        return latest > wanted or self._began_again(latest)
-
-    def _began_again(self, latest: int) -> bool:
-        """Return whether the stream was replaced; a cache may also give an older number."""
+    def _is_news(self, latest: int, known: int) -> bool:
+        """Return whether there is a step after a known one, or the stream was replaced."""
+        if not 0 < latest < self.step:
+            return latest > known
+        # A cache may also give an older number.
         url = self._folder.join(f"step-{self.step:09d}.pcw")
-        is_lower = 0 < latest < self.step
-        return is_lower and not storage.exists(url, options=self._folder.options)
+        return not storage.exists(url, options=self._folder.options)
 
     def _latest(self) -> int:
         text = self._folder.read_bytes(_LATEST, 20)
         require(text is None or text.isdigit(), "expected the number of a step")
         return int(text or 0)
 
-    def _read_steps(self, after: int, newest: int) -> list[_Step]:
-        """Read the steps after a step or, if it is 0, from the newest keyframe on.
+    def _read_steps(self, newest: int, kinds: Sequence[str]) -> list[_Step]:
+        """Read back from a step to one that applies to the file, or that has all weights.
 
         Returns:
-            The steps in order, the first one applicable to the file; none if one is missing or
-            does not apply.
+            The steps in order; none if one is missing.
         """
         steps: list[_Step] = []
-        for number in range(newest, after, -1):
-            found = None if after else self._read_step("keyframe", number)
-            found = found or self._read_step("step", number)
+        for number in range(newest, 0, -1):
+            found = next(filter(None, (self._read_step(kind, number) for kind in kinds)), None)
             if found is None:
-                return []
-            steps.insert(0, found)
-            if found.header.parent is None:
                 break
-        before = self._id
-        for step in steps:
-            header = step.header
-            if header.parent not in (None, before):
-                if after:
-                    return []
-                message = f"step {header.number} is a patch of other weights"
+            header, _ = found
+            if steps and steps[0][0].parent != header.id:
+                message = f"step {number + 1} is a patch of other weights"
                 raise BrokenChain(message, url=self.url)
-            before = header.id
-        return steps
+            steps.insert(0, found)
+            if header.parent in (None, self._id):
+                return steps
+        return []
 
     def _read_step(self, kind: str, number: int) -> _Step | None:
+        """Read a file, and validate it as far as possible without the weights."""
         name, limit = f"{kind}-{number:09d}.pcw", self._folder.max_bytes
         data = self._folder.read_bytes(name, 2 * limit)
+        if data is None:
+            return None
         with damage_named("the step is damaged", self._folder.join(name)):
-            return None if data is None else _Step(memoryview(data), limit)
+            header, rest = unpack_frame(memoryview(data), MAGIC, StepHeader, limit)
+            total = _num_bytes(header.tensors)
+            require(total <= limit, f"expected at most {limit} bytes of weights, got {total}")
+            is_whole = header.digest_with([rest]) == header.digest
+            require(is_whole, "the step does not match its digest")
+        stops = np.cumsum(np.frombuffer(header.sizes, "<u4"), dtype=np.int64)
+        return header, np.split(np.frombuffer(rest, np.uint8), stops)
 
     def _apply(self, header: StepHeader, steps: list[_Step]) -> None:
         """Apply steps in one pass over the file, which must then match the last one's header."""
         layout = header.tensors
-        require(all(step.header.tensors == layout for step in steps), "expected one layout")
+        require(all(each.tensors == layout for each, _ in steps), "expected one layout")
         if layout != self._held.layout:
-            whole, *steps = steps
-            require(whole.header.parent is None, "expected the file's layout")
-            total = sum(map(len, whole.payloads))
+            (whole, payloads), *steps = steps
+            require(whole.parent is None, "expected the file's layout")
+            total = sum(map(len, payloads))
             require(total == _num_bytes(layout), "expected the bytes of all weights")
-            self._local.put(MODEL_NAME, [_file_header(layout), *whole.payloads])
+            self._local.put(MODEL_NAME, [_file_header(layout), *payloads])
             self._map(layout)
         blocks = self._held.blocks
 
         def work(n: int) -> int:
-            for step in steps:
-                step.apply(n, blocks[n])
+            for each, payloads in steps:
+                _apply_payload(blocks[n], each.coders[n], payloads[n])
             return crc32c(blocks[n])
 
-        self.step = 0
+        self.step, self._id = 0, b""
         crcs = _u32(parallel_map(self._folder.workers, work, range(len(blocks))))
         is_same = crcs == header.crcs
         if header.sha256 is not None:
@@ -508,35 +512,20 @@ class WeightMirror:
         self._held = _Weights(layout, np.frombuffer(whole, np.uint8)[start:])
 
 
-class _Step:
-    """A decoded step, validated as far as possible without the weights."""
-
-    def __init__(self, data: memoryview, max_bytes: int) -> None:
-        self.header, rest = unpack_frame(data, MAGIC, StepHeader, max_bytes)
-        total = _num_bytes(self.header.tensors)
-        require(total <= max_bytes, f"expected at most {max_bytes} bytes of weights, got {total}")
-        is_whole = self.header.digest_with([rest]) == self.header.digest
-        require(is_whole, "the step does not match its digest")
-        self.payloads: list[memoryview] = []
-        for size in np.frombuffer(self.header.sizes, "<u4"):
-            self.payloads.append(rest[:size])
-            rest = rest[size:]
-
-    def apply(self, n: int, words: Words) -> None:
-        """Apply the step to the words of a block."""
-        coder, payload = self.header.coders[n], self.payloads[n]
-        if coder == _WHOLE:
-            require(len(payload) == words.nbytes, "expected a whole block")
-            words.view(np.uint8)[:] = np.frombuffer(payload, np.uint8)
-        elif coder == _PATCH:
-            apply_patch(words, payload)
-        elif coder == _BY_EXPONENT:
-            order = _by_exponent(words)
-            ordered = words[order]
-            apply_patch(ordered, payload)
-            words[order] = ordered
-        else:
-            require(coder == _SAME, "expected a known coder")
+def _apply_payload(words: Words, coder: int, payload: Bytes) -> None:
+    """Apply the payload of a step to the words of a block."""
+    if coder == _WHOLE:
+        require(len(payload) == words.nbytes, "expected a whole block")
+        words.view(np.uint8)[:] = payload
+    elif coder == _PATCH:
+        apply_patch(words, payload)
+    elif coder == _BY_EXPONENT:
+        order = _by_exponent(words)
+        ordered = words[order]
+        apply_patch(ordered, payload)
+        words[order] = ordered
+    else:
+        require(coder == _SAME, "expected a known coder")
 
 
 def _by_exponent(words: Words) -> NDArray[np.intp]:
