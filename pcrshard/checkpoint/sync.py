@@ -95,26 +95,11 @@ def _blocks(tensors: Iterable[Words]) -> list[Words]:
     return blocks
 
 
-class _Weights:
-    """The weights of a model in one piece of memory.
-
-    Args:
-        layout: The tensors.
-        data: The bytes of all tensors.
-
-    Attributes:
-        layout, data: The same.
-        words: The words of each tensor.
-        blocks: The blocks of all tensors.
-    """
-
-    def __init__(self, layout: Layout, data: Bytes) -> None:
-        self.layout = layout
-        self.data = data
-        stops = np.cumsum([spec.num_bytes for _, spec in layout], dtype=np.int64)
-        parts = zip(np.split(data, stops), layout, strict=False)
-        self.words: list[Words] = [part.view(spec.word) for part, (_, spec) in parts]
-        self.blocks = _blocks(self.words)
+def _sha256(tensors: Iterable[Words]) -> bytes:
+    digest = hashlib.sha256()
+    for words in tensors:
+        digest.update(words.data)
+    return digest.digest()
 
 
 def _order(item: tuple[str, TensorSpec]) -> tuple[int, str]:
@@ -208,9 +193,9 @@ class WeightPublisher:
         self._every = keyframe_every
         self._is_slow_link = slow_link
         self._needs_sha256 = sha256
-        # The last step, None if unknown, and the published weights.
+        # The last step, None if unknown, and the published words of each tensor.
         self._last: StepHeader | None = None
-        self._held = _Weights([], np.empty(0, np.uint8))
+        self._held: list[Words] = []
 
     def publish(self, weights: Mapping[str, torch.Tensor] | str | os.PathLike[str]) -> int:
         """Publish weights and return the step number.
@@ -232,21 +217,21 @@ class WeightPublisher:
             check_storable(tensor, name)
             check_type(tensor, name)
         layout = sorted(((name, spec_of(each)) for name, each in weights.items()), key=_order)
+        plain = (weights[name].detach().cpu().resolve_conj().resolve_neg() for name, _ in layout)
+        words = [words_of(tensor.contiguous()) for tensor in plain]
         # If publishing fails, the copy does not match the published weights.
         last, self._last = self._last, None
         if last is None or last.tensors != layout:
             self._folder.clean()
-            last, self._held = None, _Weights(layout, np.empty(_num_bytes(layout), np.uint8))
+            last, self._held = None, list(map(np.empty_like, words))
             number = 1 + max(self._folder.numbered(_FILE).values(), default=0)
         else:
             number = last.number + 1
-        held = self._held
-        plain = (weights[name].detach().cpu().resolve_conj().resolve_neg() for name, _ in layout)
-        words = [words_of(tensor.contiguous()) for tensor in plain]
+        held = _blocks(self._held)
         encoded = parallel_map(
             self._folder.workers,
             lambda pair: self._encode(*pair, is_new=last is None),
-            zip(_blocks(words), held.blocks, strict=True),
+            zip(_blocks(words), held, strict=True),
         )
         payloads = [payload for _, payload, _ in encoded]
         header = StepHeader(
@@ -254,7 +239,7 @@ class WeightPublisher:
             digest=bytes(32),
             step=None,
             parent=None if last is None else last.id,
-            sha256=hashlib.sha256(held.data.data).digest() if self._needs_sha256 else None,
+            sha256=_sha256(held) if self._needs_sha256 else None,
             tensors=layout,
             coders=bytes(coder for coder, _, _ in encoded),
             sizes=_u32(map(len, payloads)),
@@ -265,10 +250,10 @@ class WeightPublisher:
             whole = header.replace(
                 step=header.id,
                 parent=None,
-                coders=bytes([_WHOLE] * len(held.blocks)),
-                sizes=_u32(block.nbytes for block in held.blocks),
+                coders=bytes([_WHOLE] * len(held)),
+                sizes=_u32(block.nbytes for block in held),
             )
-            self._write("keyframe", whole, [held.data.data])
+            self._write("keyframe", whole, [block.data for block in held])
             # A mirror may still be reading from the previous keyframe on.
             old = number - self._every
             files = self._folder.numbered(_FILE)
@@ -364,8 +349,9 @@ class WeightMirror:
         self._folder = Folder(self.url, options, workers, limit)
         self._local = Folder(folder)
         self._id = b""
-        # The mapped file's.
-        self._held = _Weights([], np.empty(0, np.uint8))
+        # Of the mapped file: the tensors, and their words.
+        self._layout: Layout = []
+        self._words: list[Words] = []
         os.makedirs(folder, exist_ok=True)
         storage.remove_temporary_files(folder)
         # Continue with the file of an earlier mirror if it matches its checksums.
@@ -426,7 +412,7 @@ class WeightMirror:
 
         If names or shapes change, the mirror replaces the file: call this method again.
         """
-        parts = zip(self._held.layout, self._held.words, strict=True)
+        parts = zip(self._layout, self._words, strict=True)
         return {name: tensor_from(words, spec) for (name, spec), words in parts}
 
     def _is_news(self, latest: int, known: int) -> bool:
@@ -481,14 +467,14 @@ class WeightMirror:
         """Apply steps in one pass over the file, which must then match the last one's header."""
         layout = header.tensors
         require(all(each.tensors == layout for each, _ in steps), "expected one layout")
-        if layout != self._held.layout:
+        if layout != self._layout:
             (whole, payloads), *steps = steps
             require(whole.parent is None, "expected the file's layout")
             total = sum(map(len, payloads))
             require(total == _num_bytes(layout), "expected the bytes of all weights")
             self._local.put(MODEL_NAME, [_file_header(layout), *payloads])
             self._map(layout)
-        blocks = self._held.blocks
+        blocks = _blocks(self._words)
 
         def work(n: int) -> int:
             for each, payloads in steps:
@@ -499,7 +485,7 @@ class WeightMirror:
         crcs = _u32(parallel_map(self._folder.workers, work, range(len(blocks))))
         is_same = crcs == header.crcs
         if header.sha256 is not None:
-            is_same &= hashlib.sha256(self._held.data.data).digest() == header.sha256
+            is_same &= _sha256(blocks) == header.sha256
         require(is_same, "the weights do not match their checksums")
         self._local.put(_STATE_NAME, [pack_frame(MAGIC, header)])
         self.step, self._id = header.number, header.id
@@ -509,7 +495,10 @@ class WeightMirror:
             whole = mmap.mmap(file.fileno(), 0)
         start = len(whole) - _num_bytes(layout)
         require(whole[:start] == _file_header(layout), "expected a file of these tensors")
-        self._held = _Weights(layout, np.frombuffer(whole, np.uint8)[start:])
+        stops = np.cumsum([spec.num_bytes for _, spec in layout], dtype=np.int64)
+        parts = np.split(np.frombuffer(whole, np.uint8)[start:], stops)
+        self._layout = layout
+        self._words = [part.view(spec.word) for part, (_, spec) in zip(parts, layout, strict=False)]
 
 
 def _apply_payload(words: Words, coder: int, payload: Bytes) -> None:
