@@ -233,8 +233,10 @@ class DeltaStore:
 
     def _wait(self) -> None:
         """Wait for the current save; raise its error once."""
-        pending, self._pending = self._pending, None
+        pending = self._pending
         if pending is not None:
+            concurrent.futures.wait([pending])  # which Ctrl-C can interrupt
+            self._pending = None
             pending.result()
 
     def settled(self) -> StoreIO:

@@ -4,6 +4,7 @@ import os
 import resource
 import shutil
 import signal
+import threading
 
 import pytest
 import torch
@@ -74,6 +75,31 @@ def test_a_lost_answer_is_no_conflict(tmp_path, monkeypatch):
     assert saved(tmp_path / "store", 2, tiny_state).verify() == []
     publisher = WeightPublisher(str(tmp_path / "stream"))
     assert [publisher.publish({"w": torch.ones(n)}) for n in (1, 2)] == [1, 2]
+
+
+def test_an_interrupted_wait_does_not_forget_a_save(tmp_path, monkeypatch):
+    """After Ctrl-C during a blocking save, the next save waits for the one that still runs."""
+    go_on = threading.Event()
+    write = storage.atomic_write
+
+    def slow(*args, **options):
+        go_on.wait()
+        return write(*args, **options)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    handler = signal.signal(signal.SIGALRM, interrupt)
+    with DeltaStore(str(tmp_path)) as store:
+        store.save(tiny_state(1), blocking=True)
+        monkeypatch.setattr(storage, "atomic_write", slow)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            store.save(tiny_state(2), blocking=True)
+        signal.signal(signal.SIGALRM, handler)
+        threading.Timer(0.2, go_on.set).start()
+        assert store.save(tiny_state(3), blocking=True) == 3
+    assert [store.load(number)["epoch"] for number in (1, 2, 3)] == [1, 2, 3]
 
 
 def test_training_goes_on_after_damage(tmp_path, caplog):
