@@ -138,6 +138,8 @@ def make_tree(packed: Iterable[Any]) -> Tree:
     for token in packed:
         if type(token) is Leaf:
             tree.tokens.extend(token.tokens())
+        elif type(token) is list:
+            tree.tokens.extend(token)
         elif type(token) is bytes:
             tree.tokens.append(len(tree.blobs))
             tree.blobs.append(token)
@@ -147,7 +149,10 @@ def make_tree(packed: Iterable[Any]) -> Tree:
 
 
 def pack(value: Any, path: tuple[str, ...] = (), roles: Roles = None) -> Iterator[Any]:
-    """Yield the tokens of a value, a :class:`Leaf` for a tensor, and bytes instead of their number.
+    """Yield the tokens of a value.
+
+    There is a :class:`Leaf` for a tensor, bytes instead of their number, and a list for the tokens
+    of many numbers.
 
     Args:
         value: The value.
@@ -155,11 +160,12 @@ def pack(value: Any, path: tuple[str, ...] = (), roles: Roles = None) -> Iterato
         roles: The roles of an optimizer's tensors by name, none for an unknown optimizer; None
             outside optimizers.
     """
-    kind = type(value)
-    where = ".".join(path)
     if _is_token(value):
         yield value
-    elif kind in _CONTAINERS:
+        return
+    kind = type(value)
+    where = ".".join(path)
+    if kind in _CONTAINERS:
         yield from _pack_items(value, path, roles)
     elif kind is str:
         if value.encode(errors="ignore").decode() != value:
@@ -199,8 +205,8 @@ def _pack_items(value: Any, path: tuple[str, ...], roles: Roles) -> Iterator[Any
     if is_dict and {"state", "param_groups"} <= value.keys():
         roles = _roles(value["param_groups"])
     yield from (tag, len(value))
-    if not is_dict and all(map(_is_token, value)):  # a long list of numbers
-        yield from value
+    if not is_dict and all(map(_is_token, value)):  # often a long list of numbers
+        yield list(value)
         return
     for key, item in value.items() if is_dict else enumerate(value):
         if type(key) not in _KEYS:
@@ -318,6 +324,8 @@ class TreeReader:
         require(len(keys) <= MAX_DEPTH + 1, "the tree has too many levels")
         take = self._tokens.pop
         value: Any = take()
+        if type(value) is not str:
+            return value
         match value:
             case "l" | "t":
                 items = self._read_list(keys)
@@ -339,7 +347,7 @@ class TreeReader:
                 number, offset, dim = take(), take(), take()
                 sizes, strides = ([take() for _ in range(dim)] for _ in range(2))
                 value = self._tensor(".".join(keys), number, value, sizes, strides, offset)
-            case str():
+            case _:
                 raise CorruptCheckpoint(f"expected the kind of a node, got {value!r}")
         return value
 
