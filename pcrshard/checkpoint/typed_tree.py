@@ -78,18 +78,13 @@ class Leaf:
         return self.tensor.storage_offset(), self.tensor.shape, self.tensor.stride()
 
     @property
-    def extent(self) -> int:
-        """The span in memory from the first to the last element, inclusive, in elements."""
+    def span(self) -> tuple[int, int]:
+        """The half-open range from the first to the last element in the storage, in elements."""
+        start, shape, strides = self.layout
         if self.tensor.numel() == 0:
-            return 0
-        pairs = zip(self.tensor.shape, self.tensor.stride(), strict=True)
-        return 1 + sum((size - 1) * stride for size, stride in pairs)
-
-    def contains(self, other: Leaf) -> bool:
-        """Return whether a tensor of the same storage is this one, or a part of its memory."""
-        start = other.tensor.storage_offset() - self.tensor.storage_offset()
-        is_part = 0 <= start <= self.tensor.numel() - other.extent
-        return self.layout == other.layout or (is_part and self.tensor.is_contiguous())
+            return start, start
+        pairs = zip(shape, strides, strict=True)
+        return start, start + 1 + sum((size - 1) * stride for size, stride in pairs)
 
     def tokens(self) -> tuple[Any, ...]:
         """Return the tokens that refer to its elements in its base."""
@@ -227,19 +222,29 @@ def leaves_of(state: Any) -> Iterator[Leaf]:
 
 def _tie(leaves: list[Leaf]) -> list[Leaf]:
     """Find the base of each leaf, and return the bases, numbered in their order."""
-    bases: dict[Any, list[Leaf]] = collections.defaultdict(list)
-    # The largest tensors first, because they may contain others; then the contiguous ones.
-    for leaf in sorted(leaves, key=lambda leaf: (-leaf.extent, not leaf.tensor.is_contiguous())):
+    by_layout: dict[Any, Leaf] = {}
+    # The contiguous base that reaches farthest into each storage.
+    widest: dict[Any, Leaf] = {}
+
+    def order(leaf: Leaf) -> tuple[int, int, bool]:
+        start, stop = leaf.span
+        return start, -stop, not leaf.tensor.is_contiguous()
+
+    for leaf in sorted(leaves, key=order):  # tensors that contain others first
         tensor = leaf.tensor
-        storage = (tensor.untyped_storage().data_ptr(), tensor.device, tensor.dtype)
         # Empty tensors have no memory that could identify them.
-        sharing = bases[storage if tensor.numel() else leaf]
-        leaf.base = next((base for base in sharing if base.contains(leaf)), leaf)
+        storage = tensor.untyped_storage().data_ptr() if tensor.numel() else leaf
+        place = (storage, tensor.device, tensor.dtype)
+        if place in widest and leaf.span[1] <= widest[place].span[1]:
+            leaf.base = widest[place]
+        else:
+            leaf.base = by_layout.setdefault((place, leaf.layout), leaf)
         leaf.base.uses.append(leaf.path)
-        if leaf.base is leaf:
-            sharing.append(leaf)
-        elif leaf.role is None:  # memory shared with an exact tensor must stay exact
-            leaf.base.role = None
+        if leaf.base is not leaf:
+            if leaf.role is None:  # memory shared with an exact tensor must stay exact
+                leaf.base.role = None
+        elif tensor.is_contiguous():
+            widest[place] = leaf
     stored = [leaf for leaf in leaves if leaf.base is leaf]
     for number, leaf in enumerate(stored):
         leaf.number = number
