@@ -15,7 +15,7 @@ from typing import Annotated, Any, Self, TypeVar
 import msgspec
 
 from ..checksum import crc32c
-from ..errors import CorruptCheckpoint, PCRError, UnsupportedState, UnsupportedVersion
+from ..errors import CorruptCheckpoint, FormatError, PCRError, UnsupportedState, UnsupportedVersion
 
 VERSION = 2
 # Magic, CRC-32C of everything from after it to the end of the header, version, header size.
@@ -145,8 +145,9 @@ def damage_named(message: str, url: str | None = None, key: str | None = None) -
     except PCRError as error:
         if error.url is not None:
             raise
-        text = f"{message}: {error}" if type(error) is CorruptCheckpoint else str(error)
-        raise type(error)(text, url=url, key=key) from error.__cause__
+        if type(error) in (FormatError, CorruptCheckpoint):
+            error = CorruptCheckpoint(f"{message}: {error}")
+        raise type(error)(str(error), url=url, key=key) from error.__cause__
     except (
         msgspec.MsgspecError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError,
         RuntimeError,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from .. import zstd
-from ..errors import CorruptCheckpoint, FormatError
+from ..errors import FormatError
 from ..memory import Buffer
 from .float_types import Words
 
@@ -33,14 +31,13 @@ def decompress(payload: Buffer, size: int) -> bytes:
     """Return the ``size`` bytes of a payload; the caller must have limited ``size``.
 
     Raises:
-        CorruptCheckpoint: The payload is damaged or holds a different number of bytes.
+        FormatError: The payload is damaged or holds a different number of bytes.
     """
     data = bytes(payload[1:])
     if _is_frame(payload):
-        with _damage_is_ours():
-            data = zstd.decompress(data, size)
+        return zstd.decompress(data, size)
     if len(data) != size:
-        raise CorruptCheckpoint(f"expected {size} bytes, got {len(data)}")
+        raise FormatError(f"expected {size} bytes, got {len(data)}")
     return data
 
 
@@ -48,28 +45,17 @@ def _is_frame(payload: Buffer) -> bool:
     """Return whether a payload is a zstd frame, according to its first byte."""
     kind = bytes(payload[:1])
     if kind not in (_RAW, _ZSTD):
-        raise CorruptCheckpoint(f"expected the mark of a coder, got {kind!r}")
+        raise FormatError(f"expected the mark of a coder, got {kind!r}")
     return kind == _ZSTD
-
-
-@contextmanager
-def _damage_is_ours() -> Iterator[None]:
-    try:
-        yield
-    except FormatError as error:
-        raise CorruptCheckpoint(str(error)) from error
 
 
 def content_bytes(payload: Buffer) -> int:
     """Return the declared content size of a payload of :func:`compress`, in bytes.
 
     Raises:
-        CorruptCheckpoint: The payload does not declare its size.
+        FormatError: The payload does not declare its size.
     """
-    if not _is_frame(payload):
-        return len(payload) - 1
-    with _damage_is_ours():
-        return zstd.content_bytes(payload[1:])
+    return zstd.content_bytes(payload[1:]) if _is_frame(payload) else len(payload) - 1
 
 
 def encode_planes(words: Words) -> bytes:
@@ -89,7 +75,7 @@ def decode_planes(
     """Decode the ``count`` words of a payload; the caller must have limited ``count``.
 
     Raises:
-        CorruptCheckpoint: The payload is damaged or holds a different number of words.
+        FormatError: The payload is damaged or holds a different number of words.
     """
     data = decompress(payload, count * word.itemsize)
     planes = np.frombuffer(data, np.uint8).reshape(word.itemsize, count)

@@ -296,6 +296,9 @@ def test_damaged_and_forged_steps_change_nothing(stream, tmp_path):
         path.write_bytes(forged(whole, coders=bytes([coder]) * len(header["coders"])))
         with pytest.raises(CorruptCheckpoint):
             mirror.update()
+    path.write_bytes(forged(whole[:-20] + bytes(20)))
+    with pytest.raises(CorruptCheckpoint, match="Zstandard"):
+        mirror.update()
     path.write_bytes(whole)
     mirror.update()
     check(mirror, weights(1))
