@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import CorruptCheckpoint
 from .float_types import Values
 
 Codes = NDArray[np.int32]
@@ -166,10 +165,7 @@ def lattice_from(kind: Any, numbers: Any) -> Lattice:
     """Return the lattice described by a file.
 
     Raises:
-        CorruptCheckpoint: The description is invalid.
+        msgspec.ValidationError, TypeError: The description is invalid.
     """
-    try:
-        lattice: Lattice = msgspec.convert((kind, *numbers), Lattice)
-    except (TypeError, msgspec.ValidationError) as error:
-        raise CorruptCheckpoint(f"expected a lattice, got {kind!r} with {numbers!r}") from error
+    lattice: Lattice = msgspec.convert((kind, *numbers), Lattice)
     return lattice

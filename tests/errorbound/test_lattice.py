@@ -3,12 +3,12 @@
 import math
 from decimal import Decimal, getcontext
 
+import msgspec
 import numpy as np
 import pytest
 
 from pcrshard.errorbound import LinearLattice, LogLattice, lattice_from
 from pcrshard.errorbound.lattice import log_lattice, powers_of_two
-from pcrshard.errors import CorruptCheckpoint
 
 
 def test_powers_of_two_are_right_to_the_last_bits():
@@ -67,5 +67,5 @@ def test_a_description_makes_the_same_lattice(lattice):
 )
 def test_other_descriptions_are_refused(kind, numbers):
     """A hostile file cannot ask for a table of any size, or for a step of nothing."""
-    with pytest.raises(CorruptCheckpoint, match="expected a lattice"):
+    with pytest.raises((msgspec.ValidationError, TypeError)):
         lattice_from(kind, numbers)
