@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 from .. import storage
 from ..errors import EncodeError
-from ..format.names import check_name, is_jpeg_field, place_in_list
+from ..format.names import OTHER_IMAGE_EXTENSIONS, check_name, is_jpeg_field, place_in_list
 from ..format.scan_script import Q95, STANDARD
 from ..format.schema import IMAGE, IMAGE_LIST, Stream
 from ..format.shard_format import AUTO, FieldNames, ShardFormat
 from ..jpeg.quality import HIGH_QUALITY, estimate_quality
 from .labels import check_classes, read_labels
 from .samples import SampleRef, Source, StorageOptions, find_lists
-from .sources import CONVERTIBLE, list_source
+from .sources import list_source
 
 ON_ERROR = ("raise", "keep", "reencode", "skip")
 _COUNTS = ("num_shards", "samples_per_shard", "resize_short", "for_ranks", "for_workers")
@@ -183,12 +183,12 @@ def convert_names(samples: list[SampleRef], options: EncodeOptions) -> list[Samp
         files = [storage.split_query(sample.refs[0].url)[0] for sample in samples]
         # A sample of a folder has one file; that of a tar is no image.
         names = [[file.rpartition(".")[2].lower()] for file in files]
-        if not all(own[0] in CONVERTIBLE for own in names):
+        if not all(own[0] in OTHER_IMAGE_EXTENSIONS for own in names):
             return samples
     else:
         names = [[ref.name for ref in sample.refs] for sample in samples]
         for own in names:
-            images = [name for name in own if name in CONVERTIBLE]
+            images = [name for name in own if name in OTHER_IMAGE_EXTENSIONS]
             if images and not any(map(is_jpeg_field, own)):
                 own[own.index(images[0])] = "jpg"
     return [

@@ -24,6 +24,7 @@ from ..format.columns import ABSENT
 from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
 from ..format.group_table import GroupTable, LateValues
 from ..format.names import (
+    MAX_KEY_BYTES,
     check_name,
     is_jpeg_field,
     is_metadata,
@@ -91,8 +92,8 @@ def encode_sample(
     key = sample.get("__key__")
     if not isinstance(key, str) or not valid_key(key) or is_metadata(f"{key}."):
         raise EncodeError(
-            "expected a key without dots in its last part, '..', a leading '/' or a folder named "
-            f"__...__, which WebDataset skips, got {key!r}"
+            f"expected a key of at most {MAX_KEY_BYTES} bytes without dots in its last part, '..', "
+            f"a leading '/' or a folder named __...__, which WebDataset skips, got {key!r}"
         )
     encoded = EncodedSample(key, {}, {})
     for name, value in sample.items():

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from .. import storage
 from ..errors import EncodeError, StorageError
-from ..format.names import JPEG_EXTENSIONS
+from ..format.names import JPEG_EXTENSIONS, OTHER_IMAGE_EXTENSIONS
 from ..redaction import get_logger, redact, redact_url
 from .row_lists import LISTS, list_rows
 from .samples import (
@@ -29,8 +29,7 @@ from .samples import (
 from .tars import list_tars
 
 _log = get_logger("pcrshard")
-CONVERTIBLE = frozenset({"png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "jp2"})
-_IMAGES = JPEG_EXTENSIONS | CONVERTIBLE
+_IMAGES = JPEG_EXTENSIONS | OTHER_IMAGE_EXTENSIONS
 _HTTP = ("http://", "https://")
 _HTTP_ADVICE = (
     "; a web server may not list its folders: name tars with a brace pattern (x-{000..099}.tar), "

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, JpegImagePlugin
+from PIL import Image, ImageOps, JpegImagePlugin, UnidentifiedImageError
 
 from ..errors import CorruptJpeg, PCRError, UnsupportedJpeg
 from ..native import Box, Size
 from .limits import check_cost, check_pixels
-from .markers import map_jpeg, other_format
+from .markers import SOI, map_jpeg, other_format
 
 Pixels = NDArray[np.uint8]
 # Not all of Pillow's plugins: some run other programs on the file.
@@ -85,6 +85,9 @@ def _open_image(image: bytes) -> Iterator[Any]:
             yield picture
     except (PCRError, MemoryError):
         raise
+    except UnidentifiedImageError as error:  # its message has an address in memory
+        kind = other_format(image) or ("JPEG" if image[:2] == SOI else "unknown")
+        raise CorruptJpeg(f"Pillow cannot decode this {kind} file") from error
     except Exception as error:
         # Plugins raise arbitrary errors on damaged bytes: TypeError, KeyError, struct.error...
         raise CorruptJpeg(f"Pillow: {error or type(error).__name__}") from error

@@ -82,6 +82,12 @@ def open_dataset(
                 if "" not in splits:
                     hint = f"name the folder of a split: {', '.join(splits)}"
             raise StorageError(f"no {DATASET_INDEX} there; {hint}", url=found) from error.__cause__
+        if any(map(storage.is_pattern, urls)):
+            raise StorageError(
+                "expected braces instead of wildcards, as in data-{000000..000003}.tar: no "
+                f"{DATASET_INDEX} lists the shards",
+                url=urls[0],
+            ) from error.__cause__
         shards = [Shard(url, storage_options=storage_options, retry=retry) for url in urls]
         with ThreadPoolExecutor(_HEAD_THREADS) as threads:
             entries = tuple(threads.map(_entry, shards))

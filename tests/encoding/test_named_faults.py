@@ -36,6 +36,16 @@ def test_whatever_pillow_raises_is_about_one_file(tmp_path, odd_tiff, on_error):
         run_encode(src, tmp_path / "raised", reencode_quality=90)
 
 
+@pytest.mark.parametrize("suffix", ["avif", "heic", "jxl"])
+def test_no_photograph_is_left_out_silently(tmp_path, suffix):
+    """A folder of a telephone has JPEGs and newer formats: these stop the run, or are kept."""
+    files = {"a.jpg": make_jpeg(0), f"b.{suffix}": b"\0\0\0\x18ftypheic"}
+    src = str(write_files(tmp_path / "src", files))
+    with pytest.raises(FormatError, match=rf"got HEIC.*--on-error keep.*b\.{suffix}"):
+        run_encode(src, tmp_path / "raised")
+    assert run_encode(src, tmp_path / "kept", on_error="keep").num_samples == 2
+
+
 LIST = [(f"s{i}.images.{k}.jpg", make_jpeg(i * 4 + k)) for i in range(4) for k in range(i)]
 TARS_OF_SAME_KEYS = {name: [("0.jpg", make_jpeg(ord(name)))] for name in "ab"}
 TAR_WITH_A_BAD_IMAGE = [("odd.images.0.jpg", make_jpeg(1)[:99])]

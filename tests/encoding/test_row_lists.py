@@ -51,6 +51,8 @@ def write_list(tmp_path):
         ("a.tsv", "\ufeffpath\tlabel\nimg/x.jpg\t1\n", {"cls": b"1"}),  # as a spreadsheet saves it
         ("a.jsonl", '{"path": "img/x.jpg"}\n', {}),
         ("a.jsonl", '\n{"path": "img/x.jpg", "label": -3}\n', {"cls": b"-3"}),
+        # The metadata.jsonl of a HuggingFace ImageFolder.
+        ("a.jsonl", '{"file_name": "img/x.jpg", "text": ""}', {"json": b'{"text": ""}'}),
         (
             "a.ndjson",
             '{"path": "img/x.jpg", "label": "dog", "box": [1, 2]}',

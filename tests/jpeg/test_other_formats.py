@@ -39,6 +39,12 @@ def test_other_formats_convert(fmt, mode):
         to_jpeg(data[:20], 90, None)
 
 
+def test_a_format_that_pillow_does_not_know_is_named():
+    """A photograph of a telephone that was kept as it is says why it cannot be decoded."""
+    with pytest.raises(CorruptJpeg, match="Pillow cannot decode this heic file"):
+        decode_image(b"\0\0\0\x18ftypheic" + bytes(99))
+
+
 def test_compress_is_close_to_the_pixels():
     """The demo's crops are what they were cut from."""
     pixels = make_pixels(1, 64, 64)

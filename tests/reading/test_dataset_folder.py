@@ -42,6 +42,8 @@ def test_what_is_no_dataset_is_an_error(tmp_path):
     """A folder without an index, and an index that is none, are named."""
     with pytest.raises(StorageError, match=r"name the folder of a dataset.*pcrshard encode"):
         open_dataset(tmp_path)
+    with pytest.raises(StorageError, match=r"expected braces instead of wildcards.*\*\.tar"):
+        open_dataset(tmp_path / "*.tar")
     (tmp_path / "pcr.json").write_text("{}")
     with pytest.raises(CorruptIndex, match=r"pcr\.json"):
         open_dataset(tmp_path)
