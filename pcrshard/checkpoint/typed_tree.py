@@ -281,10 +281,10 @@ class TreeReader:
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        self._blobs = dict(enumerate(tree.blobs))
         self.uses: list[tuple[str, int]] = []
         self.names: dict[int, str] = {}
-        taken: set[str] = set()
+        # The highest number after each name.
+        taken: dict[str, int] = {}
         left = _MAX_GROWTH * len(encode(tree))
 
         def note(path: str, number: int, tag: str, *_: Any) -> None:
@@ -293,11 +293,11 @@ class TreeReader:
             require(left >= 0, "the paths of its tensors are too long")
             self.uses.append((path, number))
             if tag != "v" and number not in self.names:
-                name, count = path, 1
+                name = path
                 while name in taken:
-                    count += 1
-                    name = f"{path}#{count}"
-                taken.add(name)
+                    taken[path] += 1
+                    name = f"{path}#{taken[path]}"
+                taken[name] = 1
                 self.names[number] = name
 
         self.build(note)
@@ -314,6 +314,8 @@ class TreeReader:
         self.parts: dict[str, list[Any]] = {path: [] for path in paths}
         self._tensor = tensor
         self._tokens: list[Any] = self._tree.tokens[::-1]
+        # Each is used once: a large integer in many places would take memory each time.
+        self._blob = dict(enumerate(self._tree.blobs)).pop
         state = self._read_part(())
         require(not self._tokens, "expected the tree to end where its tokens end")
         return state
@@ -340,12 +342,12 @@ class TreeReader:
             case "s":
                 value = take()
             case "b":
-                value = self._blobs[take()]
+                value = self._blob(take())
             case "i":
-                value = int.from_bytes(self._blobs[take()], "little", signed=True)
+                value = int.from_bytes(self._blob(take()), "little", signed=True)
             case "g":
                 dtype = NUMPY_TYPES[take()]
-                (value,) = np.frombuffer(self._blobs[take()], dtype)
+                (value,) = np.frombuffer(self._blob(take()), dtype)
             case "x" | "a":
                 value = self._tensor(".".join(keys), take(), value)
             case "v":

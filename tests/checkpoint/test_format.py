@@ -115,13 +115,22 @@ def test_a_header_takes_little_memory(folder, tmp_path, bomb):
         assert grown < 20 * 1024, f"{grown} KiB for {path.stat().st_size} bytes"
 
 
-def test_paths_take_little_memory(folder):
-    """A long key above many tensors does not multiply."""
-    tokens = ["l", 4, "x", 0, "x", 1, "x", 2, "d", 1, "s", "k" * 20_000, "l", 15_000]
-    tokens += ["x", 0] * 15_000
-    rewrite_version(folder, lambda header: header | {"tree": [tokens, []]})
+MANY = ["l", 15_000]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "blob"),
+    [
+        pytest.param(["d", 1, "s", "k" * 20_000, *MANY, *["x", 0] * 15_000], b"", id="a path"),
+        pytest.param([*MANY, *["i", 0] * 15_000], bytes(19_999) + b"a", id="an integer"),
+    ],
+)
+def test_what_is_used_often_takes_little_memory(folder, tokens, blob):
+    """A long key above many tensors, or a large integer in many places, does not multiply."""
+    tree = [["l", 4, "x", 0, "x", 1, "x", 2, *tokens], [blob]]
+    rewrite_version(folder, lambda header: header | {"tree": tree})
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(PCRError, match="paths of its tensors are too long"):
+    with pytest.raises(PCRError, match="the header is damaged"):
         load(folder)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak
     assert grown < 20 * 1024, f"{grown} KiB"
