@@ -7,32 +7,24 @@ complete and verified, or not at all. The dataset index is written last.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from threading import Event
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from .. import storage
 from ..checksum import crc32c
 from ..errors import CorruptIndex, EncodeError, FormatError
 from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry, resolve_scan
-from ..format.scan import Scan, check_scan
+from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_head import HEAD_STOP, read_head
+from ..format.tar_members import TRAILER
+from ..memory import Buffer
 from ..reading.dataset_folder import open_dataset
 from ..reading.shard import Shard
-from ..redaction import get_logger
 from ..storage.locks import hold_lock
-
-# Bytes read into memory at once.
-_CHUNK_BYTES = 16 << 20
-log = get_logger(__name__)
 
 
 class Staged(NamedTuple):
@@ -87,7 +79,6 @@ def stage(
         raise EncodeError(f"expected a local folder to stage to, got {dst}")
     dst = storage.plain_path(dst)
     cancel = Event()
-    read = partial(storage.read, options=storage_options, retry=retry, cancel=cancel)
     storage.make_folder(dst)
     with hold_lock(dst), ThreadPoolExecutor(workers, "pcrshard-stage") as pool:
         _check_destination(dst, source)
@@ -95,8 +86,9 @@ def stage(
         copies = []
         for url, entry in zip(urls, source.shards, strict=True):
             entry.prefix_stop(highest)  # a staged copy may not have the scan
-            position = check_scan(highest, entry.num_groups)
-            copies.append(_Copy(entry, position, os.path.join(dst, entry.name), partial(read, url)))
+            shard = Shard(url, entry=entry, storage_options=storage_options, retry=retry)
+            path = os.path.join(dst, entry.name)
+            copies.append(_Copy(shard, entry, highest, path, cancel))
         futures = [pool.submit(copy.run) for copy in copies]
         try:
             for future in as_completed(futures):
@@ -132,62 +124,55 @@ def _check_destination(dst: str, source: DatasetIndex) -> None:
 
 
 class _Copy(NamedTuple):
-    """A shard to copy up to a position: scan 1..N, or N + 1 for the whole file."""
+    """A shard to copy up to a scan."""
 
+    source: Shard
     entry: ShardEntry
-    position: int
+    scan: Scan
     path: str
-    read: Callable[[int, int], NDArray[np.uint8]]
+    cancel: Event
 
     def run(self) -> Staged:
-        """Copy until the file has reached its position."""
-        entry = self.entry
-        # Bytes of the file at each position, and 0 at position 0.
-        stops = (0, *entry.prefix_stops[:-1], entry.shard_bytes)
-        stop = stops[self.position]
+        """Copy the bytes that an earlier copy lacks."""
+        held, known = self._find_held()
+        reached = check_scan(self.scan, self.entry.num_groups)
+        copied = 0
+        if held < reached:
+            data = self._load(known)
+            copied = len(data) - len(known)
+            with storage.atomic_write(self.path) as new:
+                new.writelines([data, TRAILER] if self.scan == FULL else [data])
+        reached = max(held, reached)
+        staged = self.entry.staged(None if reached > self.entry.num_groups else reached)
+        return Staged(staged, copied, len(known))
+
+    def _find_held(self) -> tuple[int, Buffer]:
+        """Return the highest scan of an intact earlier copy, N + 1 for a whole file; its bytes."""
+        entry = self.entry.staged(None)
         size = os.path.getsize(self.path) if os.path.isfile(self.path) else 0
-        held = sum(each <= size for each in stops[1:-1]) + (size == entry.shard_bytes)
-        try:
-            if held:
-                self._check(self.path, held)
-        except FormatError:
-            held = 0
-        kept = stops[held]
-        copied = max(stop - kept, 0)
-        if copied:
-            try:
-                self._write(kept, stop)
-            except FormatError as error:
-                # Kept bytes may be damaged, too: headers and padding are covered only by the
-                # checksum of the whole file.
-                log.warning("%s; fetching it once more", error)
-                kept = 0
-                copied += stop
-                self._write(kept, stop)
-        reached = max(held, self.position)
-        return Staged(entry.staged(None if reached > entry.num_groups else reached), copied, kept)
+        if size == entry.shard_bytes:
+            data = storage.read(self.path, 0, size).data
+            if crc32c(data) == entry.shard_crc32c:
+                return entry.num_groups + 1, data
+        held = sum(stop <= size for stop in entry.prefix_stops[:-1])
+        if held:
+            with suppress(FormatError):
+                prefix = Shard(self.path, entry=entry).load(held)
+                if not prefix.damaged:
+                    return held, prefix.buffer.data
+        return 0, b""
 
-    def _write(self, kept: int, stop: int) -> None:
-        """Replace the file by its first ``kept`` bytes and those up to ``stop``, verified."""
-        with storage.atomic_write(self.path) as new:
-            if kept:
-                shutil.copyfile(self.path, new.name)
-                new.truncate(kept)
-                new.seek(kept)
-            for start in range(kept, stop, _CHUNK_BYTES):
-                new.write(self.read(start, min(start + _CHUNK_BYTES, stop)).data)
-            new.flush()
-            try:
-                self._check(new.name, self.position)
-            except FormatError as error:
-                raise type(error)(str(error).replace(new.name, self.path)) from error
-
-    def _check(self, path: str, position: int) -> None:
-        """Raise an error if a prefix, or the whole file, does not match its checksums."""
-        if position <= self.entry.num_groups:
-            for _ in Shard(path, entry=self.entry.staged(None)).samples(position):
-                pass
-        elif crc32c(storage.read(path, 0, self.entry.shard_bytes)) != self.entry.shard_crc32c:
-            raise CorruptIndex(
-                "the checksum of the file is not that of the dataset index", url=path
-            )
+    def _load(self, known: Buffer) -> Buffer:
+        """Return the prefix of the scan, verified; ``known`` are its first bytes."""
+        # Headers and padding are covered only by the checksum of the whole file, so that those of
+        # the known bytes may be damaged, too.
+        for first in (known, b""):
+            prefix = self.source.load(self.scan, cancel=self.cancel, known=first)
+            if prefix.damaged:
+                list(prefix.samples())  # raises the first error
+            data = prefix.buffer.data
+            if self.scan != FULL or crc32c(TRAILER, crc32c(data)) == self.entry.shard_crc32c:
+                return data
+        raise CorruptIndex(
+            "the checksum of the file is not that of the dataset index", url=self.source.url
+        )
