@@ -55,7 +55,7 @@ def _sizes(bench, name, source, dst):
     for entry in index.shards:
         prefix = pcrshard.Shard(os.path.join(dst, entry.name)).load(10)
         for scan in SCANS:
-            entropy[scan] += int(prefix.groups.table.own_bytes[:scan].sum())
+            entropy[scan] += int(prefix.tables.own_bytes[:scan].sum())
     files = [path for path in pathlib.Path(source).rglob("*") if path.is_file()]
     size, full = sum(map(os.path.getsize, files)), index.prefix_bytes("full")
     row = {"set": name, "full": full / size}

@@ -51,7 +51,7 @@ def _plan(folder, scan):
     index, paths = pcrshard.open_dataset(folder)
     for entry, path in zip(index.shards, paths, strict=True):
         prefix = pcrshard.Shard(path).load(scan)
-        sizes = int(prefix.groups.table.sizes.sum()) + 2 * entry.num_samples
+        sizes = int(prefix.tables.sizes.sum()) + 2 * entry.num_samples
         yield path, entry, entry.prefix_stop(scan), sizes
 
 

@@ -18,7 +18,7 @@ def _piece_sizes(url):
     parts = []
     for entry, shard in zip(index.shards, urls, strict=True):
         prefix = pcrshard.Shard(shard, entry=entry).load()
-        parts.append(np.concatenate([prefix.groups.table.sizes, prefix.tail.table.sizes]))
+        parts.append(prefix.tables.sizes)
     return np.cumsum(np.concatenate(parts, axis=1, dtype=np.int64), axis=0)
 
 

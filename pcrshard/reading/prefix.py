@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,23 +42,6 @@ def number_lists(sample: Sample) -> Sample:
     return flat
 
 
-class Pieces(NamedTuple):
-    """Locations of the pieces of all units, for consecutive groups or for the tail.
-
-    Attributes:
-        table: The table that the shard stores for them.
-        native: (U, 2 R) address and size of the header and the own bytes of each piece, in order.
-    """
-
-    table: GroupTable
-    native: Table
-
-    def of_unit(self, unit: int) -> list[memoryview]:
-        """Return copies of a unit's piece in each group."""
-        row = self.native[unit]
-        return [join(row[first : first + 2]).data for first in range(0, len(row), 2)]
-
-
 class Prefix:
     """The samples of a prefix in memory; from :meth:`Shard.load`.
 
@@ -72,8 +55,7 @@ class Prefix:
         scan: The scan of the samples.
 
     Attributes:
-        groups: Pieces of images; missing at scan 0.
-        tail: Pieces of metadata; ``None`` below ``"full"``.
+        tables: The tables of all groups in memory, and of the tail; missing at scan 0.
         damaged: Units, and (field, position) of values of deferred fields, that fail their
             checksum.
         streams: Names of the image fields; none at scan 0.
@@ -84,8 +66,9 @@ class Prefix:
         CorruptIndex: A table breaks a rule of SPEC.md.
     """
 
-    groups: Pieces
-    tail: Pieces | None = None
+    tables: GroupTable
+    # (U, 2 R) address and size of the header and the own bytes of each piece, in order.
+    _native: Table
 
     def __init__(
         self, shard: Shard, index: ShardIndex, buffer: NDArray[np.uint8], scan: Scan
@@ -98,29 +81,30 @@ class Prefix:
         # The base groups of a preview share their end, and so may groups without pieces.
         held = sum(stop <= len(buffer) for stop in index.head.prefix_stops)
         if held:
-            self.groups = self._find_pieces(range(min(held, index.num_groups)))
-        if held > index.num_groups:
-            self.tail = self._find_pieces(range(index.num_groups, held))
+            self._find_pieces(held)
         self._choose(scan)
 
-    def _find_pieces(self, rows: range) -> Pieces:
-        """Return the pieces of some groups, after adding their deferred fields and their damage."""
+    def _find_pieces(self, held: int) -> None:
+        """Find the pieces of the first groups, their deferred fields and their damage."""
         buffer, index, url = self.buffer, self.index, self.shard.url
-        table = decode_tables(
-            index, list(index.table_places(rows.start, rows.stop)), buffer.data, url=url
-        )
+        places = list(index.table_places(0, held))
+        self.tables = table = decode_tables(index, places, buffer.data, url=url)
         native = place_pieces(
             table.sizes,
             table.header_sizes,
-            group_starts(index, rows),
-            min(len(rows), index.schema.base) if len(table.offsets) else 0,
+            group_starts(index, table.rows),
+            index.schema.base,
             table.offsets,
             table.headers,
             buffer,
         )
         if native is None:
             raise CorruptIndex("a piece is not in the prefix", url=url)
-        self.damaged.update(find_damaged(native, table.crcs[-1]))
+        self._native = native
+        for rows in (table.rows[: index.num_groups], table.rows[index.num_groups :]):
+            if rows:
+                pieces = np.ascontiguousarray(native[:, 2 * rows.start : 2 * rows.stop])
+                self.damaged.update(find_damaged(pieces, table.crcs[rows[-1]]))
         for name, place in (late_starts(index, table) if table.late else {}).items():
             start, values = place, table.late[name]
             found = self._late[name] = []
@@ -133,12 +117,12 @@ class Prefix:
                     if crc32c(value) != crc:
                         self.damaged.add((name, row))
                 found.append(value)
-        return Pieces(table, native)
 
     def _choose(self, scan: Scan) -> None:
         schema = self.index.schema
         position = check_scan(scan, self.index.num_groups, 0)
         self.scan = scan
+        self._rows = range(position)
         self._num_scans = min(position, self.index.num_groups)
         self.streams = tuple(field for field, _ in schema.streams) if position else ()
         late = {name: self._late[name] for name, first in schema.late if first <= position}
@@ -223,9 +207,7 @@ class Prefix:
         if field not in self.streams:
             return []
         place = row * len(self.streams) + self.streams.index(field)
-        units = [place]
-        if self.index.schema.lists:
-            units = list(range(*self.index.first_units[place : place + 2]))
+        units = range(*self.index.first_units[place : place + 2])
         return [unit for unit in units if self.index.dims[unit, 0]]
 
     def _oriented(self, unit: int, jpeg: Buffer) -> Buffer:
@@ -251,7 +233,7 @@ class Prefix:
             (len(units), P) addresses and sizes of their pieces, in order; sizes of 0 for an image
             that is missing or damaged.
         """
-        table = self.groups.native[units, : 2 * self._num_scans]
+        table = self._native[units, : 2 * self._num_scans]
         if self.damaged:
             table["size"][[unit in self.damaged for unit in units]] = 0
         return table
@@ -262,40 +244,39 @@ class Prefix:
         Raises:
             CorruptPiece: One is damaged.
         """
-        self._find_damage(unit, self.groups, self._num_scans)
-        first, *rest = self.groups.of_unit(unit)[: self._num_scans]
+        self._check(unit)
+        first, *rest = self._pieces(unit)[: self._num_scans]
         return [memoryview(self._oriented(unit, first)), *rest]
 
     def _image(self, unit: int) -> bytes:
-        row = self.groups.native[unit, : 2 * self._num_scans]
-        tail = self.tail if self.scan == FULL else None
-        if unit in self.damaged:
-            self._find_damage(unit, self.groups, self._num_scans)
-        if tail is None or not tail.table.sizes[0, unit]:
-            return bytes(self._oriented(unit, join(row, EOI).tobytes()))
-        self._find_damage(unit, tail, 1)
+        self._check(unit)
+        native, stop = self._native[unit], 2 * self._num_scans
+        if self.scan != FULL or not self.tables.sizes[-1, unit]:
+            return bytes(self._oriented(unit, join(native[:stop], EOI).tobytes()))
         try:
-            return join_pieces([join(row).data], bytes(join(tail.native[unit])))
+            return join_pieces([join(native[:stop]).data], bytes(join(native[stop:])))
         except CorruptJpeg as error:
             url, key = self.shard.url, self._key(unit)
             raise CorruptJpeg(str(error), url=url, key=key, scan="tail") from error
 
-    def _find_damage(self, unit: int, pieces: Pieces, num_rows: int) -> None:
-        """Raise an error that names the first damaged scan of an image, if a row is damaged."""
+    def _pieces(self, unit: int) -> list[memoryview]:
+        """Return copies of an image's piece in each group of the scan, and of its metadata."""
+        return [join(self._native[unit, 2 * row : 2 * row + 2]).data for row in self._rows]
+
+    def _check(self, unit: int) -> None:
+        """Raise an error that names the first damaged scan of an image, if there is one."""
         if unit not in self.damaged:
             return
-        table = pieces.table
-        crc = 0
-        for row, piece in enumerate(pieces.of_unit(unit)[:num_rows]):
-            crc = crc32c(piece, crc)
-            expected = int(table.crcs[row, unit])
+        crc, tail = 0, self.index.num_groups
+        for row, piece in enumerate(self._pieces(unit)):
+            crc = crc32c(piece, crc * (row != tail))
+            expected = int(self.tables.crcs[row, unit])
             if crc != expected:
-                scan = table.rows[row] + 1
                 raise CorruptPiece(
                     f"expected CRC-32C {expected:08x}, got {crc:08x} for {len(piece)} bytes",
                     url=self.shard.url,
                     key=self._key(unit),
-                    scan="tail" if scan > self.index.num_groups else scan,
+                    scan="tail" if row == tail else row + 1,
                 )
 
     def _key(self, unit: int) -> str:

@@ -139,7 +139,7 @@ def test_an_image_scan_by_scan(url):
     also says which way up the image is.
     """
     prefix = Shard(url).load(5)
-    sizes = prefix.groups.table.sizes[:5, :: len(prefix.streams)]
+    sizes = prefix.tables.sizes[:5, :: len(prefix.streams)]
     rows = range(prefix.index.num_samples)
     seen = [prefix.pieces(unit) for row in rows for unit in prefix.units_of(row, "jpg")]
     turned = prefix.index.orientation[:: len(prefix.streams)] > 1
