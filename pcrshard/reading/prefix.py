@@ -207,7 +207,9 @@ class Prefix:
         if field not in self.streams:
             return []
         place = row * len(self.streams) + self.streams.index(field)
-        units = range(*self.index.first_units[place : place + 2])
+        units = [place]
+        if self.index.schema.lists:
+            units = list(range(*self.index.first_units[place : place + 2]))
         return [unit for unit in units if self.index.dims[unit, 0]]
 
     def _oriented(self, unit: int, jpeg: Buffer) -> Buffer:
@@ -244,17 +246,20 @@ class Prefix:
         Raises:
             CorruptPiece: One is damaged.
         """
-        self._check(unit)
+        if unit in self.damaged:
+            self._check(unit)
         first, *rest = self._pieces(unit)[: self._num_scans]
         return [memoryview(self._oriented(unit, first)), *rest]
 
     def _image(self, unit: int) -> bytes:
-        self._check(unit)
-        native, stop = self._native[unit], 2 * self._num_scans
+        if unit in self.damaged:
+            self._check(unit)
+        stop = 2 * self._num_scans
+        scans = self._native[unit, :stop]
         if self.scan != FULL or not self.tables.sizes[-1, unit]:
-            return bytes(self._oriented(unit, join(native[:stop], EOI).tobytes()))
+            return bytes(self._oriented(unit, join(scans, EOI).tobytes()))
         try:
-            return join_pieces([join(native[:stop]).data], bytes(join(native[stop:])))
+            return join_pieces([join(scans).data], bytes(join(self._native[unit, stop:])))
         except CorruptJpeg as error:
             url, key = self.shard.url, self._key(unit)
             raise CorruptJpeg(str(error), url=url, key=key, scan="tail") from error
@@ -264,9 +269,7 @@ class Prefix:
         return [join(self._native[unit, 2 * row : 2 * row + 2]).data for row in self._rows]
 
     def _check(self, unit: int) -> None:
-        """Raise an error that names the first damaged scan of an image, if there is one."""
-        if unit not in self.damaged:
-            return
+        """Raise an error that names the first damaged scan of an image, if one is loaded."""
         crc, tail = 0, self.index.num_groups
         for row, piece in enumerate(self._pieces(unit)):
             crc = crc32c(piece, crc * (row != tail))
