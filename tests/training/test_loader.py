@@ -222,6 +222,7 @@ def test_ranks_are_those_of_the_moment(folder, monkeypatch):
     [
         ({"weights": (1,)}, "as many weights as datasets"),
         ({"weights": (1, -1)}, "expected weights"),
+        ({"weights": (0, 0)}, "expected weights"),
         ({"weights": (1, 1), "num_samples": 0}, "samples"),
         ({"num_samples": 10}, "weights"),
         ({"max_world_size": 3}, "multiple of max_world_size"),
