@@ -209,7 +209,7 @@ def test_wrong_arguments_are_named(message):
 
 def test_a_mixture_has_exact_shares_and_each_pass_has_every_sample_once():
     """Over any epochs, a dataset's samples come in whole passes, its share of each epoch is exact,
-    and each epoch continues where the one before it stopped.
+    or rounded by the largest remainders, and each epoch continues where the one before it stopped.
     """
     for number in range(50):
         rng = np.random.default_rng([SEED, 4, number])
@@ -225,12 +225,25 @@ def test_a_mixture_has_exact_shares_and_each_pass_has_every_sample_once():
             np.add.at(taken, ids, 1)
             counts = np.histogram(ids, bases)[0]
             assert counts.sum() == samples
-            assert (np.abs(counts - weights / weights.sum() * samples) < 1).all()
+            exact = weights / weights.sum() * samples
+            assert (np.abs(counts - exact) < 1).all()
+            is_up = counts > exact
+            assert (exact % 1)[is_up].min(initial=1) >= (exact % 1)[~is_up].max(initial=0)
             for own in np.split(taken, bases[1:-1]):
                 assert np.ptp(own) <= 1
 
 
 # When shards are needed
+
+
+@pytest.mark.parametrize(("keep", "shards", "peak"), [(2, [0, 1], 6), (1, [0, 1, 0], 5)])
+def test_a_shard_that_goes_unused_is_released(keep, shards, peak):
+    """A shard stays in memory if it goes unused for at most ``keep`` batches; the peak counts bytes
+    if it is given them.
+    """
+    plan = schedule([np.array([shard]) for shard in (0, 1, 1, 0)], [1, 1], keep)
+    assert plan.shards.tolist() == shards
+    assert plan.peak([5, 1]) == peak
 
 
 @pytest.mark.parametrize(("workers", "most"), [(1, 1), (2, 3), (4, 7), (3, 80)])
