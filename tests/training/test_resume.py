@@ -89,6 +89,7 @@ def test_every_place_to_stop(folder):
     expected = [whole(folder, {"seed": 4}, 8, epoch) for epoch in range(3)]
     loader = loader_of(folder, 8, seed=4)
     states = [loader.state_dict()] + [loader.state_dict() for _ in loader] + [loader.state_dict()]
+    assert [state["epoch"] for state in states] == [0] * 12 + [1] * 2
     for done, state in enumerate(states):
         loader = loader_of(folder, 8, seed=4, epoch=7)
         loader.load_state_dict(through_json(state))
