@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 import threading
 import time
 
@@ -271,6 +272,14 @@ def test_versions_of_one_content_in_different_forms_are_not_confused(tmp_path):
         assert store.verify() == []
         weights = store.load()["model"]["w"]
     assert (weights - adam_state(3)["model"]["w"]).abs().max() < 1e-3
+
+
+def test_what_no_version_needs_is_removed(tmp_path):
+    """Deleted versions free their space, and manifests do not pile up."""
+    store = saved(tmp_path, 6, tiny_state)
+    store.delete(keep=[2, 5])
+    manifests = {"manifest.pcm", *(f"manifest-{number:06d}.pcm" for number in (6, 7, 8))}
+    assert {*os.listdir(tmp_path)} == manifests | {record.file for record in store.versions()}
 
 
 def test_a_manifest_that_cannot_be_read_ends_with_an_error(tmp_path):
