@@ -183,6 +183,7 @@ def test_a_dataset_describes_itself(folder, dataset):
     shards = f"{dataset}: 24 samples in 4 shards, scan ScanLevel(2) of 'full'>"
     assert repr(made) == f"<PCRDataset: 24 of {shards}"
     assert made.num_classes == len(made.classes) == 2
+    assert made.cache_stats() == (0, 0)
     assert repr(made.subset([1, 2])) == f"<PCRDataset: 2 of {shards}"
 
 
@@ -224,7 +225,9 @@ def test_labels_sizes_and_keys(folder):
 
 
 def test_samples_without_labels_or_images(tmp_path):
-    """A missing label raises a clear error; a non-JPEG image has the size 0, 0."""
+    """A missing label raises a clear error where labels are needed; a sample without a JPEG has the
+    size 0, 0.
+    """
     file = io.BytesIO()
     Image.new("RGB", (5, 4)).save(file, "PNG")
     samples = [
@@ -237,6 +240,10 @@ def test_samples_without_labels_or_images(tmp_path):
     assert dataset.subset([0, 2]).labels.tolist() == [-1, 2]
     with pytest.raises(ValueError, match="expected an integer cls in each sample"):
         dataset.labels
+    assert sorted(map(len, dataset.split([0.4, 0.6], stratify=False))) == [1, 2]
+    lists = [{"__key__": f"{i}", "views.jpg": [make_jpeg(1, 30, 20)] * (i % 2)} for i in range(3)]
+    sizes = PCRDataset(write(tmp_path / "lists", lists)).sizes
+    assert sizes.tolist() == [[0, 0], [30, 20], [0, 0]]
 
 
 # --- views
@@ -288,6 +295,7 @@ def test_splits_divide_each_class(tmp_path):
     assert sorted(keys) == sorted(dataset.keys)
     again, other = (dataset.split([0.8, 0.1, 0.1], seed=seed)[1] for seed in (1, 2))
     assert again.keys == val.keys != other.keys
+    assert val.ids[:5].tolist() == [4, 21, 22, 25, 53], "with every release"
     plain = dataset.split([0.5, 0.5], stratify=False)
     assert [len(view) for view in plain] == [100, 100]
     with pytest.raises(ValueError, match="sum to 1"):
@@ -346,7 +354,7 @@ def test_torchdata_resumes_over_it(folder):
 
 def test_neighbors_cost_one_read(folder):
     """Threads that read samples of a shard at once cost one request for it; what is held stays
-    below its bound.
+    below its bound, and is what was used last.
     """
     dataset = PCRDataset(f"counting://{folder}", scan=2)
     CountingFS.requests.clear()
@@ -365,5 +373,5 @@ def test_neighbors_cost_one_read(folder):
     assert len(CountingFS.requests) == SAMPLES // ROWS
     tight = PCRDataset(f"counting://{folder}", scan=2, held_bytes=1)
     CountingFS.requests.clear()
-    assert [tight[number]["cls"] for number in (0, 1, 59, 58, 2)] == [0, 1, 59, 58, 2]
+    assert [tight[number]["cls"] for number in (0, 1, 59, 58, 57, 2)] == [0, 1, 59, 58, 57, 2]
     assert len(CountingFS.requests) == 3

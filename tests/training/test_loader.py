@@ -157,6 +157,19 @@ def test_copies(folder, duplicate):
     assert (loader.epoch, other.epoch) == (1, 5)
 
 
+@pytest.mark.parametrize(("threads", "ahead"), [(0, 0), (1, 3)])
+def test_prefetch_is_how_many_batches_are_begun_ahead(folder, threads, ahead):
+    """A new scan reaches the next batch that is not begun; without threads, the next one."""
+    level = ScanLevel(1)
+    loader = loader_of(folder, ROWS, scan=level, shuffle=False, threads=threads, prefetch=3)
+    low = loader_of(folder, ROWS, scan=1, shuffle=False)
+    for number, (batch, other) in enumerate(zip(loader, low, strict=True)):
+        assert (batch["jpg"] == other["jpg"]) == (number <= 4 + ahead)
+        if number == 4:
+            level.value = 2
+    assert loader_of(folder, 4, num_workers=1).threads == 0
+
+
 # --- epochs
 
 
