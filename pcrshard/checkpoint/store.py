@@ -253,7 +253,6 @@ class DeltaStore:
         if manifest.precision not in ("", precision):
             log.warning("the store was written with: %s; now: %s", manifest.precision, precision)
         self.io.clean(self.io.numbered(VERSION_NAME).keys() - manifest.files)
-        self._manifest = manifest
         return manifest
 
     def _append(
@@ -269,7 +268,7 @@ class DeltaStore:
         problem = "version %s was not saved"
         try:
             parent = self._parent(manifest)
-            before = {} if parent is None else self.io.decoded[1]
+            before = self.io.decoded[1]
             bounds = self._bounds(leaves, before)
 
             def work(leaf: Leaf) -> tuple[str, Tensor]:

@@ -114,6 +114,30 @@ def test_training_goes_on_after_damage(tmp_path, caplog):
     assert len(store.verify()) == 1
 
 
+def test_what_is_in_memory_hides_no_damage(tmp_path):
+    """``verify`` reads the files, also of the version that the writer has just written."""
+    store = saved(tmp_path, 3, tiny_state)
+    store.delete(keep=[2, 3])
+    damage(tmp_path / store.versions()[0].file)
+    assert len(store.verify()) == 2
+
+
+def test_web_servers_have_the_newest_manifest(tmp_path, monkeypatch):
+    """A writer that another one overtakes does not set back the copy of the manifest."""
+    store = saved(tmp_path, 1, tiny_state)
+
+    def overtaken(*args, **options):
+        monkeypatch.undo()
+        storage.create(*args, **options)
+        saved(tmp_path, 1, tiny_state)
+
+    monkeypatch.setattr(storage, "create", overtaken)
+    store.save(tiny_state(2), blocking=True)
+    newest = max(tmp_path.glob("manifest-*"))
+    assert (tmp_path / "manifest.pcm").read_bytes() == newest.read_bytes()
+    assert len(store.versions()) == 3
+
+
 @pytest.mark.parametrize("source", [None, "itself", "another run"])
 def test_a_missing_or_swapped_file_breaks_only_its_chain(tmp_path, source):
     """A delta is never applied to another file; versions that do not need it still load."""
