@@ -306,43 +306,18 @@ class StoreIO(Folder):
         self, number: int, names: Collection[str] | None = None, map_location: Any = None
     ) -> tuple[VersionRecord, Any]:
         """Load a version, or the parts selected by ``names``; see :meth:`DeltaStore.load`."""
-        wanted = set(names or ())
-
-        def is_wanted(path: str) -> bool:
-            above = itertools.accumulate(path.split("."), "{}.{}".format)
-            return names is None or not wanted.isdisjoint(["", *above])
-
+        parts = None if names is None else dict.fromkeys(names)
         manifest = self.existing()
         record = manifest.record(number)
         try:
             file = self.open(record)
-            tree = file.tree
-            needed = {tree.names[n] for path, n in tree.uses if is_wanted(path)}
-            tensors = file.restore(self.read_tensors(manifest, file, needed))
+            tensors = self.read_tensors(manifest, file, file.paths(parts))
         except StorageError:
             if self.existing().number == manifest.number:
                 raise
             # Another process has deleted files of that manifest.
             return self.load(number, names, map_location)
-        moved = {name: tensor.to(map_location) for name, tensor in tensors.items()}
-
-        def tensor(path: str, number: int, tag: str, *view: Any) -> Any:
-            if not is_wanted(path):
-                return None
-            name = tree.names[number]
-            value: Any = tensors[name].numpy() if tag == "a" else moved[name]
-            # torch rejects a view outside its tensor's memory.
-            return value.as_strided(*view) if view else value
-
-        with damage_named("the tree is damaged", file.url):
-            state = tree.build(tensor, names or ())
-        if names is None:
-            return record, state
-        for name, parts in tree.parts.items():
-            if len(parts) != 1:
-                message = f"expected one part of this name, found {len(parts)}"
-                raise VersionUnavailable(message, url=self.url, key=name)
-        return record, {name: parts[0] for name, parts in tree.parts.items()}
+        return record, file.restore(tensors, parts, map_location)
 
     def check(self, manifest: Manifest, file: VersionFile) -> None:
         """Read every byte of a version, and restore it.

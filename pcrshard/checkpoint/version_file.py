@@ -9,13 +9,13 @@ import concurrent.futures
 import hashlib
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from .. import storage
 from ..checksum import crc32c
-from ..errors import CorruptCheckpoint
+from ..errors import CorruptCheckpoint, VersionUnavailable
 from .codec import Entry, Tensor, decode_tensor, digest_of
 from .folder import Folder
 from .frame import (
@@ -210,11 +210,26 @@ class VersionFile:
 
         return dict(parallel_map(self._folder.workers, work, self._payloads(paths)))
 
-    def restore(self, tensors: Mapping[str, Tensor]) -> dict[str, torch.Tensor]:
-        """Restore tensors by path, verified against their digests.
+    def paths(self, names: Collection[str] | None) -> set[str]:
+        """Return the paths of the tensors in the named parts, or of all."""
+        return {self.tree.names[number] for path, number in self.tree.uses if _is_in(path, names)}
+
+    def restore(
+        self,
+        tensors: Mapping[str, Tensor],
+        names: Collection[str] | None = None,
+        map_location: Any = None,
+    ) -> Any:
+        """Restore the state, or the parts of it selected by ``names``; see :meth:`DeltaStore.load`.
+
+        Args:
+            tensors: The tensors at the :meth:`paths` of these names.
+            names: Paths of parts, in a set or dict.
+            map_location: The torch device for tensors.
 
         Raises:
             CorruptCheckpoint: A restored tensor does not match its digest.
+            VersionUnavailable: There is no part of a name, or there are several.
         """
 
         def work(path: str) -> tuple[str, torch.Tensor]:
@@ -226,4 +241,31 @@ class VersionFile:
             writable = words if words.flags.writeable else words.copy()
             return path, tensor_from(writable, tensors[path].spec)
 
-        return dict(parallel_map(self._folder.workers, work, tensors))
+        restored = dict(parallel_map(self._folder.workers, work, tensors))
+        moved = {name: tensor.to(map_location) for name, tensor in restored.items()}
+
+        def tensor(path: str, number: int, tag: str, *view: Any) -> Any:
+            if not _is_in(path, names):
+                return None
+            name = self.tree.names[number]
+            value: Any = restored[name].numpy() if tag == "a" else moved[name]
+            # torch rejects a view outside its tensor's memory.
+            return value.as_strided(*view) if view else value
+
+        with damage_named("the tree is damaged", self.url):
+            state = self.tree.build(tensor, names or ())
+        if names is None:
+            return state
+        for name, parts in self.tree.parts.items():
+            if len(parts) != 1:
+                message = f"expected one part of this name, found {len(parts)}"
+                raise VersionUnavailable(message, url=self.url, key=name)
+        return {name: parts[0] for name, parts in self.tree.parts.items()}
+
+
+def _is_in(path: str, names: Collection[str] | None) -> bool:
+    """Return whether a path is that of one of the named parts, or of something in it."""
+    if names is None:
+        return True
+    above = itertools.accumulate(path.split("."), "{}.{}".format)
+    return any(name in names for name in ("", *above))
