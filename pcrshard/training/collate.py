@@ -62,8 +62,8 @@ class Collator:
     def begin(
         self,
         rows: Rows,
-        pool: Pool | None = None,
-        pin: bool = False,
+        pool: Pool | None,
+        pin: bool,
     ) -> Callable[[], Any]:
         """Start a batch of these rows.
 

@@ -19,6 +19,7 @@ from ..format.scan import FULL, Scan
 from ..native.pool import Pool
 from . import ranks
 from .buckets import Buckets
+from .collate import Collator
 from .cpus import decoding_threads
 from .dataset import PCRDataset
 from .epoch_order import (
@@ -291,10 +292,17 @@ class PCRLoader:
             found = {}
             for scan in scans:
                 at = {prefix: prefix.at(scan) for _, prefix, _ in rows}
-                found[scan] = collate.begin(
-                    [(each, at[prefix], row) for each, prefix, row in rows]
+                found[scan] = self.begin(
+                    collate, None, [(each, at[prefix], row) for each, prefix, row in rows]
                 )()
             yield found
+
+    def begin(self, collate: Collator, pool: Pool | None, rows: list[Row]) -> Callable[[], Any]:
+        """Start a batch; see :meth:`Collator.begin`. With buckets, its images get one shape."""
+        if self.buckets is not None:
+            ids = [sample for sample, _, _ in rows]
+            collate = self.buckets.fit(collate, self.dataset.shards.columns.sizes[ids])
+        return collate.begin(rows, pool, self.pin_memory)
 
     @property
     def _geometry(self) -> Geometry:
@@ -373,24 +381,15 @@ class _Reading(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         loader = self.loader
-        dataset = loader.dataset
         info = get_worker_info()
-        collate = dataset.collator(loader.rules.seed, self.epoch)
+        collate = loader.dataset.collator(loader.rules.seed, self.epoch)
         # The threads start with the first batch and end with this generator.
         with Pool(loader.threads) as pool:
-
-            def begin(rows: list[Row]) -> Callable[[], Any]:
-                fitted = collate
-                if loader.buckets is not None:
-                    ids = [sample for sample, _, _ in rows]
-                    fitted = loader.buckets.fit(collate, dataset.shards.columns.sizes[ids])
-                return fitted.begin(rows, pool, loader.pin_memory)
-
             yield from read_batches(
-                dataset.shards,
+                loader.dataset.shards,
                 self.batches[info.id :: info.num_workers] if info else self.batches,
-                dataset.scan,
-                begin,
+                loader.dataset.scan,
+                partial(loader.begin, collate, pool),
                 ahead=loader.prefetch if loader.threads else 0,
                 shards_ahead=loader.shards_ahead,
             )

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from pcrshard import ImageDecoder, PCRDataset, PCRLoader, ScanLevel, ScanTuner, stage
+from pcrshard import Buckets, ImageDecoder, PCRDataset, PCRLoader, ScanLevel, ScanTuner, stage
 from pcrshard.errors import ScanUnavailable
 from pcrshard.fidelity.tuner import Similarity, choose, confidence
 
@@ -70,6 +70,21 @@ def test_nothing_of_the_training_changes(dataset):
     assert level.value == 7
     assert torch.equal(states[0], torch.get_rng_state())
     assert states[1] == np.random.get_state()[1].tolist()
+
+
+def test_buckets_give_the_images_that_are_compared_a_shape(dataset):
+    """A loader whose batches get their shapes from buckets can be tuned, too."""
+    shapes = []
+
+    def of_shape(model, batch):
+        shapes.append(tuple(batch[0].shape[2:]))
+        return loss(lambda images: model(nn.functional.interpolate(images, (32, 32))), batch)
+
+    buckets = Buckets(area=32 * 32, multiple=8)
+    loader = make_loader(dataset, decoder=ImageDecoder(crop="random"), buckets=buckets)
+    how = {"candidates": [1], "images": 8, "trials": 1}
+    ScanTuner(loader, of_shape, ScanLevel(), **how).measure(make_model())
+    assert set(shapes) <= set(buckets.shapes)
 
 
 def test_it_tunes_when_it_is_due_and_remembers(dataset):
