@@ -26,7 +26,13 @@ from ..reading.dataset_folder import Opened, find_datasets, open_dataset
 from ..reading.field_values import CONVERSIONS, INTEGERS, extension
 from ..reading.prefix import Sample
 from ..reading.prefix_cache import PrefixCache
-from ..reading.scan_level import ScanLevel, ScanOrFraction, current_scan, resolve_choice
+from ..reading.scan_level import (
+    ScanLevel,
+    ScanOrFraction,
+    current_scan,
+    highest_scan,
+    resolve_choice,
+)
 from ..reading.shard import Shard
 
 try:
@@ -101,7 +107,10 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # datas
             self.parts = {name: part for name, part in self.parts.items() if name in names}
         self.typed = bool(kwargs.get("features"))
         entries = [entry for index, _ in self.parts.values() for entry in index.shards]
-        kwargs["scan"] = resolve_choice(entries, kwargs.get("scan", FULL), os.fspath(data_dir))
+        scan = resolve_choice(entries, kwargs.get("scan", FULL), os.fspath(data_dir))
+        kwargs["scan"] = scan
+        # A level may rise while rows are read, but columns do not change.
+        self.widest = highest_scan(entries) if isinstance(scan, ScanLevel) else scan
         # The content of the splits identifies their Arrow cache.
         contents = [name.encode() + index.encode() for name, (index, _) in self.parts.items()]
         kwargs["hash"] = hashlib.sha256(b"".join(contents)).hexdigest()[:16]
@@ -133,7 +142,7 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # datas
 
     def _infer_features(self, index: ShardIndex, classes: Sequence[str]) -> dict[str, Any]:
         """Infer the type of each column from WebDataset's extensions."""
-        position = check_scan(current_scan(self.config.scan), index.num_groups, 0)
+        position = check_scan(self.widest, index.num_groups, 0)
         names = index.schema.names_at(position)
         inferred = {KEY: datasets.Value("string")}
         inferred |= {name: _feature(name, index.schema) for name in names}

@@ -552,3 +552,7 @@ def test_lists_late_fields_and_kept_files(tmp_path):
     assert rows[0]["png"].size == (9, 9)
     assert "txt" not in rows[0]
     assert [row["txt"] for row in load_dataset(str(tmp_path), scan=5)] == ["late"] * 3
+    level = pcrshard.ScanLevel(2)
+    rows = load_dataset(str(tmp_path), scan=level)
+    for level.value, text in ((2, None), (5, "late")):  # rising, it has the columns that it reaches
+        assert [row["txt"] for row in rows] == [text] * 3
