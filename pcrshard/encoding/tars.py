@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, Self
 from .. import storage
 from ..errors import EncodeError
 from ..format.names import are_distinct, is_metadata, valid_field, valid_key
+from ..format.shard_head import BLOCK, HEAD_STOP, MAGIC
 from ..redaction import redact_url
 from .samples import FieldRef, SampleRef, StorageOptions
 
@@ -57,6 +58,12 @@ def list_tars(
 def _list_tar(url: str, options: StorageOptions) -> Iterator[SampleRef]:
     unchanged = storage.unchanged([url], options=options)
     with unchanged, storage.open_file(url, options=options) as file:
+        if file.read(HEAD_STOP)[BLOCK:].startswith(MAGIC):
+            raise EncodeError(
+                "expected images, got a PCR shard; write its images with `pcrshard export` first",
+                url=url,
+            )
+        file.seek(0)
         try:
             with tarfile.open(fileobj=file, mode="r:", tarinfo=_CheckedInfo) as tar:
                 for key, fields in itertools.groupby(_fields(tar, url), operator.itemgetter(0)):

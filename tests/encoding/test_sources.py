@@ -15,7 +15,7 @@ import webdataset as wds
 from encode_support import make_tar, read_fields, write_files
 from support import CountingFS
 
-from pcrshard import Retry
+from pcrshard import Retry, ShardFormat, ShardWriter
 from pcrshard.encoding.samples import FieldRef
 from pcrshard.encoding.sources import list_source
 from pcrshard.encoding.tars import list_tars
@@ -190,6 +190,15 @@ def test_tar_members_that_cannot_be_kept(tmp_path, names, word):
     with pytest.raises(EncodeError, match=f"(?s){word}") as caught:
         list_source(url)
     assert "bad.tar" in str(caught.value)
+
+
+@pytest.mark.parametrize("layout", ["compact", "preview"])
+def test_shards_are_not_taken_for_images(tmp_path, layout):
+    """Their groups are no samples, and the previews in them are only a part of each image."""
+    with ShardWriter(str(tmp_path), fmt=ShardFormat(layout=layout)) as writer:
+        writer.write({"__key__": "a", "jpg": make_jpeg()})
+    with pytest.raises(EncodeError, match=r"a PCR shard; .*`pcrshard export` first"):
+        list_source(str(tmp_path))
 
 
 def test_the_same_key_in_two_tars(tmp_path):
