@@ -30,18 +30,6 @@ def test_appended_arguments_do_not_change_the_message():
     assert str(error) == "bad"
 
 
-@pytest.mark.parametrize("known", [None, "first.tar"])
-def test_errors_of_a_block_name_the_file_once(known):
-    """An error names the file that it knows, otherwise that of the block it is raised in."""
-    with (
-        pytest.raises(errors.CorruptPiece) as raised,
-        errors.naming("a.tar", "k", "jpg"),
-    ):
-        raise errors.CorruptPiece("bad", url=known)
-    named = "bad (shard=first.tar)" if known else "jpg: bad (shard=a.tar, key=k)"
-    assert str(raised.value) == named
-
-
 def test_the_tree_is_drawn_in_the_docstring():
     """Every class is in the tree that users read."""
     assert all(name in (errors.__doc__ or "") for name in NAMES)

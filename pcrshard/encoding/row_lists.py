@@ -6,7 +6,7 @@ import csv
 import json
 import posixpath
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from .. import storage
@@ -83,11 +83,9 @@ def _table_rows(lines: Iterator[str], is_tsv: bool) -> Iterator[Row]:
     for cells in filter(any, csv.reader(lines, **how)):
         if not columns:
             columns = [cell.strip() for cell in cells]
-            path = _path_column(columns)
             label = next((name for name in _LABEL_COLUMNS if name in columns), None)
-            if path is not None:
-                renamed = {path: "path", label: "label"}
-                columns = [renamed.get(name, name) for name in columns]
+            if not set(_PATH_COLUMNS).isdisjoint(columns):
+                columns = ["label" if name == label else name for name in columns]
                 continue
             if not is_tsv and "." not in columns[0]:
                 raise ValueError(
@@ -100,10 +98,6 @@ def _table_rows(lines: Iterator[str], is_tsv: bool) -> Iterator[Row]:
         yield {name: value for name, value in zip(columns, cells, strict=False) if value}
 
 
-def _path_column(columns: Container[str]) -> str | None:
-    return next((name for name in _PATH_COLUMNS if name in columns), None)
-
-
 def _check_row(row: Any) -> None:
     """Check that a row has a path to a file, and that its label is a number or a name.
 
@@ -111,7 +105,8 @@ def _check_row(row: Any) -> None:
     """
     if not isinstance(row, dict):
         raise EncodeError("expected a JSON object")
-    row["path"] = path = row.pop(_path_column(row), None)
+    name = next((name for name in _PATH_COLUMNS if name in row), None)
+    row["path"] = path = row.pop(name, None)
     if not isinstance(path, str) or posixpath.basename(path) in ("", ".", ".."):
         raise EncodeError(f"expected a path to a file, got {path!r}")
     if type(label := row.get("label", 0)) not in (int, str):

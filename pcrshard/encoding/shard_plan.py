@@ -180,9 +180,9 @@ def convert_names(samples: list[SampleRef], options: EncodeOptions) -> list[Samp
     ``jpg``, so that a job finds all images in one field.
     """
     if options.on_error == "keep" and options.reencode_quality is None:
-        files = [storage.split_query(sample.refs[0].url)[0] for sample in samples]
         # A sample of a folder has one file; that of a tar is no image.
-        names = [[file.rpartition(".")[2].lower()] for file in files]
+        urls = [sample.refs[0].url for sample in samples]
+        names = [[storage.file_name(url).rpartition(".")[2].lower()] for url in urls]
         if not all(own[0] in OTHER_IMAGE_EXTENSIONS for own in names):
             return samples
     else:

@@ -367,6 +367,7 @@ class ShardWriter:
         self._pending: list[EncodedSample] = []
         self._entries: list[ShardEntry] = []
         self._num_classes = 0
+        self._closed = False
         for used in (DATASET_INDEX, shard_name(self.name, 0)):
             url = storage.join(self.dst, used)
             if storage.exists(url, options=self._options):
@@ -377,6 +378,8 @@ class ShardWriter:
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Encode a sample and, when the shard is full, write it; see :func:`encode_sample`."""
+        if self._closed:
+            raise EncodeError("expected an open writer, got a closed one", url=self.dst)
         script = self.fmt.scan_script
         encoded = encode_sample(sample, lambda _, file: encode_jpeg(file, script))
         self._num_classes = max(self._num_classes, count_classes([encoded.fields]))
@@ -395,6 +398,7 @@ class ShardWriter:
             self._flush()
         if not self._entries:
             raise EncodeError("no sample was written", url=self.dst)
+        self._closed = True
         return write_dataset_index(
             self.dst,
             self.fmt.scan_script,

@@ -69,6 +69,14 @@ def test_shard_writer_refuses(tmp_path, sample):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_closed_writer_takes_no_sample(tmp_path):
+    """A sample that no shard would ever hold is refused."""
+    with ShardWriter(str(tmp_path)) as writer:
+        writer.write({"__key__": "a", "jpg": make_jpeg()})
+    with pytest.raises(EncodeError, match="open writer"):
+        writer.write({"__key__": "b", "jpg": make_jpeg()})
+
+
 @pytest.mark.parametrize(("kind", "number"), [("jpg", 17), ("txt", 257)])
 def test_more_fields_than_a_shard_can_name(tmp_path, kind, number):
     """What a reader would refuse is refused when it is written."""
