@@ -14,7 +14,7 @@ import torch
 from numbered import ids, write
 from PIL import Image
 from support import CountingFS
-from torch.utils.data import DataLoader, Subset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Subset
 
 from pcrshard import (
     ImageDecoder,
@@ -313,20 +313,6 @@ def test_another_scan_of_the_same_samples(folder):
 
 
 # --- any DataLoader
-
-
-def test_a_weighted_sampler_draws_from_it(folder):
-    """``DataLoader(dataset, sampler=WeightedRandomSampler(...))`` works with workers, and gives the
-    samples that the sampler drew.
-    """
-    dataset = PCRDataset(folder, scan=2, decoder=16, fields=("jpg", "cls"))
-    weights = np.where(dataset.labels < 30, 1.0, 0.0)
-    sampler = WeightedRandomSampler(weights, 60, generator=torch.Generator().manual_seed(1))
-    drawn = list(sampler)
-    sampler.generator.manual_seed(1)
-    batches = list(DataLoader(dataset, 8, sampler=sampler, num_workers=2))
-    assert [label for _, labels in batches for label in labels.tolist()] == drawn
-    assert batches[0][0].shape == (8, 3, 16, 16)
 
 
 def test_spawned_workers_read_it(folder):

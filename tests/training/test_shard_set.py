@@ -184,23 +184,32 @@ def late(folder, monkeypatch):
     return arrives
 
 
-def read_singly(folder, take, scan=1):
+def read_singly(folder, take, scan=1, begun=None):
     """Batches of one sample, four of which are begun ahead; shards follow each other."""
+
+    def begin(rows):
+        if begun is not None:
+            begun.append(rows)
+        return lambda: take(rows)
+
     ids = [np.array([number]) for number in range(3 * ROWS)]
-    shards = ShardSet([str(folder)], ReadOptions())
-    return read_batches(shards, ids, scan, at_once(take), ahead=4)
+    return read_batches(ShardSet([str(folder)], ReadOptions()), ids, scan, begin, ahead=4)
 
 
 def test_a_late_shard_holds_no_ready_batch_back(folder, late):
-    """While one shard does not come, the loop gets what was begun before; then the rest, in order.
+    """While one shard does not come, the loop gets what was begun before; then the rest, in order,
+    no more of it begun at a time than else.
 
     The first five batches need the first shard alone.
     """
-    reading = read_singly(folder, classes)
+    begun = []
+    reading = read_singly(folder, classes, begun=begun)
     given = list(itertools.islice(reading, ROWS))
     assert given == [[number] for number in range(ROWS)]
     assert not late.is_set()
     late.set()
+    given.append(next(reading))
+    assert len(begun) == ROWS + 1 + 4
     assert [*given, *reading] == [[number] for number in range(3 * ROWS)]
 
 
