@@ -113,10 +113,10 @@ def test_each_worker_reads_its_shards_once(folder, workers, prefetch):
         )
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_memory_is_bounded(folder, held, prefetch):
+@pytest.mark.parametrize(("prefetch", "size", "window"), [(0, 4, 3), (2, 4, 3), (0, ROWS, 1)])
+def test_memory_is_bounded(folder, held, prefetch, size, window):
     """Memory holds at most the plan's peak number of prefixes plus the prefetched ones."""
-    batches = plan()
+    batches = plan(size, window=window)
     shards = ShardSet([str(folder)], ReadOptions())
     for _ in read_batches(shards, batches, 1, at_once(classes), shards_ahead=prefetch):
         time.sleep(0.002)
