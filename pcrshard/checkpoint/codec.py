@@ -144,19 +144,22 @@ def _in_words(bound: Bound) -> str:
 
 
 def store_leaf(leaf: Leaf, bound: Bound | None, before: Tensor | None) -> Tensor:
-    """Return a tensor of a state in its stored form, on the previous grid if that still fits."""
+    """Return a tensor of a state in its stored form.
+
+    It is exact without a bound, or if most of its values would be escaped.
+
+    Args:
+        leaf: The tensor.
+        bound: Its error bound.
+        before: The same tensor in the previous version, whose grid is used if it still fits.
+    """
     words, spec = words_of(leaf.tensor), spec_of(leaf.tensor)
     lattice = None if bound is None else bound.lattice(words, FLOAT_TYPES[spec.dtype])
-    known = before.lattice if before is not None and before.spec == spec else None
-    if lattice is not None and known is not None and known.kind == lattice.kind:
-        close = _FINEST <= known.error_bound / lattice.error_bound <= _COARSEST
-        lattice = known if close else lattice
-    return store_words(words, spec, lattice)
-
-
-def store_words(words: Words, spec: TensorSpec, lattice: Lattice | None) -> Tensor:
-    """Return words (N,) as codes of a grid, or exactly without a grid or if most would escape."""
     if lattice is not None:
+        known = before.lattice if before is not None and before.spec == spec else None
+        if known is not None and known.kind == lattice.kind:
+            close = _FINEST <= known.error_bound / lattice.error_bound <= _COARSEST
+            lattice = known if close else lattice
         restored = borrow_array(words.nbytes).view(words.dtype)
         codes = quantize(words, FLOAT_TYPES[spec.dtype], lattice, restored)
         patch: bytes | None = b""

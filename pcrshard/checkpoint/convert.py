@@ -147,14 +147,13 @@ def _decode(entry: Any, payload: memoryview, base: Tensor | None) -> Tensor:
         changed = np.frombuffer(decompress(rest, count), spec.word)
     bare = tensor.restore()
     words = bare.copy()
-    fields: dict[str, Any] = {}
     if tensor.lattice is None:
         words[places] ^= changed
-        fields["values"] = words
-    else:
-        words[places] = changed
-        fields["patch"] = encode_patch(words, bare, growth=MAX_GROWTH)
-    return dataclasses.replace(tensor, digest=digest_of(words), **fields)
+        return Tensor(spec, None, words, b"", digest_of(words))
+    words[places] = changed
+    patch = encode_patch(words, bare, growth=MAX_GROWTH)
+    assert patch is not None
+    return dataclasses.replace(tensor, patch=patch, digest=digest_of(words))
 
 
 def _pack_node(node: Any) -> Iterator[Any]:

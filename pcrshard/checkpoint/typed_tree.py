@@ -32,7 +32,6 @@ _CONTAINERS: dict[Any, str] = {
     dict: "d", collections.OrderedDict: "o", collections.Counter: "c",
     list: "l", tuple: "t", torch.Size: "t",
 }  # fmt: skip
-WEIGHT = "weights"
 _ROLES = {
     "exp_avg": "first_moment",
     "momentum_buffer": "first_moment",
@@ -263,7 +262,7 @@ def _roles(groups: Any) -> Roles:
 
 def _role(path: tuple[str, ...], roles: Roles) -> str | None:
     if roles is None:
-        return WEIGHT
+        return "weights"
     return roles.get(path[-1].rpartition(".")[2]) if "state" in path else None
 
 
