@@ -234,6 +234,8 @@ class StoreIO(Folder):
 
         encoded = parallel_map(self.workers, work, tensors)
         entries = [entry for entry, _ in encoded]
+        if not any(entry.is_delta for entry in entries):
+            parent = None
         header = Header(
             id=content_id(tree, entries),
             parent=None if parent is None else parent.number,

@@ -80,6 +80,8 @@ def recover(
         try:
             is_new = file.header.number >= manifest.next_version
             require(is_new, "another file of this version is used")
+            if file.header.parent is not None:
+                manifest.record(file.header.parent)
             io.check(manifest, file)
             manifest = manifest.plus(file.record)
         except PCRError as error:

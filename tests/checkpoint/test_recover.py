@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+import torch
 from states import damage, saved, tiny_state
 
 from pcrshard.checkpoint import DeltaStore, pull, recover
@@ -49,6 +50,18 @@ def test_what_is_lost_is_named(tmp_path):
     assert victim.name in found.lost
     with DeltaStore(str(tmp_path)) as store:
         assert store.save(tiny_state(7), blocking=True) == 7
+    assert store.verify() == []
+
+
+def test_a_version_that_needs_no_other_is_not_lost_with_another(tmp_path):
+    """Where nothing is the same as in the version before, both can be recovered alone."""
+    with DeltaStore.lossless(str(tmp_path)) as store:
+        for _ in range(2):
+            store.save({"w": torch.randn(30, 20)}, blocking=True)
+    first, second = store.versions()
+    lose(tmp_path)
+    (tmp_path / first.file).unlink()
+    assert recover(str(tmp_path), allow_loss=True).versions == (second,)
     assert store.verify() == []
 
 
