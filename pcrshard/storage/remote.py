@@ -229,17 +229,21 @@ def read_file(fs: Any, path: str, max_bytes: int | None, retry: Retry) -> bytes:
     Raises:
         StorageError: The file is larger.
     """
-    limit = math.inf if max_bytes is None else max_bytes
+    most = math.inf if max_bytes is None else max_bytes
     # An HTTP body is left where the limit is, because a server may send it endlessly.
     part = None if max_bytes is None or _is_http(fs) else _Part(0, max_bytes + 1)
+    # Only over HTTP is a large file told from a silent server.
+    timeout = retry.timeout if _is_http(fs) else retry.deadline
 
     async def send() -> bytes:
-        data = bytearray()
-        async with time_limit(retry.deadline), _request(fs, path, part) as (_, chunks):
+        data, clock = bytearray(), asyncio.get_running_loop().time
+        end = clock() + retry.deadline
+        async with time_limit(timeout) as limit, _request(fs, path, part) as (_, chunks):
             async for chunk in chunks:
+                limit.reschedule(min(clock() + timeout, end))
                 data += chunk
-                if len(data) > limit:
-                    message = f"expected a file of at most {limit} bytes, got {len(data)} or more"
+                if len(data) > most:
+                    message = f"expected a file of at most {most} bytes, got {len(data)} or more"
                     raise Refused(message)
         return bytes(data)
 

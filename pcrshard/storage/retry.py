@@ -41,8 +41,8 @@ class Retry:
         attempts: Consecutive failures after which a read fails.
         first_delay: Seconds of the first pause; each following pause is twice as long.
         max_delay: Seconds of the longest pause.
-        timeout: Seconds after which a request for a part or a small file counts as failed. Parts
-            are then halved, down to 64 KiB.
+        timeout: Seconds after which a request for a part counts as failed, and parts are halved,
+            down to 64 KiB. For other files over HTTP, seconds without a byte.
         deadline: Seconds without a new part after which a read fails.
 
     Raises:

@@ -121,11 +121,11 @@ async def call(fs: Any, method: str, path: str, **kwargs: Any) -> Any:
 
 
 @asynccontextmanager
-async def time_limit(seconds: float) -> AsyncIterator[None]:
-    """Cancel the block and raise a clear TimeoutError if it takes longer."""
+async def time_limit(seconds: float) -> AsyncIterator[asyncio.Timeout]:
+    """Cancel the block and raise a clear TimeoutError if it takes longer than was granted."""
     try:
-        async with asyncio.timeout(seconds):
-            yield
+        async with asyncio.timeout(seconds) as limit:
+            yield limit
     except TimeoutError as error:
         message = f"the server is too slow or silent: no answer within {seconds:g} s"
         raise TimeoutError(message) from error

@@ -401,6 +401,13 @@ def test_a_server_without_range_sends_the_file_once(tmp_path):
             read(server.url("big.bin"), 0, 3 * len(DATA) + 1)
 
 
+@pytest.mark.parametrize("stall_after", [None, 200])
+def test_a_silent_server_holds_a_dataset_for_the_timeout(dataset, index, stall_after):
+    """An answer for pcr.json that stalls once is asked for again, as a part of a shard is."""
+    with servers.faulty(dataset, [Fault(stall=30, stall_after=stall_after)]) as server, within(10):
+        assert pcrshard.open_dataset(server.url(), retry=HASTY)[0] == index
+
+
 def test_a_drip_is_given_up_at_the_deadline(raw):
     """A server that is never silent but brings next to nothing does not hold a job for longer than
     the deadline.
