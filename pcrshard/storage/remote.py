@@ -1,6 +1,7 @@
 """Read ranges of remote files in parts; each part is checked and retried alone.
 
-HTTP bodies are streamed into place, which takes a fifth to a third less CPU time than ``cat_file``.
+Bodies over HTTP and from S3 are streamed into place, which takes a tenth to a third less CPU time
+than ``cat_file``, and no memory.
 A part must have the requested length. Only the caller's checksums can tell which version of the
 file its bytes come from.
 """
@@ -26,14 +27,15 @@ from .stores import call, retried, run, time_limit
 log = get_logger(__name__)
 # Measured: a request to an object store takes 2 to 4 ms of CPU time, most of it in botocore.
 PART_BYTES = 4 << 20
-# Parts that one read requests concurrently. HTTP takes no memory for them.
+# Parts that one read requests concurrently; those that are streamed take no memory.
 IN_FLIGHT = 3
-HTTP_IN_FLIGHT = 8
+STREAMED_IN_FLIGHT = 8
 # Parts are not halved below this size.
 LEAST_PART_BYTES = 64 << 10
 # Concurrent requests of all reads of this process.
 MAX_REQUESTS = 32
 _LOUD_FAILURES = 3
+_CHUNK_BYTES = 256 << 10
 _OUT_OF_RANGE = re.compile(r"invalidrange|range (is )?not satisfiable", re.IGNORECASE)
 # glibc returns freed memory to the system above thresholds that rise with the largest block freed
 # so far. Without this block, which is never touched, the memory of each part would fault in again:
@@ -100,7 +102,7 @@ class RangeRead:
         """Parts to request at a time."""
         if self.attempts.failures or self.store not in _with_ranges:
             return 1
-        return HTTP_IN_FLIGHT if _is_http(self.fs) else IN_FLIGHT
+        return STREAMED_IN_FLIGHT if _is_streamed(self.fs) else IN_FLIGHT
 
     async def run(self) -> None:
         """Request all parts, several at a time.
@@ -191,8 +193,9 @@ class RangeRead:
         return pause
 
 
-def _is_http(fs: Any) -> bool:
-    return bool(fs.async_impl and "https" in fs.protocol)
+def _is_streamed(fs: Any) -> bool:
+    """Return whether bodies come in chunks, which take no memory: over HTTP, and from s3fs."""
+    return fs.async_impl and not {"https", "s3"}.isdisjoint(fs.protocol)
 
 
 @asynccontextmanager
@@ -200,16 +203,24 @@ async def _request(
     fs: Any, path: str, part: _Part | None
 ) -> AsyncIterator[tuple[bool, AsyncIterator[bytes]]]:
     """Request a part of a file, or all of it; yield whether that part comes, and its bytes."""
-    if not _is_http(fs):
+    if not _is_streamed(fs):
         # The base class's cat_file opens a buffered file that reads 5 MiB ahead.
         plain = fs.async_impl or "cat_file" in vars(type(fs))
         how: dict[str, Any] = {} if plain else {"cache_type": "none"}
         how |= {"start": part.start, "end": part.stop} if part else {}
         yield True, _one(await call(fs, "cat_file", path, **how))
         return
+    wanted = {"Range": f"bytes={part.start}-{part.stop - 1}"} if part else {}
+    if "https" not in fs.protocol:
+        bucket, key, version = fs.split_path(path)
+        wanted |= {"VersionId": version} if version else {}
+        # What cat_file calls, too; it would join the chunks of the body.
+        answer = await fs._call_s3("get_object", Bucket=bucket, Key=key, **wanted)
+        async with answer["Body"] as body:
+            yield True, body.iter_chunks(_CHUNK_BYTES)
+        return
     session = await fs.set_session()
-    headers = {**fs.kwargs.get("headers", {}), "Accept-Encoding": "identity"}
-    headers |= {"Range": f"bytes={part.start}-{part.stop - 1}"} if part else {}
+    headers = {**fs.kwargs.get("headers", {}), "Accept-Encoding": "identity", **wanted}
     async with session.get(fs.encode_url(path), **{**fs.kwargs, "headers": headers}) as response:
         if response.status == 404:
             raise FileNotFoundError(path)
@@ -230,10 +241,10 @@ def read_file(fs: Any, path: str, max_bytes: int | None, retry: Retry) -> bytes:
         StorageError: The file is larger.
     """
     most = math.inf if max_bytes is None else max_bytes
-    # An HTTP body is left where the limit is, because a server may send it endlessly.
-    part = None if max_bytes is None or _is_http(fs) else _Part(0, max_bytes + 1)
-    # Only over HTTP is a large file told from a silent server.
-    timeout = retry.timeout if _is_http(fs) else retry.deadline
+    # A streamed body is left where the limit is, because a server may send it endlessly.
+    part = None if max_bytes is None or _is_streamed(fs) else _Part(0, max_bytes + 1)
+    # Only a stream tells a large file from a silent server.
+    timeout = retry.timeout if _is_streamed(fs) else retry.deadline
 
     async def send() -> bytes:
         data, clock = bytearray(), asyncio.get_running_loop().time

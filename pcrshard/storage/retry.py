@@ -42,7 +42,7 @@ class Retry:
         first_delay: Seconds of the first pause; each following pause is twice as long.
         max_delay: Seconds of the longest pause.
         timeout: Seconds after which a request for a part counts as failed, and parts are halved,
-            down to 64 KiB. For other files over HTTP, seconds without a byte.
+            down to 64 KiB. For other files over HTTP and S3, seconds without a byte.
         deadline: Seconds without a new part after which a read fails.
 
     Raises:
