@@ -14,17 +14,13 @@ def decoding_threads(
 ) -> int:
     """Return the decoding threads for one rank: its CPUs minus one for training, at least one.
 
+    The affinity and the container's quota limit the CPUs of this process.
+
     Args:
         environment: Environment variables; torchrun sets ``LOCAL_WORLD_SIZE``, the number of ranks
             that share the CPUs.
         root: Root of the file system.
     """
-    share = available_cpus(root) // int(environment.get("LOCAL_WORLD_SIZE", "1"))
-    return max(share - 1, 1)
-
-
-def available_cpus(root: str = "/") -> int:
-    """Return the whole CPUs that the affinity and the container's quota allow this process."""
     cpus = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         cpus = len(os.sched_getaffinity(0))
@@ -32,4 +28,4 @@ def available_cpus(root: str = "/") -> int:
         # In microseconds, of cgroup v2, as a container sees its own; "max" is not a number.
         quota, period = map(int, Path(root, "sys/fs/cgroup/cpu.max").read_text().split())
         cpus = min(cpus, quota // period)
-    return max(cpus, 1)
+    return max(cpus // int(environment.get("LOCAL_WORLD_SIZE", "1")) - 1, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ..arguments import Natural, Positive, checked
 from ..format.scan import FULL, Scan
-from ..native.pool import Pool
+from ..native.pool import Pool, draw_key
 from . import ranks
 from .buckets import Buckets
 from .collate import Collator
@@ -256,7 +256,20 @@ class PCRLoader:
         batches = rank_batches(order, *self.rank)[: cursor.steps]
         self._cursor = cursor
         process = os.getpid()
-        for batch in self._read(batches, cursor.epoch):
+        ids = [self.dataset.ids[numbers] for numbers in batches]
+        reading: Any = _Reading(self, ids, cursor.epoch)
+        if self.num_workers:
+            # By default, torch would draw the workers' seed from the generator of the training.
+            seed = draw_key(self.rules.seed, cursor.epoch, self.rank.rank, len(batches))
+            reading = DataLoader(
+                reading,
+                batch_size=None,
+                num_workers=self.num_workers,
+                prefetch_factor=self.prefetch,
+                pin_memory=self.pin_memory,
+                generator=torch.Generator().manual_seed(seed),
+            )
+        for batch in reading:
             cursor.given += 1
             yield batch
             if os.getpid() != process:
@@ -336,19 +349,6 @@ class PCRLoader:
             )
         order: Order = cursor.order
         return order
-
-    def _read(self, batches: Batches, epoch: int) -> Iterable[Any]:
-        """Return the batches of these sample numbers, read and decoded here or by workers."""
-        reading = _Reading(self, [self.dataset.ids[numbers] for numbers in batches], epoch)
-        if not self.num_workers:
-            return reading
-        return DataLoader(
-            reading,
-            batch_size=None,
-            num_workers=self.num_workers,
-            prefetch_factor=self.prefetch,
-            pin_memory=self.pin_memory,
-        )
 
     def _fixed(self) -> State:
         """The values that must match for a state to mean the same samples; not lanes or ranks."""

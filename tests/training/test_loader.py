@@ -193,6 +193,23 @@ def test_spawned_workers(folder):
         assert torch.equal(batch["jpg"], same["jpg"])
 
 
+def test_random_numbers_of_workers_are_the_loaders(folder):
+    """Workers leave torch's generator to the training, whose dropout is then the same with workers,
+    with threads and after a resume; what a transform draws follows the loader's seed and epoch.
+    """
+    state = torch.get_rng_state()
+
+    def draws(seed):
+        options = {"transform": lambda _: torch.rand(()), "seed": seed, "num_workers": 2}
+        loader = loader_of(folder, 5, **options)
+        return [torch.cat(list(loader)).tolist() for _ in range(2)]
+
+    first, second = draws(1)
+    assert draws(1) == [first, second]
+    assert len({*first, *second, *draws(2)[0]}) == 3 * 60
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 @pytest.mark.parametrize("drop_last", [True, "pad", False])
 @pytest.mark.parametrize(("world", "size"), [(1, 7), (4, 9), (3, 19)])
 def test_ranks_have_equal_batches(folder, world, size, drop_last):
