@@ -84,7 +84,7 @@ def test_elastic_jobs_go_on_with_the_same_sequence(two, drop_last, weights):
 def test_every_place_to_stop(folder):
     """Behind every single batch of an epoch the state gives exactly the rest.
 
-    And the next epoch follows.
+    And the next epoch follows, or any other that is set.
     """
     expected = [whole(folder, {"seed": 4}, 8, epoch) for epoch in range(3)]
     loader = loader_of(folder, 8, seed=4)
@@ -97,6 +97,10 @@ def test_every_place_to_stop(folder):
         assert loader.epoch == epoch
         assert ids(loader) == expected[epoch][step:]
         assert ids(itertools.islice(loader, 1)) == expected[epoch + 1][:1]
+        loader.load_state_dict(state)
+        next(iter(loader))
+        loader.set_epoch(0)
+        assert ids(loader) == expected[0]
 
 
 def test_a_last_batch_that_some_ranks_do_not_get(folder):
