@@ -6,14 +6,11 @@ import numpy as np
 import pytest
 from torch.utils.data import Subset
 
-from pcrshard import Buckets, ImageDecoder, PCRDataset, PCRLoader, View
+from pcrshard import ImageDecoder, PCRDataset, PCRLoader, View
 from pcrshard.testing import make_jpeg
 
 MISTAKES = {
     "expected batch_size to be a whole number of at least 1, got 0": lambda d, f: PCRLoader(d, 0),
-    "expected buckets to be of type Buckets or None, got 64": lambda d, f: PCRLoader(
-        d, 2, buckets=64
-    ),
     "expected cache_bytes .* '50GB', got '1 gig'": lambda d, f: PCRDataset(
         f, cache_dir="cache", cache_bytes="1 gig"
     ),
@@ -24,20 +21,14 @@ MISTAKES = {
     "expected dataset to be of type PCRDataset, got <torch": lambda d, f: PCRLoader(
         Subset(d, [0]), 2
     ),
-    "expected dataset to be of type PCRDataset, got 'shards'": lambda d, f: PCRLoader("shards", 2),
     "expected fields to be a sequence or None, got 'jpg'": lambda d, f: PCRDataset(f, fields="jpg"),
     "expected flip to be a number, got None": lambda d, f: ImageDecoder(8, flip=None),
-    "expected fractions to be a sequence, got 0.5": lambda d, f: d.split(0.5),
-    "expected multiple to be .*, got 6.5": lambda d, f: Buckets(area=4096, multiple=6.5),
-    "expected numbers to be a sequence, got 3": lambda d, f: d.subset(3),
-    "expected retry to be of type Retry or None, got 3": lambda d, f: PCRDataset(f, retry=3),
     "expected rng to be .*, got 'a'": lambda d, f: ImageDecoder(8, "random")(make_jpeg(), "a"),
     "expected scale to be .*, got 0.5": lambda d, f: ImageDecoder(8, "random", scale=0.5),
     "expected scale .*low <= high": lambda d, f: ImageDecoder(8, "random", scale=(1, 0.1)),
     "expected shuffle to be True or False or a whole number": lambda d, f: PCRLoader(
         d, 2, shuffle=0.5
     ),
-    "expected transform to be a function or None, got 3": lambda d, f: PCRDataset(f, transform=3),
     "expected views to be a list of pcrshard.View": lambda d, f: ImageDecoder(views=View(32)),
     "unexpected argument 'persistent_workers'; use threads": lambda d, f: PCRLoader(
         d, 2, persistent_workers=True
