@@ -358,7 +358,9 @@ def test_neighbors_cost_one_read(folder):
     for thread in threads:
         thread.join()
     assert len(CountingFS.requests) == SAMPLES // ROWS
-    tight = PCRDataset(f"counting://{folder}", scan=2, held_bytes=1)
-    CountingFS.requests.clear()
-    assert [tight[number]["cls"] for number in (0, 1, 59, 58, 57, 2)] == [0, 1, 59, 58, 57, 2]
-    assert len(CountingFS.requests) == 3
+    most = max(entry.prefix_stop(2) for entry in dataset.shards.entries)
+    for bound, numbers, reads in ((1, (0, 1, 59), 2), (2 * most, (0, 59, 1, 30, 2, 58), 4)):
+        tight = PCRDataset(f"counting://{folder}", scan=2, held_bytes=bound)
+        CountingFS.requests.clear()
+        assert tuple(tight[number]["cls"] for number in numbers) == numbers
+        assert len(CountingFS.requests) == reads
