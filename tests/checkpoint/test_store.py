@@ -17,7 +17,7 @@ from pcrshard.errorbound import Absolute
 from pcrshard.errors import StorageError, UnsupportedState, VersionUnavailable
 
 
-@pytest.mark.parametrize(("count", "every", "workers"), [(6, 4, 3), (60, 1000, 1)])
+@pytest.mark.parametrize(("count", "every", "workers"), [(3, 1, 1), (6, 4, 3), (60, 1000, 1)])
 def test_bounds_hold_for_weights_and_moments(count, every, workers):
     """Weights within 0.5 % of the std, second moments within 30 %, the rest exact: in any chain."""
     url = f"memory://bounds-{count}"

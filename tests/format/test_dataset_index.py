@@ -58,7 +58,6 @@ def dataset_json(**changes):
             },
             num_samples=(1 << 24) + 1,
         ),
-        dataset_json() + b"{}",
         dataset_json(shard={"prefix_stops": [3072, 2048, 3072]}),
         dataset_json(shard={"prefix_stops": [1536, 2048]}),
         dataset_json(shard={"shard_bytes": 3071}),
