@@ -177,6 +177,8 @@ class PCRDataset(Dataset[Any]):
     def __getitem__(self, sample: Any) -> Any:
         """Return a sample by its number, which may be negative, or by its key.
 
+        If several samples have the key, it stands for the last one.
+
         Random crops and flips use torch's generator, as in torchvision.
 
         Returns: The result of ``transform``; otherwise a tuple of ``fields``, or a dict: images as

@@ -264,9 +264,8 @@ def test_any_error_of_a_decoder_goes_to_the_handler():
 
     seen = []
     stage = pcrshard.pcr_decode(Own(8), handler=lambda error: seen.append(error) or True)
-    samples = [{"__key__": name, "__url__": "a.tar", "jpg": make_jpeg(0, 9, 9)} for name in "xy"]
-    assert list(stage(samples)) == []
-    assert [error.__notes__ for error in seen] == [[f" (shard=a.tar, key={name})"] for name in "xy"]
+    assert list(stage([{"__key__": "x", "__url__": "a.tar", "jpg": make_jpeg()}])) == []
+    assert "(shard=a.tar, key=x)" in seen[0].__notes__[0]
 
 
 def with_a_stage_between(urls):

@@ -121,7 +121,6 @@ def test_an_error_of_a_transform_names_the_sample(folder, how):
     with pytest.raises(KeyError) as raised:
         dataset[7] if how is None else list(PCRLoader(dataset, 5, **how))
     text = "".join(traceback.format_exception(raised.value))
-    assert "transform (shard=" in text
     assert "data-000001.tar, key=k007)" in text
     traceback.clear_frames(raised.tb)  # otherwise torch takes seconds to end the workers
 
