@@ -246,13 +246,12 @@ class Prefix:
         Raises:
             CorruptPiece: One is damaged.
         """
-        if unit in self.damaged:
-            self._check(unit)
+        self._check(unit)
         first, *rest = self._pieces(unit)[: self._num_scans]
         return [memoryview(self._oriented(unit, first)), *rest]
 
     def _image(self, unit: int) -> bytes:
-        if unit in self.damaged:
+        if self.damaged:
             self._check(unit)
         stop = 2 * self._num_scans
         scans = self._native[unit, :stop]
@@ -269,7 +268,9 @@ class Prefix:
         return [join(self._native[unit, 2 * row : 2 * row + 2]).data for row in self._rows]
 
     def _check(self, unit: int) -> None:
-        """Raise an error that names the first damaged scan of an image, if one is loaded."""
+        """Raise an error that names the first damaged scan of an image, if there is one."""
+        if unit not in self.damaged:
+            return
         crc, tail = 0, self.index.num_groups
         for row, piece in enumerate(self._pieces(unit)):
             crc = crc32c(piece, crc * (row != tail))
