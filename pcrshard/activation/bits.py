@@ -28,7 +28,7 @@ def pack(codes: Tensor) -> tuple[Tensor, Tensor]:
 
 def unpack(planes: Tensor, head: Tensor, count: int) -> Tensor:
     """Unpack (count,) int8 codes."""
-    has_bits = unpack_booleans(head, 8 * head.numel()).view(-1, 8)
+    has_bits = unpack_booleans(head).view(-1, 8)
     every = planes.new_zeros(has_bits.shape)
     every[has_bits] = planes
     return from_planes(every)[:count]
@@ -36,28 +36,37 @@ def unpack(planes: Tensor, head: Tensor, count: int) -> Tensor:
 
 def to_planes(codes: Tensor) -> Tensor:
     """Split (n,) int8 codes, n a multiple of 64, into (n / 64, 8) int64 planes, signs first."""
-    # Zigzag: 0, -1, 1, -2, ... become 0, 1, 2, 3, ..., with the sign in the lowest bit.
-    zigzag = (codes << 1) ^ (codes >> 7)
-    groups = _transpose(zigzag.view(torch.int64)).view(torch.uint8).view(-1, 8, 8)
+    groups = to_bits(codes).view(-1, 8, 8)
     return groups.transpose(1, 2).flatten().view(torch.int64).view(-1, 8)
 
 
 def from_planes(planes: Tensor) -> Tensor:
     """Invert :func:`to_planes`."""
-    groups = planes.view(torch.uint8).view(-1, 8, 8).transpose(1, 2).flatten()
-    zigzag = _transpose(groups.view(torch.int64)).view(torch.uint8)
+    return from_bits(planes.view(torch.uint8).view(-1, 8, 8).transpose(1, 2).flatten())
+
+
+def to_bits(codes: Tensor) -> Tensor:
+    """Split (n,) int8 codes, n a multiple of 8, into (n / 8, 8) bytes of bit i, signs first."""
+    # Zigzag: 0, -1, 1, -2, ... become 0, 1, 2, 3, ..., with the sign in the lowest bit.
+    zigzag = (codes << 1) ^ (codes >> 7)
+    return _transpose(zigzag.view(torch.int64)).view(torch.uint8).view(-1, 8)
+
+
+def from_bits(flat: Tensor) -> Tensor:
+    """Invert :func:`to_bits`, given flat bytes."""
+    zigzag = _transpose(flat.view(torch.int64)).view(torch.uint8)
     return (zigzag >> 1).view(torch.int8) ^ -(zigzag & 1).view(torch.int8)
 
 
 def pack_booleans(flat: Tensor) -> Tensor:
     """Pack (n,) booleans eight to a byte."""
-    padded = torch.nn.functional.pad(flat.view(torch.uint8), (0, -flat.shape[0] % 8))
+    padded = torch.nn.functional.pad(flat.to(torch.uint8), (0, -flat.shape[0] % 8))
     return _transpose(padded.view(torch.int64)).to(torch.uint8)
 
 
-def unpack_booleans(packed: Tensor, count: int) -> Tensor:
-    """Unpack (count,) booleans."""
-    return _transpose(packed.to(torch.int64)).view(torch.bool)[:count]
+def unpack_booleans(packed: Tensor) -> Tensor:
+    """Unpack all (8 n,) booleans of n bytes."""
+    return _transpose(packed.to(torch.int64)).view(torch.uint8).to(torch.bool)
 
 
 def _transpose(words: Tensor) -> Tensor:

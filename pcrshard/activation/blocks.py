@@ -1,8 +1,10 @@
-"""Work on large tensors on a CPU: in blocks, on several threads, in large pages of memory."""
+"""Work on large tensors: on a CPU in blocks, on several threads; elsewhere in fused kernels."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
+import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -14,6 +16,10 @@ from ..memory import allocate
 S = TypeVar("S")
 T = TypeVar("T")
 
+# Where the native core works; elsewhere, PyTorch operations do.
+CORE_DEVICE = "cpu"
+# What PyTorch compiles for accelerators with.
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
 # As long as a block of Zstandard.
 _LEAST = 1 << 17
 # The C library maps larger memory again for each tensor, and the system clears it page by page.
@@ -73,3 +79,38 @@ def empty_floats(count: int) -> Tensor:
     if 4 * count < _LARGE:
         return torch.empty(count)
     return torch.frombuffer(allocate(4 * count), dtype=torch.float32, count=count)
+
+
+def fused(function: Callable[..., T], device: torch.device, *constants: Any) -> Callable[..., T]:
+    """Return a function of tensors, on an accelerator as a few fused kernels for any size.
+
+    There, separate operations would take many times as long, and several times the memory of their
+    result. The first call takes seconds.
+
+    Args:
+        function: Takes the constants, then tensors.
+        device: Where the tensors are.
+        constants: Hashable arguments.
+    """
+    if device.type == CORE_DEVICE or not _HAS_TRITON:
+        return functools.partial(function, *constants)
+    return _compiled(function, constants)
+
+
+@functools.cache
+def _compiled(function: Callable[..., T], constants: tuple[Any, ...]) -> Callable[..., T]:
+    def call(*tensors: Tensor) -> T:
+        return function(*constants, *tensors)
+
+    # The compiler caches a few variants of each code object, and takes numbers that differ between
+    # objects of one name for variables.
+    call.__code__ = call.__code__.replace(co_name=f"{function.__name__}{constants}")
+    compiled = torch.compile(call)
+
+    def of_any_size(*tensors: Tensor) -> T:
+        for tensor in tensors:
+            if tensor.dim() > 0:
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        return compiled(*tensors)
+
+    return of_any_size

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from .. import zstd
 from . import bits
-from .blocks import blocks_of, share
+from .blocks import CORE_DEVICE, blocks_of, fused, share
 
 # ``int8`` stores codes unchanged, and ``bits`` each block of 64 in its bit width, on any device.
 # ``zstd`` and ``predicted`` compress on the CPU. ``none`` disables compression.
-CodecName = Literal["zstd", "predicted", "bits", "int8", "none"]
+# ``auto`` is ``zstd`` on a CPU and ``bits`` elsewhere.
+CodecName = Literal["auto", "zstd", "predicted", "bits", "int8", "none"]
 ZSTD_CODECS = ("zstd", "predicted")
 
 # In order of increasing range.
@@ -91,18 +92,21 @@ def pack_exactly(flat: Tensor, codec: CodecName) -> Content | None:
     if flat.dtype == torch.bool:
         return _pack_booleans(flat, codec)
     if flat.dtype.is_floating_point:
-        return _pack_nonzero(flat, codec)
+        # On an accelerator, counting would wait for it, and dropout saves booleans.
+        return _pack_nonzero(flat, codec) if flat.device.type == CORE_DEVICE else None
     if flat.dtype in _WORDS.values() and flat.numel() > 0:
         return _pack_integers(flat, codec)
     return None
 
 
 def _pack_booleans(flat: Tensor, codec: CodecName) -> Content:
-    count = flat.numel()
-    packed = encode_codes(bits.pack_booleans(flat).view(torch.int8), codec)
-    return Content(
-        packed.num_bytes, lambda: bits.unpack_booleans(packed.decode().view(torch.uint8), count)
-    )
+    count, device = flat.numel(), flat.device
+    packed = encode_codes(fused(bits.pack_booleans, device)(flat).view(torch.int8), codec)
+
+    def decode() -> Tensor:
+        return fused(bits.unpack_booleans, device)(packed.decode().view(torch.uint8))[:count]
+
+    return Content(packed.num_bytes, decode)
 
 
 def _pack_nonzero(flat: Tensor, codec: CodecName) -> Content | None:

@@ -2,9 +2,6 @@
 
 PyTorch inlines saved-tensor hooks that are FX GraphModules into the compiled forward and backward
 (pytorch#150032), but only for intermediates of the graph, not for parameters, inputs, or outputs.
-Because a compiled graph has fixed shapes, values without a code are stored as a fixed number of
-whole blocks, those with the largest magnitudes. If more blocks need it, the tensor's step grows
-until they fit; the error is then at most 1/254 of their largest value.
 """
 
 from __future__ import annotations
@@ -18,21 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.nn import functional
 
 from ..errorbound import Absolute, RelativeStd
-from .bits import from_planes, pack_booleans, to_planes, unpack_booleans
+from .bits import pack_booleans, unpack_booleans
+from .fixed_size import BYTE, Width, in_blocks, pack, unpack, width_of
 from .layout import flatten, order_of, restore, size_hint
 from .options import ActivationOptions
-from .quantizer import MARGIN, MAX_CODE, estimated_deviation, nearest_codes
 from .report import Row
 
-_BLOCK = 256
-# One block in this many is stored exactly.
-_BLOCKS_PER_EXACT = 128
-# Range of the codes of ``bits``, in standard deviations.
-_REACH = 6.0
-_TINY = 2.0**-120
 # Operations, by their canonical names.
 VIEWS = {
     "alias", "asstrided", "clone", "convertelementtype", "detach", "expand", "permute", "reshape",
@@ -42,7 +32,6 @@ VIEWS = {
 SENSITIVE = {
     "exp", "logsoftmax", "logsumexp", "reciprocal", "rsqrt", "safesoftmax", "softmax", "sqrt",
 }  # fmt: skip
-_NONNEGATIVE = {"relu", "sigmoid", "hardtanh"}
 _POOLS = {"maxpool2dwithindices", "maxpool3dwithindices"}
 # Tensors, and the sizes of the tensor that they encode.
 _Packed = tuple[tuple[Tensor, ...], tuple[int, ...]]
@@ -124,7 +113,8 @@ class CompiledHooks:
             row.kind = kind_of(row, relatives, self._options, has_gradient=has_gradient)
         if row.kind == "lossy":
             row.error_bound = math.nan
-            parts = self._quantize(tensor, self._width(node))
+            flat = flatten(tensor, order_of(tensor.stride()))
+            parts: tuple[Tensor, ...] = pack(self._width(node), self._bound, in_blocks(flat))
         elif row.kind == "lossless" and tensor.dtype == torch.bool:
             parts = (pack_booleans(flatten(tensor, order_of(tensor.stride()))),)
         elif row.kind == "lossless" and index_type is not None:
@@ -144,56 +134,15 @@ class CompiledHooks:
         node = context["_node"]
         like = node.meta["val"]
         if len(parts) > 1:
-            flat = self._restore(parts, self._width(node))
+            flat = unpack(self._width(node), *parts)
         elif like.dtype != torch.bool:
             return parts[0].to(like.dtype)
         else:
-            flat = unpack_booleans(parts[0], 8 * parts[0].shape[0])
+            flat = unpack_booleans(parts[0])
         return restore(flat[: math.prod(shape)], shape, order_of(like.stride()))
 
-    def _width(self, node: fx.Node) -> tuple[int, bool]:
-        """Return the number of bits per code, and whether one of them is the sign."""
-        producer, _ = _producer(node)
-        signed = _name(producer) not in _NONNEGATIVE
-        if not self._use_bits or isinstance(self._bound, Absolute):
-            return 8, signed
-        codes = int(_REACH / (2 * self._bound.fraction)) + 1
-        return min(codes.bit_length() + signed, 8), signed
-
-    def _quantize(self, tensor: Tensor, width: tuple[int, bool]) -> tuple[Tensor, ...]:
-        """Return the codes, the step, the rows of exact blocks, and these blocks."""
-        flat = flatten(tensor, order_of(tensor.stride()))
-        blocks = functional.pad(flat, (0, -flat.shape[0] % _BLOCK)).view(-1, _BLOCK)
-        bits, signed = width
-        most = min(MAX_CODE, 2 ** (bits - signed) - 1)
-        std = estimated_deviation(flat, self._bound.outlier_guard)
-        error_bound = self._bound.absolute(std.nan_to_num(0).float())
-        largest = blocks.abs().amax(1).float()
-        count = blocks.shape[0] // _BLOCKS_PER_EXACT + 1
-        top = largest.topk(count + 1 if size_hint(count) < size_hint(blocks.shape[0]) else count)
-        exact = top.indices[:count]
-        least = top.values[-1] / (2 * most)
-        # If more blocks contain NaN than can be exact, the step and the whole tensor become NaN.
-        step = least.clamp(min=error_bound * (1 - MARGIN)).clamp(min=_TINY)
-        values = blocks.float()
-        code = nearest_codes(values, step).clamp(max=most).copysign(values)
-        # NaN has no integer value; its block is exact.
-        codes = code.nan_to_num(0).to(torch.int8)
-        if bits < 8:
-            # Plane 0 holds the signs.
-            codes = to_planes(codes.flatten())[:, 1 - signed :][:, :bits].clone()
-        return codes, step, exact.to(torch.int32), blocks[exact]
-
-    def _restore(self, parts: tuple[Tensor, ...], width: tuple[int, bool]) -> Tensor:
-        """Return the padded flat values."""
-        codes, step, exact, kept = parts
-        bits, signed = width
-        if bits < 8:
-            planes = functional.pad(codes, (1 - signed, 7 + signed - bits))
-            codes = from_planes(planes).view(-1, _BLOCK)
-        code = codes.float()
-        values = ((2 * code - code.sign()) * step).to(kept.dtype)
-        return values.index_copy(0, exact.long(), kept).flatten()
+    def _width(self, node: fx.Node) -> Width:
+        return width_of(self._bound, _name(_producer(node)[0])) if self._use_bits else BYTE
 
 
 @functools.lru_cache(maxsize=1)

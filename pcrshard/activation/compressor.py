@@ -16,8 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errorbound import Absolute, RelativeStd
+from .blocks import CORE_DEVICE, fused
 from .codecs import ZSTD_CODECS, CodecName, Content, pack_exactly
 from .compiled import CompiledHooks
+from .fixed_size import BYTE, in_blocks, pack, unpack, width_of
 from .hooks import Hooks
 from .layout import Layout, flatten, rows_of
 from .noise import GradientNoise, Profile, layers, mean_momentum, profile_convolutions
@@ -37,7 +39,7 @@ _WORTH_A_WARNING = 1 << 20
 def compress_activations(
     model: nn.Module,
     bound: Bound | float = 0.05,
-    codec: CodecName = "zstd",
+    codec: CodecName = "auto",
     options: ActivationOptions | None = None,
 ) -> Compressor:
     """Create a context manager for forward passes that compresses what autograd saves.
@@ -68,7 +70,8 @@ def compress_activations(
         codec: ``zstd`` compresses well, on the CPU. ``predicted`` is smaller and slower: it infers
             the output of a ReLU from tensors saved before it (:mod:`.prediction`); ResNets take a
             fifth less memory, with bit-identical gradients. ``bits`` and ``int8`` work on any
-            device. ``none`` only measures and keeps everything unchanged.
+            device. ``auto`` is ``zstd`` for tensors on a CPU and ``bits`` for those on an
+            accelerator. ``none`` only measures and keeps everything unchanged.
         options: All other options; defaults if ``None``.
 
     Raises:
@@ -128,7 +131,7 @@ class Compressor:
         if codec == "none":  # every tensor is too small
             options = dataclasses.replace(options, min_bytes=sys.maxsize)
         self._fixed = RelativeStd(_FALLBACK) if isinstance(bound, GradientNoise) else bound
-        self._compiled = CompiledHooks(self._fixed, options, use_bits=codec == "bits")
+        self._compiled = CompiledHooks(self._fixed, options, use_bits=codec in ("auto", "bits"))
         self._hooks = Hooks(self._encode, options, self._compiled)
         self.ledger = self._hooks.ledger
         self._context = contextlib.ExitStack()
@@ -183,7 +186,7 @@ class Compressor:
 
     def _warn_of_little(self) -> None:
         """Warn if less is compressed than a user would expect."""
-        report = self.report()
+        report = self._report()
         if report.raw_bytes > _WORTH_A_WARNING and report.stored_bytes == report.raw_bytes:
             self._warn(
                 f"none of the {len(report.rows)} saved tensors was compressed: expected results of "
@@ -207,23 +210,44 @@ class Compressor:
 
     def _encode(self, tensor: Tensor, layout: Layout, row: Row) -> Content | None:
         """Encode a tensor; return ``None`` to keep the tensor itself."""
+        is_on_cpu = tensor.device.type == CORE_DEVICE
+        codec = self._codec
+        if codec == "auto":
+            codec = "zstd" if is_on_cpu else "bits"
         if row.kind == "lossless":
-            return pack_exactly(flatten(tensor, layout.order), self._codec)
+            return pack_exactly(flatten(tensor, layout.order), codec)
         if self._only is not None and row.position not in self._only:
             return None
         rows = rows_of(tensor, layout)
+        is_nearest = self._options.rounding == "nearest"
+        is_simple = is_nearest and codec in ("int8", "bits") and tensor.dtype != torch.float64
+        if is_simple and not is_on_cpu:
+            return self._encode_in_fixed_size(rows.reshape(-1), row, use_bits=codec == "bits")
         row.deviation = standard_deviation(rows, self._fixed.outlier_guard)
         if row.deviation == 0 and bool((rows == rows[0, 0]).all()):
             row.kind = "lossless"
-            return pack_exactly(rows.reshape(-1), self._codec)
+            return pack_exactly(rows.reshape(-1), codec)
         row.error_bound = self._fixed.absolute(row.deviation)
         if row.identity in self._bounds:
             row.error_bound = min(self._bounds[row.identity], _MOST * row.deviation)
-        seed = None if self._options.rounding == "nearest" else next(self._seeds)
+        seed = None if is_nearest else next(self._seeds)
         lattice = lattice_for(row.error_bound, rows.dtype, seed)
         if lattice is None:
             return None
-        return encode(rows, lattice, layout, self._codec, self._memory)
+        return encode(rows, lattice, layout, codec, self._memory)
+
+    def _encode_in_fixed_size(self, flat: Tensor, row: Row, *, use_bits: bool) -> Content:
+        target: list[Tensor] = []
+        width = BYTE
+        if row.identity in self._bounds:
+            target.append(flat.new_full((), self._bounds[row.identity], dtype=torch.float32))
+        elif use_bits:
+            width = width_of(self._fixed, row.function)
+        count, device = len(flat), flat.device
+        parts = fused(pack, device, width, self._fixed)(in_blocks(flat), *target)
+        row.figures = parts[1]
+        num_bytes = sum(part.nbytes for part in parts)
+        return Content(num_bytes, lambda: fused(unpack, device, width)(*parts)[:count])
 
     def step(
         self, optimizer: torch.optim.Optimizer | None = None, *, grad_scale: float = 1.0
@@ -254,7 +278,12 @@ class Compressor:
         return isinstance(self.bound, GradientNoise) and self.bound.is_due(self._steps)
 
     def report(self) -> Report:
-        """Return the figures of the last forward pass, at no cost."""
+        """Return the figures of the last forward pass; waits for work on an accelerator."""
+        for row in (*self._hooks.rows.values(), *self._profiled.values()):
+            row.settle()
+        return self._report()
+
+    def _report(self) -> Report:
         return Report(
             self.ledger.peak_bytes,
             (*self._hooks.rows.values(), *self._compiled.rows.values()),

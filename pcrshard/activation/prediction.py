@@ -20,9 +20,10 @@ from torch import Tensor
 
 from ..errorbound import Quantized
 from ..native import fused_quantizer as native
+from .blocks import CORE_DEVICE
 from .codecs import CodecName, Content, encode_codes
 from .layout import Layout
-from .quantizer import CORE_DEVICE, SignExactLattice, quantize, restore
+from .quantizer import SignExactLattice, quantize, restore
 
 # Number of recently coded tensors to remember: the input of a block with a shortcut is saved up to
 # seven tensors before its output.

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..errorbound import MEDIAN_OF_NORMAL, Quantized
 from ..native import fused_quantizer as native
-from .blocks import empty_floats, team
+from .blocks import CORE_DEVICE, empty_floats, team
 
 ESCAPE = -128
 MAX_CODE = 127
@@ -28,8 +28,6 @@ MAX_CODE = 127
 # step at code 127.
 MARGIN = 2.0**-13
 _INDEX_BYTES = 8
-# Where the native core quantizes; elsewhere, PyTorch operations do.
-CORE_DEVICE = "cpu"
 _NATIVE_TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 # The sample for standard_deviation: this many runs of this many neighbors.
 _RUN = 64
@@ -93,14 +91,14 @@ def standard_deviation(rows: Tensor, outlier_guard: float) -> float:
     """
     name = _NATIVE_TYPES.get(rows.dtype)
     if name is None or rows.device.type != CORE_DEVICE:
-        return float(estimated_deviation(rows.reshape(-1), outlier_guard))
+        return float(_estimated_deviation(rows.reshape(-1), outlier_guard))
     layout = (rows.shape[1], rows.stride(0))
     guard = outlier_guard / MEDIAN_OF_NORMAL
     return native.deviation(rows.data_ptr(), rows.numel(), name, layout, guard)
 
 
-def estimated_deviation(flat: Tensor, outlier_guard: float) -> Tensor:
-    """Return the same of (n,) floats in PyTorch operations, which may be compiled."""
+def _estimated_deviation(flat: Tensor, outlier_guard: float) -> Tensor:
+    """Return the same of (n,) floats in PyTorch operations."""
     sample = flat
     if flat.shape[0] > 2 * _RUN * _RUNS:
         runs = flat[: flat.shape[0] // _RUN * _RUN].view(-1, _RUN)

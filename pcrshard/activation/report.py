@@ -10,6 +10,7 @@ from typing import Self
 import torch
 
 from .layout import size_hint
+from .quantizer import MARGIN
 
 _LARGEST = 10
 
@@ -33,6 +34,7 @@ class Row:
         position: Its position in the order of saving.
         read_by: The convolutions that read it as their input.
         compiled: Whether it is packed in compiled code.
+        figures: Step and standard deviation, while they are on an accelerator.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Row:
     position: int = 0
     read_by: tuple[str, ...] = ()
     compiled: bool = False
+    figures: torch.Tensor | None = None
 
     @classmethod
     def of(cls, name: str, function: str, tensor: torch.Tensor) -> Self:
@@ -55,6 +58,13 @@ class Row:
         shape = tuple(map(size_hint, tensor.shape))
         num_bytes = math.prod(shape) * tensor.dtype.itemsize
         return cls(name, function, "exact", shape, tensor.dtype, num_bytes, num_bytes)
+
+    def settle(self) -> None:
+        """Fetch the figures from the accelerator."""
+        if self.figures is not None:
+            step, self.deviation = self.figures.tolist()
+            self.error_bound = step / (1 - MARGIN)
+            self.figures = None
 
     @property
     def label(self) -> str:

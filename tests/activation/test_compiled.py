@@ -173,6 +173,44 @@ def test_the_bound_holds_and_outliers_are_exact(bound, codec, dtype):
     assert row.stored_bytes < row.raw_bytes / (3.5 if dtype == torch.float32 else 1.8)
 
 
+def _odd_tensors():
+    normal = torch.randn(64, 16, 256, generator=torch.Generator().manual_seed(0))
+    one = torch.zeros_like(normal)
+    one[3, 5, 7] = 1e30
+    rare = normal * (torch.rand(normal.shape, generator=torch.Generator().manual_seed(1)) < 0.002)
+    return {
+        "zeros": normal * 0,
+        "equal": normal * 0 + 0.3,
+        "one outlier": one,
+        "rare": rare,
+        "tiny": normal * 1e-30,
+        "huge": normal * 1e30,
+        "heavy tails": (normal * 3).exp(),
+    }
+
+
+@pytest.mark.parametrize("codec", ["int8", "bits"])
+def test_no_tensor_is_too_odd(codec):
+    """Constant, sparse, tiny, huge and heavy-tailed values keep their signs and most digits."""
+
+    def square(values):
+        return values[None].cumsum(0)[0].pow(2)
+
+    compiled = torch.compile(square, backend="aot_eager", fullgraph=True)
+    for name, values in _odd_tensors().items():
+        torch.compiler.reset()
+        values.requires_grad_()
+        saver = compress_activations(nn.Identity(), 0.05, codec, SMALL)
+        scale = 0.5 / max(float(values.detach().abs().max()), 1e-30)
+        found = gradient_of(lambda values: (compiled(values) * scale).sum(), values, saver)
+        exact, found = values.detach().double(), (found / (2 * scale)).double()
+        assert torch.equal(found.sign(), exact.sign()), name
+        most = {"zeros": 0, "equal": 1e-6, "one outlier": 1e-6}.get(name, 0.02)
+        wrong = (found - exact).abs()
+        assert float(wrong.max()) <= most * float(exact.abs().max()), name
+        assert float(wrong.mean()) <= 0.2 * float(exact.std()), name
+
+
 def test_other_batch_sizes():
     """Graphs of any batch size pack the short last batch, too."""
     torch.manual_seed(0)
@@ -191,7 +229,7 @@ def test_zstd_is_for_eager_parts():
     """One warning says that compiled parts pack int8; eager parts are compressed as ever."""
     model = make()
     model.block = torch.compile(model.block, backend="aot_eager", fullgraph=True)
-    saver = compress_activations(model, options=SMALL)
+    saver = compress_activations(model, codec="zstd", options=SMALL)
     with pytest.warns(UserWarning, match="torch.compile: compiled code packs codes as int8"):
         step(model, saver)
     with warnings.catch_warnings():

@@ -1,0 +1,178 @@
+"""Models on an accelerator: memory is saved, and the host never waits for it."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from pcrshard import compress_activations
+from pcrshard.activation import Absolute, ActivationOptions, GradientNoise, peak_memory
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore"),  # PyTorch's compiler has many
+]
+
+
+def network():
+    torch.manual_seed(0)
+    layers = []
+    for inputs, outputs in ((3, 64), *[(64, 64)] * 12, (64, 128)):
+        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()]
+    layers += [nn.MaxPool2d(2), nn.Dropout(0.1), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(128, 10)).cuda()
+
+
+def images(size=64):
+    generator = torch.Generator("cuda").manual_seed(1)
+    return torch.randn(32, 3, size, size, device="cuda", generator=generator)
+
+
+def step(model, pixels, saver=None, dtype=None):
+    """(loss, gradients) of a step; the same random numbers each time."""
+    torch.manual_seed(2)
+    model.zero_grad()
+    with torch.autocast("cuda", dtype, enabled=dtype is not None):
+        if saver is None:
+            out = model(pixels)
+        else:
+            with saver:
+                out = model(pixels)
+        loss = functional.cross_entropy(out.float(), torch.arange(32, device="cuda") % 10)
+    loss.backward()
+    return loss.detach(), torch.cat([weight.grad.flatten() for weight in model.parameters()])
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(("codec", "dtype", "least"), [
+    ("auto", None, 3.3), ("bits", torch.bfloat16, 1.6),
+    ("int8", None, 2.6), ("int8", torch.float16, 1.4),
+])  # fmt: skip
+def test_memory_is_saved_without_waiting(codec, dtype, least, layout):
+    """Peak memory falls, gradients stay close, and neither pass waits for the device."""
+    model = network().to(memory_format=layout)
+    pixels = images().contiguous(memory_format=layout)
+    for _ in range(2):
+        with peak_memory("cuda") as plain_peak:
+            plain_loss, plain = step(model, pixels, None, dtype)
+    saver = compress_activations(model, 0.05, codec)
+    for _ in range(3):  # compiles, then for other sizes
+        step(model, pixels, saver, dtype)
+    with peak_memory("cuda") as peak:
+        loss, gradients = step(model, pixels, saver, dtype)
+    assert float(loss) == pytest.approx(float(plain_loss), rel=1e-3)
+    assert float((gradients - plain).norm() / plain.norm()) < 0.05
+    print("PEAK", codec, dtype, layout, plain_peak.num_bytes / peak.num_bytes, saver.report().ratio)
+    assert saver.report().ratio > least
+    assert peak.num_bytes < 0.75 * plain_peak.num_bytes
+    model[-5] = nn.Identity()  # the range of pooling's indices is read
+    with saver:
+        model(pixels)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with saver:
+            out = model(pixels)
+        out.square().sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert saver.ledger.live_bytes == 0
+
+
+@pytest.mark.parametrize("bound", [0.05, Absolute(0.05)])
+@pytest.mark.parametrize("codec", ["int8", "bits"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("count", [64 * 24 * 40, 2_000_003])
+def test_the_bound_holds_and_outliers_are_exact(bound, codec, dtype, count):
+    """Outliers, infinity and NaN come back bit for bit, and all else within the bound."""
+    torch.manual_seed(0)
+    values = torch.randn(count, device="cuda").to(dtype)
+    values[values.abs() < 0.3] = 0
+    values[100:104] = torch.tensor([50, -50, math.inf, math.nan], dtype=dtype)
+    values = values.view(1, 1, -1).requires_grad_()
+    saver = compress_activations(nn.Identity(), bound, codec, ActivationOptions(inputs=True))
+    with saver:
+        out = (values * 1).square().sum()
+    out.backward()
+    (row,) = [row for row in saver.report().rows if row.kind == "lossy"]
+    found, exact = values.grad / 2, values.detach()
+    special = ~(exact.abs() < 20)
+    assert torch.equal(found[special].nan_to_num(), exact[special].nan_to_num())
+    wide, near = exact[~special].double(), found[~special].double()
+    assert torch.equal(wide.sign(), near.sign())
+    rounding = wide.abs() * torch.finfo(dtype).eps if dtype != torch.float32 else 0
+    limit = 0.05 if isinstance(bound, Absolute) else 0.05 * float(wide.std()) * 1.05
+    assert row.error_bound <= limit * 1.000001
+    assert bool(((wide - near).abs() <= row.error_bound + rounding).all())
+    assert row.stored_bytes < row.raw_bytes / (3.5 if dtype == torch.float32 else 1.8)
+
+
+@pytest.mark.parametrize("kind", ["zeros", "ones", "one outlier", "NaN", "wide", "tiny"])
+def test_odd_tensors(kind):
+    """Constant, sparse, non-finite and heavy-tailed tensors: no value is lost without a trace."""
+    torch.manual_seed(0)
+    values = torch.zeros(1, 64, 4096, device="cuda")
+    if kind == "ones":
+        values += 1
+    elif kind == "one outlier":
+        values[0, 3, 5] = 1e30
+    elif kind == "NaN":
+        values += math.nan
+    elif kind == "wide":
+        values = torch.randn_like(values).mul_(8).exp_()
+    elif kind == "tiny":
+        values = torch.randn_like(values) * 1e-30
+    values.requires_grad_()
+    saver = compress_activations(nn.Identity(), 0.05, "int8", ActivationOptions(inputs=True))
+    with saver:
+        out = (values * 1).square()
+    found = torch.autograd.grad(out, values, torch.full_like(out, 0.5))[0]
+    exact = values.detach()
+    if kind == "NaN":
+        assert bool(found.isnan().all())
+        return
+    (row,) = [row for row in saver.report().rows if row.kind == "lossy"]
+    assert torch.equal(found.sign(), exact.sign())
+    largest = float(exact.abs().max())
+    assert bool(((found - exact).abs() <= row.error_bound).all())
+    assert row.error_bound <= max(0.06 * largest, 1e-35)
+    if kind in ("zeros", "ones", "one outlier"):
+        assert float((found - exact).abs().max()) <= 1e-6 * largest
+
+
+def test_adaptive_bounds():
+    """GradientNoise sets bounds on an accelerator, too, and reports them."""
+    model, pixels = network(), images()
+    saver = compress_activations(model, GradientNoise(), "int8")
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    for _ in range(4):
+        step(model, pixels, saver)
+        optimizer.step()
+        saver.step(optimizer)
+    report = saver.report()
+    assert len(report.layers) == 14
+    read = [row for row in report.rows if row.read_by and row.kind == "lossy"]
+    assert len(read) == 13
+    assert all(0 < row.error_bound <= 0.2501 * row.deviation for row in read)
+
+
+@pytest.mark.parametrize("codec", ["int8", "bits"])
+def test_compiled_by_inductor(codec):
+    """A compiled model on the device saves memory at the same loss."""
+    model, pixels = network(), images()
+    model[-4] = nn.Identity()
+    plain = torch.compile(model, fullgraph=True)
+    expected, exact = step(plain, pixels, None, torch.bfloat16)
+    with peak_memory("cuda") as plain_peak:
+        step(plain, pixels, None, torch.bfloat16)
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True)
+    saver = compress_activations(compiled, 0.05, codec)
+    loss, gradients = step(compiled, pixels, saver, torch.bfloat16)
+    with peak_memory("cuda") as peak:
+        step(compiled, pixels, saver, torch.bfloat16)
+    print("PEAK", codec, plain_peak.num_bytes / peak.num_bytes)
+    assert float(loss) == pytest.approx(float(expected), rel=1e-2)
+    assert float((gradients - exact).norm() / exact.norm()) < 0.1
+    assert peak.num_bytes < plain_peak.num_bytes
