@@ -65,7 +65,9 @@ def changed(header, change):
     ],
 )
 def test_a_broken_rule_is_refused(folder, kind, rule, change):
-    """A header that breaks one rule is refused although all checksums are valid."""
+    """A header that breaks one rule is refused although all checksums are valid; ``verify`` finds
+    it, too.
+    """
     if kind == "manifest":
         rewrite_manifest(folder, lambda header: changed(header, change))
     else:

@@ -115,27 +115,48 @@ def test_training_goes_on_after_damage(tmp_path, caplog):
 
 
 def test_what_is_in_memory_hides_no_damage(tmp_path):
-    """``verify`` reads the files, also of the version that the writer has just written."""
+    """``verify`` reads the files, also of the version that the writer has just written, and names
+    the one that is damaged, whichever versions need it.
+    """
     store = saved(tmp_path, 3, tiny_state)
     store.delete(keep=[2, 3])
-    damage(tmp_path / store.versions()[0].file)
-    assert len(store.verify()) == 2
+    damaged = tmp_path / store.versions()[0].file
+    damage(damaged)
+    assert [damaged.name in str(problem) for problem in store.verify()] == [True, True]
 
 
-def test_web_servers_have_the_newest_manifest(tmp_path, monkeypatch):
+@pytest.fixture
+def meanwhile(monkeypatch):
+    """Let another process do something before a function of ``storage`` is called."""
+
+    def before(name, action):
+        def called(*args, **options):
+            monkeypatch.undo()
+            action()
+            return getattr(storage, name)(*args, **options)
+
+        monkeypatch.setattr(storage, name, called)
+
+    return before
+
+
+def test_web_servers_have_the_newest_manifest(tmp_path, meanwhile):
     """A writer that another one overtakes does not set back the copy of the manifest."""
-    store = saved(tmp_path, 1, tiny_state)
-
-    def overtaken(*args, **options):
-        monkeypatch.undo()
-        storage.create(*args, **options)
-        saved(tmp_path, 1, tiny_state)
-
-    monkeypatch.setattr(storage, "create", overtaken)
+    store = saved(tmp_path, 1, tiny_state, keyframe_every=1)
+    # As soon as it is listed.
+    meanwhile("list_names", lambda: DeltaStore(str(tmp_path)).delete(keep=[-1]))
     store.save(tiny_state(2), blocking=True)
     newest = max(tmp_path.glob("manifest-*"))
     assert (tmp_path / "manifest.pcm").read_bytes() == newest.read_bytes()
-    assert len(store.versions()) == 3
+    assert [record.number for record in store.versions()] == [2]
+
+
+def test_a_version_that_moves_while_it_is_loaded(tmp_path, meanwhile):
+    """A version whose file a deletion replaces is read from its new file."""
+    store = saved(tmp_path, 2, tiny_state)
+    expected = store.load()
+    meanwhile("read", lambda: DeltaStore(str(tmp_path)).delete(keep=[2]))
+    assert same(store.load(), expected)
 
 
 @pytest.mark.parametrize("source", [None, "itself", "another run"])
