@@ -15,16 +15,9 @@ MISTAKES = {
         f, cache_dir="cache", cache_bytes="1 gig"
     ),
     "expected cache_dir with cache_bytes='1GB'": lambda d, f: PCRDataset(f, cache_bytes="1GB"),
-    "expected crop to be 'random' or 'center' or None, got 'left'": lambda d, f: View(
-        16, crop="left"
-    ),
     "expected dataset to be of type PCRDataset, got <torch": lambda d, f: PCRLoader(
         Subset(d, [0]), 2
     ),
-    "expected fields to be a sequence or None, got 'jpg'": lambda d, f: PCRDataset(f, fields="jpg"),
-    "expected flip to be a number, got None": lambda d, f: ImageDecoder(8, flip=None),
-    "expected rng to be .*, got 'a'": lambda d, f: ImageDecoder(8, "random")(make_jpeg(), "a"),
-    "expected scale to be .*, got 0.5": lambda d, f: ImageDecoder(8, "random", scale=0.5),
     "expected scale .*low <= high": lambda d, f: ImageDecoder(8, "random", scale=(1, 0.1)),
     "expected shuffle to be True or False or a whole number": lambda d, f: PCRLoader(
         d, 2, shuffle=0.5
@@ -33,9 +26,7 @@ MISTAKES = {
     "unexpected argument 'persistent_workers'; use threads": lambda d, f: PCRLoader(
         d, 2, persistent_workers=True
     ),
-    "'shuffle_shards'; use shuffle": lambda d, f: PCRLoader(d, 4, shuffle_shards=1),
     "'bach_size'; use batch_size": lambda d, f: PCRLoader(d, 4, bach_size=1),
-    "'batch_size'; use PCRLoader": lambda d, f: PCRDataset(f, batch_size=1),
     "'xyz'; there are .*scan": lambda d, f: PCRDataset(f, xyz=1),
     "'slice' object": lambda d, f: d[1:3],
 }
