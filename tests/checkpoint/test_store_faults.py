@@ -121,7 +121,7 @@ def test_what_is_in_memory_hides_no_damage(tmp_path):
     store = saved(tmp_path, 3, tiny_state)
     store.delete(keep=[2, 3])
     damaged = tmp_path / store.versions()[0].file
-    damage(damaged)
+    damage(damaged, -200)
     assert [damaged.name in str(problem) for problem in store.verify()] == [True, True]
 
 

@@ -49,6 +49,7 @@ def test_shapes_fit_in_the_area():
     """Both sides are multiples, no bucket has more pixels or a larger ratio, and there is one of
     each orientation.
     """
+    assert Buckets(area=64 * 128, max_ratio=2).shapes == [(128, 64), (64, 128)]
     shapes = Buckets(area=512 * 512, multiple=64, max_ratio=2).shapes
     assert {(512, 512), (640, 384), (384, 640), (576, 448)} <= set(shapes)
     assert all(h % 64 == w % 64 == 0 and h * w <= 512 * 512 for h, w in shapes)
