@@ -15,7 +15,7 @@ import math
 import re
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -216,7 +216,8 @@ async def _request(
         wanted |= {"VersionId": version} if version else {}
         # What cat_file calls, too; it would join the chunks of the body.
         answer = await fs._call_s3("get_object", Bucket=bucket, Key=key, **wanted)
-        async with answer["Body"] as body:
+        # Not ``async with``: until 2025, aiobotocore entered what the body wraps.
+        with closing(answer["Body"]) as body:
             yield True, body.iter_chunks(_CHUNK_BYTES)
         return
     session = await fs.set_session()
