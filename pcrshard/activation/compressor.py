@@ -19,7 +19,7 @@ from ..errorbound import Absolute, RelativeStd
 from .blocks import CORE_DEVICE, fused
 from .codecs import ZSTD_CODECS, CodecName, Content, pack_exactly
 from .compiled import CompiledHooks
-from .fixed_size import BYTE, in_blocks, pack, unpack, width_of
+from .fixed_size import BLOCK, BYTE, in_blocks, pack, unpack, width_of
 from .hooks import Hooks
 from .layout import Layout, flatten, rows_of
 from .noise import GradientNoise, Profile, layers, mean_momentum, profile_convolutions
@@ -244,7 +244,9 @@ class Compressor:
         elif use_bits:
             width = width_of(self._fixed, row.function)
         count, device = len(flat), flat.device
-        parts = fused(pack, device, width, self._fixed)(in_blocks(flat), *target)
+        # Padding would copy even what needs none.
+        blocks = in_blocks(flat) if count % BLOCK else flat.view(-1, BLOCK)
+        parts = fused(pack, device, width, self._fixed)(blocks, *target)
         row.figures = parts[1]
         num_bytes = sum(part.nbytes for part in parts)
         return Content(num_bytes, lambda: fused(unpack, device, width)(*parts)[:count])

@@ -17,7 +17,7 @@ from ..errorbound import MEDIAN_OF_NORMAL, Absolute, RelativeStd
 from .bits import from_bits, to_bits
 from .quantizer import MARGIN, MAX_CODE, nearest_codes
 
-_BLOCK = 64
+BLOCK = 64
 _ROW = 64
 # Of the number of blocks in the sample for the standard deviation.
 _LOG_SAMPLED = 9
@@ -54,8 +54,8 @@ def width_of(bound: RelativeStd | Absolute, function: str) -> Width:
 
 
 def in_blocks(flat: Tensor) -> Tensor:
-    """Return (n,) values as (blocks, 64), padded by zeros."""
-    return functional.pad(flat, (0, -flat.shape[0] % _BLOCK)).view(-1, _BLOCK)
+    """Return (n,) values as (blocks, 64), a copy padded by zeros."""
+    return functional.pad(flat, (0, -flat.shape[0] % BLOCK)).view(-1, BLOCK)
 
 
 def pack(
@@ -115,7 +115,7 @@ def unpack(width: Width, codes: Tensor, figures: Tensor, exact: Tensor, kept: Te
     if width.bits < BYTE.bits:
         bits = (1 - width.is_signed, 7 + width.is_signed - width.bits)
         codes = from_bits(functional.pad(codes, bits).flatten())
-    code = codes.view(-1, _BLOCK).float()
+    code = codes.view(-1, BLOCK).float()
     values = ((2 * code - code.sign()) * figures[0]).to(kept.dtype)
     return values.index_copy(0, exact.long(), kept).flatten()
 
@@ -149,15 +149,11 @@ def _deviation(blocks: Tensor, outlier_guard: float) -> tuple[Tensor, Tensor]:
     jitter = (order & 63).clamp(max=number >> _LOG_SAMPLED)
     sample = blocks[((order * number >> _LOG_SAMPLED) + jitter).clamp(max=number - 1)]
     is_finite = sample.isfinite()
-    # Squares may overflow, and one pass needs the precision.
-    values = torch.where(is_finite, sample, 0).double()
-    sums = (
-        values,
-        values.square(),
-        values.abs().sqrt(),
-        is_finite.double(),
-        (values != 0).double(),
-    )
+    # One pass over squares needs the precision, and they may overflow; Apple's GPUs lack it.
+    wide = torch.float32 if blocks.device.type == "mps" else torch.float64
+    values = torch.where(is_finite, sample, 0).to(wide)
+    flags = is_finite.to(wide), (values != 0).to(wide)
+    sums = values, values.square(), values.abs().sqrt(), *flags
     total, squares, roots, count, nonzero = (each.sum(1).sum() for each in sums)
     count = count.clamp(min=1)
     std = (squares / count - (total / count).square()).clamp(min=0).sqrt()
