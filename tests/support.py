@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import pathlib
 import shutil
+import signal
 import subprocess
 import time
 from typing import NamedTuple
@@ -14,7 +16,7 @@ import numpy as np
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from pcrshard import EncodeOptions, encode
+from pcrshard import EncodeOptions, Shard, encode, open_dataset
 from pcrshard.encoding.resume_journal import JOURNAL
 from pcrshard.format.dataset_index import ShardEntry
 from pcrshard.format.group_table import decode_tables, group_starts
@@ -63,6 +65,13 @@ def digest(data):
     return len(data), hashlib.sha256(data).hexdigest()
 
 
+def read_samples(folder, scan="full"):
+    """The samples of a dataset by key, in order."""
+    index, urls = open_dataset(str(folder))
+    shards = (Shard(url, entry=entry) for url, entry in zip(urls, index.shards, strict=True))
+    return {sample["__key__"]: sample for shard in shards for sample in shard.samples(scan)}
+
+
 def run_encode(src, dst, **options):
     how = {
         name: options.pop(name)
@@ -84,6 +93,20 @@ def shard_entry(scan=None, num_groups=10):
     """Return the entry of a shard, staged up to a scan unless it is whole."""
     stops = tuple(range(2000, 2001 + num_groups))
     return ShardEntry("a-000000.tar", 1, 0, 10_000, 0, stops, 1500, scan)
+
+
+@contextlib.contextmanager
+def within(seconds):
+    """Fail, with all stacks, what hangs."""
+    begin = time.monotonic()
+    previous = signal.signal(signal.SIGALRM, lambda *_: pytest.fail(f"hangs for {seconds} s"))
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert time.monotonic() - begin < seconds
 
 
 class Pieces(NamedTuple):

@@ -3,18 +3,14 @@
 import contextlib
 import io
 import itertools
-import json
-import pathlib
 import tarfile
 
 import pytest
 from PIL import Image
 from support import run_tool
 
-import pcrshard
 from pcrshard.encoding.encode_jpeg import encode_jpeg
 from pcrshard.errors import PCRError
-from pcrshard.format.scan import FULL
 from pcrshard.jpeg.markers import EOI
 from pcrshard.jpeg.split import join_pieces
 
@@ -86,15 +82,3 @@ def test_odd_files_are_lossless_or_refused_by_name(odd, djpeg):
     assert {name for name in odd if name.startswith(("broken-", "notjpeg-"))} <= refused
     assert len([name for name in odd.keys() - refused if name.startswith("valid-")]) >= 106
     assert compared > 100
-
-
-def test_names_of_refused_files_are_known(odd, data_folder, tmp_path):
-    """encode --on-error skip lists each refused odd file with its reason and keeps the others."""
-    options = pcrshard.EncodeOptions(num_shards=3, on_error="skip")
-    index = pcrshard.encode(str(data_folder / "odd"), str(tmp_path), options, workers=1)
-    rows = [json.loads(line) for line in (tmp_path / "skipped.jsonl").read_text().splitlines()]
-    files = [p for p in odd.values() if p.suffix.lower() in (".jpg", ".jpeg", ".jfif", ".jpe")]
-    assert index.num_samples + len(rows) == len(files)
-    assert all(row["reason"] and pathlib.Path(row["source"]).exists() for row in rows)
-    shards = [pcrshard.Shard(str(tmp_path / shard.name)) for shard in index.shards]
-    assert sum(1 for shard in shards for _ in shard.samples(FULL)) == index.num_samples

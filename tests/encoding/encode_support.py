@@ -11,8 +11,8 @@ import tarfile
 import numpy as np
 from PIL import Image
 
-from pcrshard import EncodeOptions, Shard, encode, open_dataset
-from pcrshard.encoding.samples import read_samples as read_listed
+from pcrshard import EncodeOptions, encode
+from pcrshard.encoding.samples import read_samples
 
 CLI = [
     sys.executable,
@@ -21,15 +21,9 @@ CLI = [
 ]
 
 
-def read_samples(folder, scan="full"):
-    index, urls = open_dataset(str(folder))
-    shards = (Shard(url, entry=entry) for url, entry in zip(urls, index.shards, strict=True))
-    return {sample["__key__"]: sample for shard in shards for sample in shard.samples(scan)}
-
-
 def read_fields(sample):
     """The fields of a listed sample, read from where they are."""
-    ((_, fields),) = read_listed([sample], None)
+    ((_, fields),) = read_samples([sample], None)
     return fields
 
 

@@ -8,8 +8,8 @@ import subprocess
 import fsspec
 import numpy as np
 import pytest
-from encode_support import CLI, encode_parts, make_tar, read_samples, write_files
-from support import digest, read_all, run_encode
+from encode_support import CLI, encode_parts, make_tar, write_files
+from support import digest, read_all, read_samples, run_encode
 
 from pcrshard import EncodeOptions, encode, open_dataset
 from pcrshard.cli.main import main

@@ -3,8 +3,8 @@
 import collections
 
 import pytest
-from encode_support import encode_parts, make_tar, read_samples, write_files
-from support import read_all, run_encode
+from encode_support import encode_parts, make_tar, write_files
+from support import read_all, read_samples, run_encode
 
 from pcrshard import EncodeOptions, Shard, ShardWriter, open_dataset
 from pcrshard.cli.main import main

@@ -9,9 +9,9 @@ import tarfile
 
 import numpy as np
 import pytest
-from encode_support import image_bytes, make_tar, read_samples, write_files
+from encode_support import image_bytes, make_tar, write_files
 from PIL import Image
-from support import run_encode
+from support import read_samples, run_encode
 
 from pcrshard import EncodeOptions, encode
 from pcrshard.cli.main import main

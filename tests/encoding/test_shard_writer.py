@@ -3,8 +3,7 @@
 import tarfile
 
 import pytest
-from encode_support import read_samples
-from support import read_all, run_encode
+from support import read_all, read_samples, run_encode
 
 from pcrshard import Shard, ShardFormat, ShardWriter, open_dataset
 from pcrshard.checksum import crc32c

@@ -9,41 +9,22 @@ import os
 import pathlib
 import sys
 
-import lightning
 import torch.distributed as dist
-from lightning.pytorch.callbacks import ModelCheckpoint
-from test_lightning_resume import Interrupted, Recorder, loaders
+from test_lightning_resume import fit, keeping, newest
 
 folder, root, stop = sys.argv[1:]
 
 
-def fit(name, stop=None, checkpoint=None):
-    """Train with a new model, loaders and trainer; return the samples of each step."""
-    module = Recorder(stop)
+def fit_two(name, **options):
+    """The samples of each step of this rank."""
     target = pathlib.Path(root, name)
-    keep = ModelCheckpoint(dirpath=target, filename="last", save_top_k=-1, every_n_train_steps=1)
-    trainer = lightning.Trainer(
-        max_epochs=3,
-        accelerator="cpu",
-        devices=2,
-        strategy="ddp",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=target,
-        callbacks=[keep],
-    )
-    try:
-        trainer.fit(module, *loaders(folder), ckpt_path=checkpoint)
-    except Interrupted:
-        print("interrupted")
-    return module.seen
+    how = {"callbacks": keeping(target, every_n_train_steps=1), "max_epochs": 3, "devices": 2}
+    return fit(folder, target, strategy="ddp", **how, **options)
 
 
-seen = {"through": fit("through"), "before": fit("stopped", int(stop))}
+seen = {"through": fit_two("through"), "before": fit_two("stopped", stop=int(stop))}
 dist.barrier()  # rank 0 writes the checkpoints
-last = max(pathlib.Path(root, "stopped").glob("*.ckpt"), key=os.path.getmtime)
-seen["after"] = fit("resumed", checkpoint=str(last))
+seen["after"] = fit_two("resumed", checkpoint=newest(pathlib.Path(root, "stopped")))
 pathlib.Path(root, f"seen-{dist.get_rank()}.json").write_text(json.dumps(seen))
 dist.barrier()
 dist.destroy_process_group()

@@ -3,7 +3,6 @@
 Also what stock `datasets` shows of a preview.
 """
 
-import atexit
 import contextlib
 import glob
 import importlib.metadata
@@ -15,37 +14,22 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tempfile
 
 import pytest
 import servers
+from hugging_face import datasets, keys, load_dataset, write
 
-# Read when datasets is imported: no network, and no cache outside this run.
-os.environ |= {
-    "HF_HUB_OFFLINE": "1",
-    "HF_DATASETS_OFFLINE": "1",
-    "HF_HOME": tempfile.mkdtemp(prefix="pcrshard-hf-"),
-}
-atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
-datasets = pytest.importorskip("datasets", reason="NO HUGGINGFACE: pip install 'pcrshard[hf]'")
-
+# isort: split
 from datasets.distributed import split_dataset_by_node
 from PIL import Image
-from support import ROOT
+from support import ROOT, read_samples
 from torch.utils.data import DataLoader
 
 import pcrshard
 from pcrshard.cli.main import main
 from pcrshard.errors import CorruptPiece, FormatError, StorageError
-from pcrshard.integrations import huggingface
 from pcrshard.integrations.huggingface import PcrBuilder
 from pcrshard.testing import make_jpeg
-
-
-def load_dataset(url, **options):
-    """A stream, unless a test asks for something else."""
-    return huggingface.load_dataset(url, **{"streaming": True} | options)
-
 
 pytestmark = [
     pytest.mark.filterwarnings(
@@ -67,25 +51,8 @@ def encoded(dataset):
     return dataset.cast_column("jpg", datasets.Image(decode=False))
 
 
-def keys(rows):
-    return [row["__key__"] for row in rows]
-
-
 def expected(url, scan="full"):
-    index, urls = pcrshard.open_dataset(str(url))
-    return [
-        s
-        for u, entry in zip(urls, index.shards, strict=True)
-        for s in pcrshard.Shard(u, entry=entry).samples(scan)
-    ]
-
-
-def write(folder, samples, **options):
-    """A dataset with these samples; an image is added where there is none."""
-    with pcrshard.ShardWriter(str(folder), **options) as writer:
-        for i, fields in enumerate(samples):
-            writer.write({"__key__": f"k{i}", "jpg": make_jpeg(i)} | fields)
-    return str(folder)
+    return list(read_samples(url, scan).values())
 
 
 # ---------------------------------------------------------------- what comes

@@ -1,38 +1,19 @@
 """Splits: subfolders that hold datasets are never mixed up, and a missing one is an error."""
 
-import atexit
-import os
-import shutil
-import tempfile
-
 import pytest
-
-# Read when datasets is imported: no network, and no cache outside this run.
-os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-os.environ.setdefault("HF_HOME", tempfile.mkdtemp(prefix="pcrshard-hf-"))
-atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
-datasets = pytest.importorskip("datasets", reason="NO HUGGINGFACE: pip install 'pcrshard[hf]'")
+from hugging_face import datasets, keys, load_dataset, write
 
 import pcrshard
 from pcrshard.errors import ScanUnavailable, StorageError
-from pcrshard.integrations import huggingface
 from pcrshard.integrations.huggingface import PcrBuilder
-from pcrshard.testing import make_jpeg
-
-
-def load_dataset(url, **options):
-    """A stream, unless a test asks for something else."""
-    return huggingface.load_dataset(url, **{"streaming": True} | options)
-
 
 COUNTS = {"train": 8, "val": 4, "test": 2}
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 
 
-def write(folder, name, count, classes=("cat", "dog")):
-    with pcrshard.ShardWriter(folder, samples_per_shard=2, classes=list(classes)) as writer:
-        for i in range(count):
-            writer.write({"__key__": f"{name}{i}", "jpg": make_jpeg(i, 16, 16), "cls": b"0"})
+def write_split(folder, split, count, classes=("cat", "dog")):
+    samples = [{"__key__": f"{split}{i}", "cls": b"0"} for i in range(count)]
+    write(folder / split, samples, samples_per_shard=2, classes=classes)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +21,7 @@ def root(tmp_path_factory):
     """A folder with datasets in train, val and test."""
     folder = tmp_path_factory.mktemp("splits")
     for split, count in COUNTS.items():
-        write(folder / split, split, count)
+        write_split(folder, split, count)
     return folder
 
 
@@ -49,10 +30,6 @@ def load(root, tmp_path):
     """``load_dataset`` of that folder, with an Arrow cache of its own."""
     datasets.disable_progress_bars()
     return lambda **options: load_dataset(root, cache_dir=str(tmp_path / "arrow"), **options)
-
-
-def keys(rows):
-    return [row["__key__"] for row in rows]
 
 
 def keys_of(split, stop=None):
@@ -140,8 +117,8 @@ def test_the_builder_has_all_splits(root):
 
 def test_what_contradicts_itself_is_refused(tmp_path):
     """Other classes in one of the splits, or no dataset at all, are errors that name them."""
-    write(tmp_path / "train", "a", 2)
-    write(tmp_path / "test", "b", 2, classes=("bird",))
+    write_split(tmp_path, "train", 2)
+    write_split(tmp_path, "test", 2, ["bird"])
     with pytest.raises(ValueError, match=r"same classes.*'test': \['bird'\]"):
         load_dataset(tmp_path)
     with pytest.raises(StorageError, match="nowhere"):

@@ -84,7 +84,7 @@ def fit(folder, root, *, stop=None, checkpoint=None, callbacks=(), loader=None, 
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=root,
-        callbacks=list(callbacks),
+        callbacks=callbacks,
         enable_checkpointing=bool(callbacks),
     )
     try:
@@ -92,6 +92,16 @@ def fit(folder, root, *, stop=None, checkpoint=None, callbacks=(), loader=None, 
     except Interrupted:
         assert stop is not None
     return module.seen
+
+
+def keeping(folder, **rules):
+    """Callbacks that keep every checkpoint."""
+    return [ModelCheckpoint(dirpath=folder, filename="last", save_top_k=-1, **rules)]
+
+
+def newest(folder):
+    """The last checkpoint in a folder, if there is one."""
+    return max(map(str, folder.glob("*.ckpt")), key=os.path.getmtime, default=None)
 
 
 def planned(folder, epochs=EPOCHS, limit=None):
@@ -147,10 +157,8 @@ def test_a_job_continues_exactly(folder, tmp_path, every, stop, limit):
     if every == "validation":
         how["val_check_interval"] = 5 if limit is None else 3
     expected = flat(planned(folder, limit=limit))
-    keep = ModelCheckpoint(dirpath=tmp_path, filename="last", save_top_k=-1, **rules)
-    fit(folder, tmp_path, stop=stop, callbacks=[keep], **how)
-    saved = sorted(tmp_path.glob("*.ckpt"), key=os.path.getmtime)
-    last = str(saved[-1]) if saved else None  # one that saved nothing starts over
+    fit(folder, tmp_path, stop=stop, callbacks=keeping(tmp_path, **rules), **how)
+    last = newest(tmp_path)  # one that saved nothing starts over
     step = torch.load(last, weights_only=False)["global_step"] if last else 0
     assert step <= stop
     seen = fit(folder, tmp_path, checkpoint=last, **how)
@@ -163,11 +171,10 @@ def test_a_job_of_so_many_steps_continues_exactly(folder, tmp_path):
     how["loader"] = {"threads": 0, "num_workers": 1}
     expected = flat(planned(folder, 4))[:40]
     assert fit(folder, tmp_path, **how) == expected
-    keep = ModelCheckpoint(dirpath=tmp_path, filename="last", save_top_k=-1, every_n_train_steps=2)
-    fit(folder, tmp_path, stop=14, callbacks=[keep], **how)
-    last = max(tmp_path.glob("*.ckpt"), key=os.path.getmtime)
+    fit(folder, tmp_path, stop=14, callbacks=keeping(tmp_path, every_n_train_steps=2), **how)
+    last = newest(tmp_path)
     done = torch.load(last, weights_only=False)["global_step"] * 2
-    assert fit(folder, tmp_path, checkpoint=str(last), **how) == expected[done:]
+    assert fit(folder, tmp_path, checkpoint=last, **how) == expected[done:]
 
 
 def test_two_ranks_share_each_epoch_and_continue_exactly(folder, tmp_path):

@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+from hostile import ARITHMETIC, HUFFMAN, frame, huffman, scan, segment
 from oracle import Oracle, scan_ends
 
 from pcrshard import native
@@ -14,28 +15,6 @@ from pcrshard.errors import CorruptJpeg, FormatError, UnsupportedJpeg
 from pcrshard.testing import make_jpeg
 
 Photos = list[tuple[str, bytes]]
-
-
-def segment(marker: int, body: bytes) -> bytes:
-    return bytes([0xFF, marker]) + (len(body) + 2).to_bytes(2, "big") + body
-
-
-def frame(height: int, width: int, marker: int = 0xC2) -> bytes:
-    """SOI, a quantization table, and the frame header of a gray image."""
-    dqt = segment(0xDB, bytes([0]) + bytes([1]) * 64)
-    sof = segment(
-        marker, b"\x08" + height.to_bytes(2, "big") + width.to_bytes(2, "big") + b"\x01\x01\x11\x00"
-    )
-    return b"\xff\xd8" + dqt + sof
-
-
-def huffman(table: int, symbol: int) -> bytes:
-    """A table whose only code is 0, for one symbol."""
-    return segment(0xC4, bytes([table, 1, *bytes(15), symbol]))
-
-
-def scan(ss: int, se: int, ah: int, al: int) -> bytes:
-    return segment(0xDA, bytes([1, 1, 0, ss, se, ah << 4 | al]))
 
 
 @pytest.mark.parametrize("color", ["rgb", "gray"])
@@ -82,7 +61,7 @@ def test_sizes_that_the_bytes_cannot_hold_are_refused_at_once() -> None:
     for side in (16000, 65535):
         start = time.perf_counter()
         with pytest.raises(CorruptJpeg, match=r"pixels|1 bit per block"):
-            native.decode([frame(side, side) + huffman(0, 0) + scan(0, 0, 0, 0) + bytes(64)])
+            native.decode([frame(HUFFMAN, side, side) + huffman(0, 0) + scan(0, 0) + bytes(64)])
         assert time.perf_counter() - start < 2  # a gigapixel takes ten times as long
 
 
@@ -90,10 +69,10 @@ def test_progressive_bomb_is_refused() -> None:
     """Hundreds of scans that end every block at once cost more than their bytes pay for."""
     side = 2048
     blocks = (side // 8) ** 2
-    stream = frame(side, side) + huffman(0, 0) + scan(0, 0, 0, 13) + bytes(blocks // 8)
+    stream = frame(HUFFMAN, side, side) + huffman(0, 0) + scan(0, 0, 13) + bytes(blocks // 8)
     run = huffman(0x10, 0xE0)
     bomb = b"".join(
-        scan(k, k, al + 1 if al < 12 else 0, al) + bytes(8)
+        scan(k, k, al, ah=al + 1 if al < 12 else 0) + bytes(8)
         for k in range(1, 20)
         for al in range(12, -1, -1)
     )
@@ -107,18 +86,18 @@ def test_progressive_bomb_is_refused() -> None:
     [
         (b"", False, "FF D8"),
         (b"\xff\xd8\xff\xd9", False, "frame header"),
-        (frame(8, 8), False, "at least one scan"),
-        (frame(8, 8, 0xC9), True, "SOF9"),
-        (frame(0, 8), True, "DNL"),
-        (frame(8, 8) + scan(0, 0, 0, 0), True, "DHT"),
-        (frame(8, 8) + huffman(0, 0) + scan(0, 5, 0, 0), False, "DC alone"),
-        (frame(8, 8) + huffman(0, 0) + scan(1, 5, 0, 0), False, "DC before AC"),
-        (frame(8, 8) + huffman(0, 0) + scan(0, 0, 3, 2), False, "Ah"),
-        (frame(8, 8) + huffman(0, 0) + scan(0, 0, 0, 0), False, "MCU rows"),
+        (frame(HUFFMAN, 8, 8), False, "at least one scan"),
+        (frame(ARITHMETIC, 8, 8), True, "SOF9"),
+        (frame(HUFFMAN, 0, 8), True, "DNL"),
+        (frame(HUFFMAN, 8, 8) + scan(0, 0), True, "DHT"),
+        (frame(HUFFMAN, 8, 8) + huffman(0, 0) + scan(0, 5), False, "DC alone"),
+        (frame(HUFFMAN, 8, 8) + huffman(0, 0) + scan(1, 5), False, "DC before AC"),
+        (frame(HUFFMAN, 8, 8) + huffman(0, 0) + scan(0, 0, 2, ah=3), False, "Ah"),
+        (frame(HUFFMAN, 8, 8) + huffman(0, 0) + scan(0, 0), False, "MCU rows"),
         (
-            frame(8, 8)
+            frame(HUFFMAN, 8, 8)
             + segment(0xC4, bytes([0, 3, *bytes(15), 0, 1, 2]))
-            + scan(0, 0, 0, 0)
+            + scan(0, 0)
             + b"\0",
             False,
             "fit",

@@ -23,7 +23,7 @@ import torch
 import webdataset as wds
 from msgspec.structs import replace
 from servers import Fault
-from support import pieces
+from support import pieces, within
 
 import pcrshard
 from pcrshard import encode, memory, storage
@@ -149,20 +149,6 @@ def bodies(server):
         (r.method, r.path.rpartition("/")[2], r.range, r.status, r.body_bytes)
         for r in server.requests()
     ]
-
-
-@contextlib.contextmanager
-def within(seconds):
-    """Fail, with all stacks, what hangs."""
-    begin = time.monotonic()
-    previous = signal.signal(signal.SIGALRM, lambda *_: pytest.fail(f"hangs for {seconds} s"))
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
-    assert time.monotonic() - begin < seconds
 
 
 # What goes over the wire

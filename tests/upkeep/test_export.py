@@ -6,7 +6,7 @@ import shutil
 import pytest
 import webdataset as wds
 from PIL import Image
-from support import saved
+from support import read_samples, saved
 
 from pcrshard import EncodeOptions, Shard, ShardWriter, encode, open_dataset
 from pcrshard.cli.main import main
@@ -16,12 +16,6 @@ from pcrshard.testing import make_jpeg
 from pcrshard.upkeep.export import export_shard
 
 SCANS = [1, 5, "full"]
-
-
-def read_samples(folder, scan):
-    index, urls = open_dataset(str(folder))
-    shards = (Shard(url, entry=entry) for url, entry in zip(urls, index.shards, strict=True))
-    return {sample["__key__"]: sample for shard in shards for sample in shard.samples(scan)}
 
 
 def export(src, dst, scan="full", **options):

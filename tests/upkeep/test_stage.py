@@ -13,12 +13,12 @@ import time
 import pytest
 import servers
 from servers import Fault
+from support import read_samples
 
 import pcrshard
 from pcrshard import open_dataset
 from pcrshard.cli.main import main
 from pcrshard.errors import EncodeError, PCRError, ScanUnavailable, StorageError
-from pcrshard.reading.shard import Shard
 from pcrshard.storage.retry import Retry
 from pcrshard.upkeep.stage import stage
 
@@ -38,22 +38,13 @@ def size_at(entry, scan):
     return entry.shard_bytes if scan == "full" else entry.prefix_stop(scan)
 
 
-def read(folder, scan):
-    """The samples of each shard of a dataset."""
-    found, urls = open_dataset(str(folder))
-    return [
-        list(Shard(url, entry=entry).samples(scan))
-        for url, entry in zip(urls, found.shards, strict=True)
-    ]
-
-
 def assert_staged(dst, dataset, index, scan):
     """Files, index, samples, and the verify command agree that the copy is what was asked for."""
     for entry in index.shards:
         whole = pathlib.Path(dataset, entry.name).read_bytes()
         assert pathlib.Path(dst, entry.name).read_bytes() == whole[: size_at(entry, scan)]
     assert open_dataset(str(dst))[0].scan == (None if scan == "full" else scan)
-    assert read(dst, scan) == read(dataset, scan)
+    assert read_samples(dst, scan) == read_samples(dataset, scan)
     assert sorted(path.name for path in pathlib.Path(dst).iterdir()) == sorted(
         [*(e.name for e in index.shards), "pcr.json"]
     )
@@ -163,7 +154,7 @@ def test_replaced_source_is_noticed(dataset, index, tmp_path):
         with pytest.raises(PCRError, match=name):
             stage(server.url(), str(dst), 5, retry=HASTY)
     assert open_dataset(str(dst))[0].scan == 2
-    assert read(dst, 2) == read(dataset, 2)
+    assert read_samples(dst, 2) == read_samples(dataset, 2)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +195,7 @@ def test_damage_that_stays_is_an_error_that_names_the_shard(dataset, index, tmp_
             stage(server.url(), str(tmp_path), "full", workers=1, retry=HASTY)
     assert (tmp_path / index.shards[0].name).stat().st_size == index.shards[0].shard_bytes
     assert main(["verify", str(tmp_path)]) == 0
-    assert read(tmp_path, 2) == read(dataset, 2)
+    assert read_samples(tmp_path, 2) == read_samples(dataset, 2)
     with servers.nginx(dataset) as server:
         stage(server.url(), str(tmp_path), "full", retry=HASTY)
         assert moved(server) < index.shards[-1].shard_bytes

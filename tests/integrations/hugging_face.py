@@ -1,0 +1,38 @@
+"""What the tests of HuggingFace datasets share; imports ``datasets`` without a network."""
+
+import atexit
+import os
+import shutil
+import tempfile
+
+import pytest
+
+# Read when datasets is imported: no network, and no cache outside this run.
+os.environ |= {
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_HOME": tempfile.mkdtemp(prefix="pcrshard-hf-"),
+}
+atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
+datasets = pytest.importorskip("datasets", reason="NO HUGGINGFACE: pip install 'pcrshard[hf]'")
+
+import pcrshard
+from pcrshard.integrations import huggingface
+from pcrshard.testing import make_jpeg
+
+
+def load_dataset(url, **options):
+    """A stream, unless a test asks for something else."""
+    return huggingface.load_dataset(url, **{"streaming": True} | options)
+
+
+def keys(rows):
+    return [row["__key__"] for row in rows]
+
+
+def write(folder, samples, **options):
+    """A dataset with these samples; a key and an image are added where there is none."""
+    with pcrshard.ShardWriter(str(folder), **options) as writer:
+        for i, fields in enumerate(samples):
+            writer.write({"__key__": f"k{i}", "jpg": make_jpeg(i)} | fields)
+    return str(folder)
