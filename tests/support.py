@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import os
 import pathlib
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from typing import NamedTuple
 
+import fsspec
 import numpy as np
 import pytest
 from fsspec.implementations.local import LocalFileSystem
@@ -29,6 +32,26 @@ def run_tool(*command: str, data: bytes) -> subprocess.CompletedProcess[bytes]:
     if shutil.which(command[0]) is None:
         pytest.skip(f"{command[0]} IS NOT INSTALLED: apt-get install libjpeg-turbo-progs")
     return subprocess.run(command, input=data, capture_output=True, check=False)
+
+
+def run_python(*words, env=(), **options):
+    """What a Python process prints that finds what this one can import; it must succeed."""
+    done = subprocess.run(
+        [sys.executable, *map(str, words)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | dict(env),
+        capture_output=True,
+        text=True,
+        check=False,
+        **options,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def run_two_ranks(script, *words):
+    """What two ranks of a script print, started by torchrun."""
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    return run_python(*launch, script, *words, env={"OMP_NUM_THREADS": "1"}, timeout=300)
 
 
 # What PyTurboJPEG looks for, and the list that says where it is.
@@ -145,3 +168,6 @@ class CountingFS(LocalFileSystem):
     def cat_file(self, path, start=None, end=None, **kwargs):
         self.requests.append((path, start, end))
         return super().cat_file(path, start, end, **kwargs)
+
+
+fsspec.register_implementation(CountingFS.protocol, CountingFS)

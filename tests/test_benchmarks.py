@@ -3,11 +3,9 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
-from support import ROOT
+from support import ROOT, run_python
 
 pytestmark = pytest.mark.long
 
@@ -26,18 +24,10 @@ def test_a_benchmark_checks_and_reports(subject, tmp_path):
     """Figures, targets and the machine are in one file, and every assertion held."""
     if subject == "remote" and not LINKS:
         pytest.skip("NO SHAPED LINKS: needs root and apt-get install iproute2 nginx-light curl")
-    command = [sys.executable, "-m", "benchmarks", subject, "--quick", "--json"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "figures.json")],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads((tmp_path / "figures.json").read_text())
+    path = tmp_path / "figures.json"
+    words = ("-m", "benchmarks", subject, "--quick", "--json", path)
+    run_python(*words, cwd=ROOT, env={"OMP_NUM_THREADS": "1"}, timeout=600)
+    report = json.loads(path.read_text())
     assert report["benchmark"] == subject
     assert report["results"]
     assert report["machine"]["versions"]["pcrshard"]

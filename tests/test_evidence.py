@@ -5,13 +5,12 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from urllib.request import urlopen
 
 import pytest
-from support import ROOT
+from support import ROOT, run_python
 
 for package in ("hydra", "torch", "matplotlib", "cv2", "simpy", "efficientnet_lite_pytorch"):
     pytest.importorskip(package)
@@ -52,19 +51,10 @@ def test_pages_say_what_the_data_say(rendered, page):
 
 def evidence(out, *arguments):
     """Run python -m evidence --quick with temporary files beside ``out``; what it prints."""
-    environment = os.environ | {"TMPDIR": str(out.parent), "OMP_NUM_THREADS": "1"}
-    environment["PATH"] += ":/usr/sbin:/sbin"
-    done = subprocess.run(
-        [sys.executable, "-m", "evidence", *arguments, "--quick", "--out", str(out)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-        cwd=ROOT,
-        timeout=1200,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    environment = {"TMPDIR": str(out.parent), "OMP_NUM_THREADS": "1"}
+    environment["PATH"] = os.environ["PATH"] + ":/usr/sbin:/sbin"
+    words = ("-m", "evidence", *arguments, "--quick", "--out", out)
+    return run_python(*words, env=environment, cwd=ROOT, timeout=1200)
 
 
 def check(out, subject):

@@ -1,13 +1,10 @@
 """A crafted file is an error or a small job, never gigabytes and minutes."""
 
 import json
-import os
-import subprocess
-import sys
 
 import hostile
 import pytest
-from support import ROOT
+from support import ROOT, run_python
 
 MAX_MEGABYTES = 600
 # Ten are allowed; machines of tests are shared, and take up to twice as long.
@@ -33,15 +30,8 @@ CASES = [
 
 def run_program(name, *words):
     """The rows that a program of this folder prints."""
-    result = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / name), *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr[-2000:]
-    return [json.loads(line) for line in result.stdout.splitlines()]
+    said = run_python(ROOT / "tests" / name, *words)
+    return [json.loads(line) for line in said.splitlines()]
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,8 @@
 """What `import pcrshard` brings, and what an installation has."""
 
 import pathlib
-import subprocess
-import sys
+
+from support import run_python
 
 import pcrshard
 
@@ -13,8 +13,7 @@ def test_the_import_brings_nothing_heavy():
         "import sys; import pcrshard; "
         "print({name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names))"
     )
-    command = [sys.executable, "-c", program]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    said = run_python("-c", program)
     brought = {name for name in eval(said) if not name.startswith(("_", "distutils"))}
     # coverage tools and the finder of editable installations begin with an underscore
     assert brought <= {"lazy_loader", "pcrshard", "wrapt"}

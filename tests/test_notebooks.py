@@ -1,12 +1,11 @@
 """The notebooks run, and say what their text says."""
 
 import os
-import subprocess
 import sys
 
 import nbformat
 import pytest
-from support import ROOT
+from support import ROOT, run_python
 
 FIRST = "01-encode-and-look"
 # Trainings, of which the last needs real photographs and a pretrained network.
@@ -24,9 +23,7 @@ def test_a_notebook_runs_and_is_the_one_that_is_kept(name, tmp_path):
     """Each cell runs, there is a picture, and what readers see on the web has the same cells."""
     environment = os.environ | {"PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
     environment.setdefault("PCRSHARD_DATA", str(ROOT.parent / "shared" / "data"))
-    command = [sys.executable, str(ROOT / "notebooks" / "make.py"), str(tmp_path), name]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr[-3000:]
+    run_python(ROOT / "notebooks" / "make.py", tmp_path, name, env=environment)
     made = tmp_path / f"{name}.ipynb"
     if not made.exists():
         pytest.skip(f"{name}: NO REAL PHOTOGRAPHS OR NO PRETRAINED NETWORK; see PCRSHARD_DATA")

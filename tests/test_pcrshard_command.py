@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from support import read_all
+from support import read_all, run_python
 
 from pcrshard.testing import make_jpeg
 
@@ -146,7 +146,4 @@ def test_ctrl_c_at_any_moment(command, moments, pictures, encoded, tmp_path):
 
 def test_python_dash_m_is_the_command():
     """``python -m pcrshard`` does what ``pcrshard`` does."""
-    command = [sys.executable, "-m", "pcrshard", "--version"]
-    assert (
-        subprocess.run(command, capture_output=True, text=True, check=True).stdout[:8] == "pcrshard"
-    )
+    assert run_python("-m", "pcrshard", "--version").startswith("pcrshard")

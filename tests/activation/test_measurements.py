@@ -1,10 +1,8 @@
 """What is measured: memory, noise, batches."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
+from support import run_python
 from torch import nn
 from torch.nn import functional
 
@@ -29,8 +27,7 @@ print(peak.num_bytes)
 def test_the_peak_is_what_a_block_takes():
     """Memory that is touched and given back counts; what was there before does not."""
     # In a process of its own: memory that earlier tests gave back would be taken again.
-    command = [sys.executable, "-c", PEAK]
-    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    found = run_python("-c", PEAK).strip()
     if found == "None":
         pytest.skip("no /proc here")
     assert 31e6 < int(found) < 45e6

@@ -3,15 +3,13 @@
 import io
 import json
 import pathlib
-import subprocess
-import sys
 import tarfile
 
 import numpy as np
 import pytest
 from encode_support import image_bytes, make_tar, write_files
 from PIL import Image
-from support import read_samples, run_encode
+from support import read_samples, run_encode, run_python
 
 from pcrshard import EncodeOptions, encode
 from pcrshard.cli.main import main
@@ -189,14 +187,8 @@ def test_a_worker_holds_less_than_three_shards(photos, tmp_path):
             break
         size += path.stat().st_size
         (tmp_path / "src" / f"{i}.jpg").symlink_to(path)
-    result = subprocess.run(
-        [sys.executable, "-c", MEMORY, tmp_path / "src", tmp_path / "dst"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    shards, shard_bytes = map(float, result.stdout.split())
+    said = run_python("-c", MEMORY, tmp_path / "src", tmp_path / "dst")
+    shards, shard_bytes = map(float, said.split())
     assert shard_bytes > 20e6
     assert shards < 3, f"{shards:.2f} shards of {shard_bytes / 1e6:.0f} MB"
 

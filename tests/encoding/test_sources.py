@@ -407,7 +407,6 @@ def test_a_file_that_nobody_answers_for(tmp_path):
 
 def test_a_remote_image_costs_one_request(make_folder, monkeypatch):
     """Each image is read without look-ups before and after, of which a store charges every one."""
-    fsspec.register_implementation("counting", CountingFS, clobber=True)
     source = list_source(f"counting://{make_folder('a.jpg', 'b.jpg')}")
     looked = []
     info = CountingFS.info

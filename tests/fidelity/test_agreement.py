@@ -1,11 +1,10 @@
 """What all ranks agree on, without waiting for each other."""
 
 import json
-import subprocess
-import sys
 import time
 
 import pytest
+from support import run_two_ranks
 
 from pcrshard.fidelity.agreement import Agreement
 
@@ -38,13 +37,8 @@ def run_ranks(tmp_path, steps, *, together, end="dist.destroy_process_group()"):
     out = str(tmp_path / "rank")
     script = tmp_path / "ranks.py"
     script.write_text(RANKS.format(steps=steps, together=together, out=out, end=end))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     begun = time.monotonic()
-    done = subprocess.run(
-        [*command, "--nproc-per-node", "2", str(script)],
-        check=False, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_two_ranks(script)
     assert time.monotonic() - begun < 120
     return [json.loads((tmp_path / f"rank{rank}").read_text()) for rank in range(2)]
 

@@ -2,12 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
+from support import run_two_ranks
 from torch import nn
 
 from pcrshard import Buckets, ImageDecoder, PCRDataset, PCRLoader, ScanLevel, ScanTuner, stage
@@ -165,9 +164,7 @@ def test_ranks_average_their_gradients(dataset, tmp_path):
     """Two ranks under DDP find the cosines of one process on the same images, and choose alike."""
     out, script = str(tmp_path / "rank"), tmp_path / "ranks.py"
     script.write_text(RANKS.format(tests=os.path.dirname(__file__), folder=str(dataset), out=out))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run([*torchrun, str(script)], check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_two_ranks(script)
     first, second = (json.loads((tmp_path / f"rank{rank}").read_text()) for rank in range(2))
     assert first == second == pytest.approx(mean_cosines(dataset), abs=1e-4)
 

@@ -5,6 +5,7 @@ import os
 import tarfile
 
 import pytest
+from support import run_encode
 
 import pcrshard
 
@@ -21,3 +22,12 @@ def plain_tars(dataset, tmp_path_factory):
                     path.write_bytes(sample[field])
                     tar.add(path, f"{sample['__key__']}.{field}")
     return sorted(str(path) for path in folder.glob("*.tar"))
+
+
+@pytest.fixture(scope="session")
+def preview_folder(synthetic_folder, tmp_path_factory):
+    """The synthetic folder in the preview layout, base scans 1 and 2, labels as members."""
+    folder = tmp_path_factory.mktemp("preview")
+    fmt = pcrshard.ShardFormat(layout="preview", base=2, preview_fields=("cls",))
+    run_encode(synthetic_folder, folder, num_shards=2, fmt=fmt)
+    return folder

@@ -3,20 +3,16 @@
 import pickle
 import random
 
-import fsspec
 import pytest
-from support import CountingFS
+from support import read_samples
 
 import pcrshard
 from pcrshard.errors import ScanUnavailable
 from pcrshard.integrations.grain import PCRSource
 
-fsspec.register_implementation("counting", CountingFS, clobber=True)
-
 
 def expected(dataset, scan):
-    _, urls = pcrshard.open_dataset(dataset)
-    return [sample for url in urls for sample in pcrshard.Shard(url).samples(scan)]
+    return list(read_samples(dataset, scan).values())
 
 
 @pytest.fixture(scope="module")

@@ -18,11 +18,8 @@ import tarfile
 import pytest
 import servers
 from hugging_face import datasets, keys, load_dataset, write
-
-# isort: split
-from datasets.distributed import split_dataset_by_node
 from PIL import Image
-from support import ROOT, read_samples
+from support import ROOT, read_samples, run_python
 from torch.utils.data import DataLoader
 
 import pcrshard
@@ -169,6 +166,8 @@ def test_nodes_split_the_shards(dataset):
     """Each node reads its own shards, and together they read every sample once."""
     rows = load_dataset(str(dataset), scan=1)
     assert rows.num_shards == 4
+    from datasets.distributed import split_dataset_by_node
+
     parts = [keys(split_dataset_by_node(rows, rank, 2)) for rank in range(2)]
     _, urls = pcrshard.open_dataset(str(dataset))
     by_shard = [keys(pcrshard.Shard(url).samples(1)) for url in urls]
@@ -355,15 +354,9 @@ def test_the_hub_is_asked_for_prefixes_only(dataset, tmp_path):
     with contextlib.closing(servers.FaultServer(hub(dataset), ())) as server:
         online = {"HF_ENDPOINT": server.url()[:-1], "HF_HOME": str(tmp_path)}
         online |= {"HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0"}
-        result = subprocess.run(
-            [sys.executable, "-c", program],
-            env=os.environ | online,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        said = run_python("-c", program, env=online)
         log = [(r.path, r.range) for r in server.requests() if r.path.startswith("/files/")]
-    assert result.stdout.strip() == "[24, 24]", result.stderr
+    assert said.strip() == "[24, 24]"
     index, _ = pcrshard.open_dataset(str(dataset))
     opened = ["/files/pcr.json", f"/files/{index.shards[0].name}"]
     assert [path for path, _ in log[:4]] == opened * 2
@@ -375,28 +368,17 @@ def test_the_hub_is_asked_for_prefixes_only(dataset, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def preview(synthetic_folder, tmp_path_factory):
-    """The synthetic folder in the preview layout, base scans 1 and 2, labels as members; a card."""
-    folder = tmp_path_factory.mktemp("preview")
-    fmt = pcrshard.ShardFormat(layout="preview", base=2, preview_fields=("cls",))
-    pcrshard.encode(
-        str(synthetic_folder), str(folder), pcrshard.EncodeOptions(num_shards=2, fmt=fmt), workers=1
-    )
-    return folder
-
-
-@pytest.fixture(scope="module")
-def carded(preview, tmp_path_factory):
+def carded(preview_folder, tmp_path_factory):
     """A copy with the files that `pcrshard card` writes."""
-    folder = shutil.copytree(preview, tmp_path_factory.mktemp("carded") / "pets")
+    folder = shutil.copytree(preview_folder, tmp_path_factory.mktemp("carded") / "pets")
     assert main(["card", str(folder)]) == 0
     return folder
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-def test_the_stock_loader_shows_a_preview(streaming, preview, tmp_path):
+def test_the_stock_loader_shows_a_preview(streaming, preview_folder, tmp_path):
     """Stock `webdataset` shows the images at scan 2 with labels, a row each, no hidden member."""
-    files = sorted(glob.glob(f"{preview}/*.tar"))
+    files = sorted(glob.glob(f"{preview_folder}/*.tar"))
     rows = datasets.load_dataset(
         "webdataset",
         data_files={"train": files},
@@ -408,7 +390,8 @@ def test_the_stock_loader_shows_a_preview(streaming, preview, tmp_path):
     assert rows.features["jpg"] == datasets.Image()
     shown = [(row["__key__"], row["cls"], row["jpg"]["bytes"]) for row in encoded(rows)]
     assert shown == [
-        (sample["__key__"], int(sample["cls"]), sample["jpg"]) for sample in expected(preview, 2)
+        (sample["__key__"], int(sample["cls"]), sample["jpg"])
+        for sample in expected(preview_folder, 2)
     ]
     with tarfile.open(files[0]) as tar:
         assert len([name for name in tar.getnames() if name.startswith("__pcr_")]) == 11

@@ -3,12 +3,11 @@
 import json
 import os
 import pathlib
-import subprocess
-import sys
 import warnings
 
 import pytest
 import torch
+from support import run_python
 from torch import nn
 
 from pcrshard import PCRDataset, PCRLoader, ShardWriter
@@ -177,22 +176,15 @@ def test_a_job_of_so_many_steps_continues_exactly(folder, tmp_path):
     assert fit(folder, tmp_path, checkpoint=last, **how) == expected[done:]
 
 
-def test_two_ranks_share_each_epoch_and_continue_exactly(folder, tmp_path):
+def test_two_ranks_share_each_epoch_and_continue_exactly(folder, tmp_path, monkeypatch):
     """Two ranks, whose loaders are made before Lightning starts its process group, have each sample
     once per epoch between them, in another order each time, and continue in the middle of an epoch.
     """
     script = pathlib.Path(__file__).with_name("lightning_ranks.py")
     known = ("PL_", "LOCAL_", "RANK", "WORLD_SIZE", "MASTER_", "NODE_RANK", "SLURM_")
-    environment = {name: text for name, text in os.environ.items() if not name.startswith(known)}
-    done = subprocess.run(
-        [sys.executable, str(script), folder, str(tmp_path), "4"],
-        env=environment | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    for name in [name for name in os.environ if name.startswith(known)]:
+        monkeypatch.delenv(name)
+    run_python(script, folder, tmp_path, 4, env={"OMP_NUM_THREADS": "1"}, timeout=240)
     each = [json.loads((tmp_path / f"seen-{rank}.json").read_text()) for rank in (0, 1)]
     seen = {
         name: [a + b for a, b in zip(*(one[name] for one in each), strict=True)] for name in each[0]

@@ -2,11 +2,9 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
-from support import ROOT
+from support import ROOT, run_python
 
 import pcrshard
 
@@ -46,10 +44,8 @@ def test_ray_embeds_a_dataset(dataset, tmp_path):
     with pcrshard.ShardWriter(str(lists), fmt=pcrshard.ShardFormat(deferred={"txt": 5})) as writer:
         for i in range(3):
             writer.write({"__key__": f"k{i}", "views.jpg": [jpeg] * (i + 1), "txt": f"t{i}"})
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr[-3000:]
-    tasks, sizes, labels, views, limited = json.loads(result.stdout.splitlines()[-1])
+    said = run_python("-W", "ignore", "-c", PROGRAM, cwd=tmp_path)
+    tasks, sizes, labels, views, limited = json.loads(said.splitlines()[-1])
     assert tasks == [1, 3, 4]
     assert sum(sizes) == len(labels) == 24
     assert set(labels.values()) == {0, 1}

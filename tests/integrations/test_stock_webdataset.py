@@ -2,10 +2,10 @@
 
 import json
 import subprocess
-import sys
 import tarfile
 
 import pytest
+from support import run_python
 
 import pcrshard
 
@@ -29,14 +29,9 @@ print(json.dumps([describe(sample) for sample in samples]))
 
 
 @pytest.fixture(scope="module")
-def preview(synthetic_folder, tmp_path_factory):
-    """The synthetic folder in the preview layout, one shard."""
-    folder = tmp_path_factory.mktemp("preview")
-    fmt = pcrshard.ShardFormat(layout="preview", base=2, preview_fields=("cls",))
-    pcrshard.encode(
-        str(synthetic_folder), str(folder), pcrshard.EncodeOptions(num_shards=1, fmt=fmt), workers=1
-    )
-    return folder / "data-000000.tar"
+def preview(preview_folder):
+    """A shard in the preview layout."""
+    return preview_folder / "data-000000.tar"
 
 
 def cut_at(url, folder, scan):
@@ -55,8 +50,7 @@ def test_stock_webdataset_reads_both_layouts(shard_urls, preview, tmp_path):
     (tmp_path / "compact").mkdir()
     compact = [cut_at(shard_urls[0], tmp_path / "compact", scan) for scan in scans]
     shown = [cut_at(preview, tmp_path, scan) for scan in (2, 5, "full")]
-    command = [sys.executable, "-c", READ, shard_urls[0], *map(str, [*compact, *shown])]
-    records = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    records = json.loads(run_python("-c", READ, shard_urls[0], *compact, *shown))
     groups = [f"scan{k:02d}" for k in range(1, 11)]
     assert list(records[0]["fields"]) == ["pcr", *groups, "tail"]
     for scan, record in zip(scans, records[1:4], strict=True):

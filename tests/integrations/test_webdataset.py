@@ -2,23 +2,18 @@
 
 import os
 import shutil
-import subprocess
-import sys
 import warnings
 
-import fsspec
 import numpy as np
 import pytest
 import webdataset as wds
-from support import CountingFS, pieces
+from support import CountingFS, pieces, run_python
 
 import pcrshard
 from pcrshard import ImageDecoder, JpegHandler, ScanLevel, View, pcr_scan
 from pcrshard.errors import CorruptJpeg, NotAShard, PCRError, ScanUnavailable
 from pcrshard.native.pool import draw_key
 from pcrshard.testing import make_jpeg
-
-fsspec.register_implementation("counting", CountingFS, clobber=True)
 
 warnings.filterwarnings("ignore", message="WebDataset.shardshuffle=", category=UserWarning)
 
@@ -326,7 +321,7 @@ from pcrshard import pcr_scan
 import webdataset
 webdataset.WebDataset.pcr_scan
 """
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+    run_python("-W", "error", "-c", code)
 
 
 def test_labels_lists_and_late_fields(tmp_path):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 from oracle import Oracle
 from PIL import Image
+from support import run_python
 
 from pcrshard import native
 from pcrshard.errors import FormatError, UnsupportedJpeg
@@ -94,4 +93,4 @@ for name in ("ImageDecoder", "decode_image", "encode", "Shard"):
     else:
         raise AssertionError(name)
 """
-    subprocess.run([sys.executable, "-c", program], check=True)
+    run_python("-c", program)

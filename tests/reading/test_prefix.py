@@ -3,7 +3,6 @@
 import os
 from pathlib import Path
 
-import fsspec
 import numpy as np
 import pytest
 from support import CountingFS, pieces
@@ -16,7 +15,6 @@ from pcrshard.format.shard_format import ShardFormat
 from pcrshard.jpeg.orientation import with_orientation
 from pcrshard.testing import make_jpeg
 
-fsspec.register_implementation("counting", CountingFS, clobber=True)
 SCANS = [1, 2, 5, 10, FULL]
 EXIF = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
 

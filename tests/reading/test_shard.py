@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 
-import fsspec
 import pytest
 from support import ROOT, CountingFS, pieces
 
@@ -25,7 +24,6 @@ from pcrshard.testing import make_jpeg
 from pcrshard.upkeep.verify import VerifyTask, verify_shard
 
 SCANS = [*range(1, 11), FULL]
-fsspec.register_implementation("counting", CountingFS, clobber=True)
 
 
 @pytest.fixture(scope="module", params=["compact", "preview"])

@@ -3,7 +3,6 @@
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from support import CountingFS
 
 from pcrshard import storage
 from pcrshard.errors import StorageError, TruncatedShard
@@ -45,7 +44,6 @@ class OddServer(MemoryFileSystem):
 @pytest.fixture(autouse=True, scope="module")
 def _file_systems():
     fsspec.register_implementation("odd", OddServer, clobber=True)
-    fsspec.register_implementation("counting", CountingFS, clobber=True)
 
 
 @pytest.fixture

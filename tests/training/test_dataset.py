@@ -7,7 +7,6 @@ import threading
 import traceback
 import warnings
 
-import fsspec
 import numpy as np
 import pytest
 import torch
@@ -29,7 +28,6 @@ from pcrshard import (
 from pcrshard.errors import ScanUnavailable, StorageError
 from pcrshard.testing import make_jpeg
 
-fsspec.register_implementation("counting", CountingFS, clobber=True)
 SAMPLES, ROWS = 60, 6
 
 

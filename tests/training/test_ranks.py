@@ -2,11 +2,11 @@
 environment.
 """
 
-import subprocess
 import sys
 import types
 
 import pytest
+from support import run_python
 
 from pcrshard.training import ranks
 from pcrshard.training.ranks import Rank
@@ -118,4 +118,4 @@ def test_asking_does_not_import_torch():
         "import sys; from pcrshard.training import ranks; ranks.current(); "
         "sys.exit('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+    run_python("-c", program)

@@ -8,7 +8,6 @@ import threading
 import time
 import weakref
 
-import fsspec
 import numpy as np
 import pytest
 from support import CountingFS
@@ -18,7 +17,6 @@ from pcrshard.errors import ScanUnavailable, StorageError
 from pcrshard.training.epoch_order import Geometry, Rules, epoch_order, rank_batches, schedule
 from pcrshard.training.shard_set import ShardSet, read_batches
 
-fsspec.register_implementation("counting", CountingFS, clobber=True)
 SHARDS, ROWS = 10, 6
 
 
