@@ -16,7 +16,6 @@ from ..memory import allocate
 S = TypeVar("S")
 T = TypeVar("T")
 
-# Where the native core works; elsewhere, PyTorch operations do.
 CORE_DEVICE = "cpu"
 # What PyTorch compiles for accelerators with.
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -29,6 +28,11 @@ _TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 # What compilers make of ``#pragma omp parallel``; found if PyTorch loaded OpenMP.
 _parallel: Any = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
 _ADDRESS = ctypes.cast(_parallel, ctypes.c_void_p).value or 0
+
+
+def has_core(device: torch.device) -> bool:
+    """Return whether the native core works on a device; elsewhere, PyTorch operations do."""
+    return device.type == CORE_DEVICE
 
 
 def team() -> tuple[int, int]:
@@ -92,7 +96,7 @@ def fused(function: Callable[..., T], device: torch.device, *constants: Any) -> 
         device: Where the tensors are.
         constants: Hashable arguments.
     """
-    if device.type == CORE_DEVICE or not _HAS_TRITON:
+    if has_core(device) or not _HAS_TRITON:
         return functools.partial(function, *constants)
     return _compiled(function, constants)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import zstd
 from . import bits
-from .blocks import CORE_DEVICE, blocks_of, fused, share
+from .blocks import blocks_of, fused, has_core, share
 
 # ``int8`` stores codes unchanged, and ``bits`` each block of 64 in its bit width, on any device.
 # ``zstd`` and ``predicted`` compress on the CPU. ``none`` disables compression.
@@ -93,7 +93,7 @@ def pack_exactly(flat: Tensor, codec: CodecName) -> Content | None:
         return _pack_booleans(flat, codec)
     if flat.dtype.is_floating_point:
         # On an accelerator, counting would wait for it, and dropout saves booleans.
-        return _pack_nonzero(flat, codec) if flat.device.type == CORE_DEVICE else None
+        return _pack_nonzero(flat, codec) if has_core(flat.device) else None
     if flat.dtype in _WORDS.values() and flat.numel() > 0:
         return _pack_integers(flat, codec)
     return None

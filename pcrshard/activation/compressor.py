@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errorbound import Absolute, RelativeStd
-from .blocks import CORE_DEVICE, fused
+from .blocks import fused, has_core
 from .codecs import ZSTD_CODECS, CodecName, Content, pack_exactly
 from .compiled import CompiledHooks
 from .fixed_size import BLOCK, BYTE, in_blocks, pack, unpack, width_of
@@ -210,10 +210,9 @@ class Compressor:
 
     def _encode(self, tensor: Tensor, layout: Layout, row: Row) -> Content | None:
         """Encode a tensor; return ``None`` to keep the tensor itself."""
-        is_on_cpu = tensor.device.type == CORE_DEVICE
         codec = self._codec
         if codec == "auto":
-            codec = "zstd" if is_on_cpu else "bits"
+            codec = "zstd" if has_core(tensor.device) else "bits"
         if row.kind == "lossless":
             return pack_exactly(flatten(tensor, layout.order), codec)
         if self._only is not None and row.position not in self._only:
@@ -221,7 +220,7 @@ class Compressor:
         rows = rows_of(tensor, layout)
         is_nearest = self._options.rounding == "nearest"
         is_simple = is_nearest and codec in ("int8", "bits") and tensor.dtype != torch.float64
-        if is_simple and not is_on_cpu:
+        if is_simple and not has_core(tensor.device):
             return self._encode_in_fixed_size(rows.reshape(-1), row, use_bits=codec == "bits")
         row.deviation = standard_deviation(rows, self._fixed.outlier_guard)
         if row.deviation == 0 and bool((rows == rows[0, 0]).all()):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..errorbound import Quantized
 from ..native import fused_quantizer as native
-from .blocks import CORE_DEVICE
+from .blocks import has_core
 from .codecs import CodecName, Content, encode_codes
 from .layout import Layout
 from .quantizer import SignExactLattice, quantize, restore
@@ -138,7 +138,7 @@ def encode(
     codes, index, words = quantized.codes, quantized.escape_index, quantized.escape_words
     num_bytes = index.nbytes + words.nbytes
     lines = None
-    is_predicted = codec == "predicted" and codes.device.type == CORE_DEVICE
+    is_predicted = codec == "predicted" and has_core(codes.device)
     grid = _grid_of(layout) if is_predicted else None
     if grid is not None:
         sample = _sample(codes, grid)

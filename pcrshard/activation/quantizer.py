@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..errorbound import MEDIAN_OF_NORMAL, Quantized
 from ..native import fused_quantizer as native
-from .blocks import CORE_DEVICE, empty_floats, team
+from .blocks import empty_floats, has_core, team
 
 ESCAPE = -128
 MAX_CODE = 127
@@ -90,7 +90,7 @@ def standard_deviation(rows: Tensor, outlier_guard: float) -> float:
         outlier_guard: See :class:`pcrshard.errorbound.RelativeStd`.
     """
     name = _NATIVE_TYPES.get(rows.dtype)
-    if name is None or rows.device.type != CORE_DEVICE:
+    if name is None or not has_core(rows.device):
         return float(_estimated_deviation(rows.reshape(-1), outlier_guard))
     layout = (rows.shape[1], rows.stride(0))
     guard = outlier_guard / MEDIAN_OF_NORMAL
@@ -153,7 +153,7 @@ def _quantize_native(rows: Tensor, step: float) -> tuple[Tensor, int]:
 def _is_native(device: torch.device, lattice: SignExactLattice) -> bool:
     """Return whether to use the native core, whose float32 is too coarse for float64."""
     is_coarse = lattice.seed is None and lattice.dtype != torch.float64
-    return is_coarse and device.type == CORE_DEVICE
+    return is_coarse and has_core(device)
 
 
 def _quantize_torch(flat: Tensor, lattice: SignExactLattice) -> Tensor:
