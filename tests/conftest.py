@@ -1,5 +1,6 @@
 """Shared fixtures: real data, synthetic datasets, outside tools."""
 
+import multiprocessing
 import os
 import pathlib
 import signal
@@ -13,6 +14,10 @@ import pcrshard
 from pcrshard.testing import make_jpeg
 
 pytest_plugins = ["slurm"]
+# A fork server that has the imports makes a process in milliseconds.
+multiprocessing.set_forkserver_preload(
+    ["torch", "webdataset", "pcrshard", "pcrshard.upkeep.stage", "fsspec.implementations.http"]
+)
 # A loaded machine is slow to draw and to run examples, which is no failure.
 settings.register_profile("loaded", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("loaded")

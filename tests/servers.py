@@ -252,8 +252,6 @@ def nginx(
     folder: str | os.PathLike[str],
     *,
     limit_rate: int | None = None,
-    limit_rate_after: int = 0,
-    max_ranges: int | None = None,
     link: Link | None = None,
 ) -> Iterator[Nginx]:
     """Serve a folder by nginx.
@@ -262,8 +260,6 @@ def nginx(
         folder: What to serve.
         limit_rate: Bytes per second and request. nginx counts whole seconds: the first
         ``limit_rate`` bytes of each request come at once.
-        limit_rate_after: Bytes that come at full speed before that.
-        max_ranges: 0 ignores Range.
         link: Listen at the far end of this link.
     """
     program = shutil.which(
@@ -274,8 +270,7 @@ def nginx(
     user = (
         "" if os.geteuid() else "user root root;"
     )  # or its worker could not enter a private folder
-    options = f"limit_rate {limit_rate}; limit_rate_after {limit_rate_after};" if limit_rate else ""
-    options += "" if max_ranges is None else f" max_ranges {max_ranges};"
+    options = f"limit_rate {limit_rate};" if limit_rate else ""
     with (
         tempfile.TemporaryDirectory(prefix="pcrshard-nginx-") as prefix,
         _listen(link) as listening,

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import NamedTuple
 
@@ -72,6 +73,13 @@ def saved(picture, fmt, **options):
     out = io.BytesIO()
     picture.save(out, fmt, **options)
     return out.getvalue()
+
+
+def damage(path, place=-1):
+    """Flip a bit of a byte of a file, by default of the last one."""
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1 << place % 8
+    path.write_bytes(data)
 
 
 def read_all(folder):
@@ -153,6 +161,11 @@ def pieces(shard):
         before = sizes[base].cumsum(axis=0) - sizes[base]
         starts[base] = table.offsets.astype(np.int64) + before
     return Pieces(starts.reshape(shape), sizes.reshape(shape))
+
+
+def request_threads():
+    """The threads that read from stores."""
+    return {thread for thread in threading.enumerate() if thread.name == "pcrshard request"}
 
 
 class CountingFS(LocalFileSystem):

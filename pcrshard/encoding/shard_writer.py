@@ -13,7 +13,7 @@ import json
 import numbers
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from ..format.names import (
     valid_key,
 )
 from ..format.scan_script import ScanScript
-from ..format.schema import IMAGE, IMAGE_LIST, Schema, Stream
+from ..format.schema import IMAGE, IMAGE_LIST, Schema
 from ..format.shard_format import FieldNames, ShardFormat
 from ..format.shard_head import BLOCK, Head
 from ..format.shard_index import MAX_LISTED, MAX_PIECE_BYTES, ShardIndex
@@ -56,16 +56,7 @@ class EncodedSample(NamedTuple):
     images: dict[str, EncodedImage | list[EncodedImage]]
     fields: dict[str, bytes]
 
-    @property
-    def streams(self) -> list[Stream]:
-        """The names and codecs of its JPEG fields."""
-        return [
-            (name, IMAGE_LIST if isinstance(image, list) else IMAGE)
-            for name, image in self.images.items()
-        ]
 
-
-T = TypeVar("T")
 _BYTES = bytes | bytearray | memoryview
 Samples = Sequence[EncodedSample]
 Units = Sequence[EncodedImage]
@@ -189,9 +180,13 @@ def write_shard(
     """
     name = storage.file_name(url)
     stem = name.removesuffix(".tar")
-    streams = _distinct(names.streams, *(sample.streams for sample in samples))
-    others = _distinct(names.others, *(sample.fields for sample in samples))
-    schema = fmt.schema(FieldNames(streams, others))
+    # Each field once, in order of first appearance.
+    streams, others = dict.fromkeys(names.streams), dict.fromkeys(names.others)
+    for sample in samples:
+        for field, image in sample.images.items():
+            streams[field, IMAGE_LIST if isinstance(image, list) else IMAGE] = None
+        others |= dict.fromkeys(sample.fields)
+    schema = fmt.schema(FieldNames(tuple(streams), tuple(others)))
     units = _list_units(samples, schema)
     index = _make_index(samples, units, schema)
     index, tables, index_bytes = lay_out(index, _make_tables(samples, units, index), stem)
@@ -215,11 +210,6 @@ def write_shard(
         head.prefix_stops,
         head.index_stop,
     )
-
-
-def _distinct(*names: Iterable[T]) -> tuple[T, ...]:
-    """Return each name once, in order of first appearance."""
-    return tuple(dict.fromkeys(itertools.chain(*names)))
 
 
 def _list_units(samples: Samples, schema: Schema) -> Units:

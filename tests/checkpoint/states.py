@@ -39,13 +39,6 @@ def saved(url, count: int, state=adam_state, **options) -> DeltaStore:
     return store
 
 
-def damage(path, place: int = -1) -> None:
-    """Flip a bit of a byte of a file, by default of the last one."""
-    data = bytearray(path.read_bytes())
-    data[place] ^= 1 << place % 8
-    path.write_bytes(data)
-
-
 def same(a, b) -> bool:
     """Return whether two states have equal types and values, with tensors equal bit for bit."""
     if type(a) is not type(b):

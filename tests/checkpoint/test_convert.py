@@ -3,8 +3,8 @@
 import shutil
 
 import pytest
-from states import damage, same, tiny_state
-from support import ROOT
+from states import same, tiny_state
+from support import ROOT, damage
 
 from pcrshard.checkpoint import DeltaStore, convert
 from pcrshard.errors import BrokenChain, PCRError, VersionUnavailable

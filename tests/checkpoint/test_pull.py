@@ -11,7 +11,8 @@ import time
 import pytest
 from forge import manifest_path, rewrite_manifest
 from servers import nginx
-from states import damage, same, saved, tiny_state
+from states import same, saved, tiny_state
+from support import damage
 
 from pcrshard.checkpoint import DeltaStore, pull
 from pcrshard.errors import (

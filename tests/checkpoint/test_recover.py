@@ -4,7 +4,8 @@ import shutil
 
 import pytest
 import torch
-from states import damage, saved, tiny_state
+from states import saved, tiny_state
+from support import damage
 
 from pcrshard.checkpoint import DeltaStore, pull, recover
 from pcrshard.errors import ConcurrentWriter, CorruptCheckpoint, UnsupportedVersion

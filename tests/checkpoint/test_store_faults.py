@@ -8,7 +8,8 @@ import threading
 
 import pytest
 import torch
-from states import damage, same, saved, tiny_state
+from states import same, saved, tiny_state
+from support import damage
 
 from pcrshard import storage
 from pcrshard.checkpoint import DeltaStore

@@ -17,8 +17,8 @@ import torch
 from children import start
 from forge import frame, unframe
 from safetensors.torch import save, save_file
-from states import damage, same
-from support import ROOT
+from states import same
+from support import ROOT, damage
 
 from pcrshard.checkpoint.sync import WeightMirror, WeightPublisher, publish_weights
 from pcrshard.errors import (

@@ -5,7 +5,7 @@ import pathlib
 import pytest
 import torch
 from safetensors.torch import load_file
-from support import ROOT
+from support import ROOT, damage
 
 from pcrshard.checkpoint import DeltaStore
 
@@ -36,12 +36,10 @@ def refused(fails):
     return lambda *args, words: fails("checkpoint", *args, words=words)
 
 
-def damage(store):
+def damage_first(store):
     """Flip a bit of the first version's file, and return its path."""
     path = pathlib.Path(store.url, store.versions()[0].file)
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+    damage(path)
     return path
 
 
@@ -75,7 +73,7 @@ def test_show_tells_what_happened_to_each_tensor(run, store):
 def test_verify_finds_damage(run, store):
     """``verify`` exits with status 1 and names the damaged file."""
     assert run("verify", store.url) == (0, "versions: 5\nproblems: 0\n")
-    path = damage(store)
+    path = damage_first(store)
     status, figures = run("verify", store.url, "--json")
     assert status == 1
     assert len(figures["problems"]) == 3
@@ -149,5 +147,5 @@ def test_terminals_obey_nothing_in_a_store(run, refused, tmp_path):
         _, text = run(words[0], store.url, *words[1:])
         assert all(char.isprintable() or char == "\n" for char in text)
         assert "\\x1b" in text
-    damage(store)
+    damage_first(store)
     refused("export", store.url, 1, tmp_path / "a.safetensors", words=["\\x1b"])

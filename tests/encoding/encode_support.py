@@ -10,6 +10,7 @@ import tarfile
 
 import numpy as np
 from PIL import Image
+from support import saved
 
 from pcrshard import EncodeOptions, encode
 from pcrshard.encoding.samples import read_samples
@@ -44,9 +45,7 @@ def image_bytes(kind, mode="RGB"):
         image = Image.new("RGB", (30, 20), (255,) * 3 if mode == "1" else (128,) * 3).convert(
             mode, palette=Image.Palette.ADAPTIVE
         )
-    file = io.BytesIO()
-    image.save(file, kind)
-    return file.getvalue()
+    return saved(image, kind)
 
 
 def make_tar(path, members, **options):

@@ -6,7 +6,6 @@ Also what stock `datasets` shows of a preview.
 import contextlib
 import glob
 import importlib.metadata
-import io
 import json
 import os
 import pickle
@@ -19,7 +18,7 @@ import pytest
 import servers
 from hugging_face import datasets, keys, load_dataset, write
 from PIL import Image
-from support import ROOT, read_samples, run_python
+from support import ROOT, read_samples, run_python, saved
 from torch.utils.data import DataLoader
 
 import pcrshard
@@ -487,14 +486,13 @@ def test_datasets_3_and_its_loading_script(datasets_3, dataset, carded, tmp_path
 
 def test_lists_late_fields_and_kept_files(tmp_path):
     """Rows have lists of images, late fields from their scan on, and kept files as images."""
-    png = io.BytesIO()
-    Image.new("RGB", (9, 9)).save(png, "PNG")
+    png = saved(Image.new("RGB", (9, 9)), "PNG")
     fmt = pcrshard.ShardFormat(deferred={"txt": 5})
     with pcrshard.ShardWriter(str(tmp_path), fmt=fmt) as writer:
         for i in range(3):
             views = [make_jpeg(j, 9, 9) for j in range(i)]
             sample = {"__key__": f"k{i}", "cls": i, "txt": "late", "views.jpg": views}
-            writer.write(sample | {"jpg": make_jpeg(i, 20, 30), "png": png.getvalue()})
+            writer.write(sample | {"jpg": make_jpeg(i, 20, 30), "png": png})
     assert set(load_dataset(str(tmp_path), scan=0).features) == {"__key__", "cls"}
     rows = list(load_dataset(str(tmp_path), scan=2))
     assert [len(row["views.jpg"]) for row in rows] == [0, 1, 2]

@@ -1,13 +1,14 @@
 """pcr_scan in WebDataset: every way in which people build pipelines."""
 
 import os
+import pathlib
 import shutil
 import warnings
 
 import numpy as np
 import pytest
 import webdataset as wds
-from support import CountingFS, pieces, run_python
+from support import CountingFS, damage, pieces, run_python
 
 import pcrshard
 from pcrshard import ImageDecoder, JpegHandler, ScanLevel, View, pcr_scan
@@ -142,12 +143,7 @@ def test_workers_share_the_shards(method, workers, shard_urls):
 def break_shard(url, folder, *, piece):
     """Copy a shard with a damaged sample, or with a damaged index."""
     path = shutil.copy(url, folder)
-    offset = int(pieces(pcrshard.Shard(url)).starts[1, 2, 0]) if piece else 1100
-    with open(path, "r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)
-        file.seek(offset)
-        file.write(bytes([byte[0] ^ 1]))
+    damage(pathlib.Path(path), int(pieces(pcrshard.Shard(url)).starts[1, 2, 0]) if piece else 1100)
     return path
 
 

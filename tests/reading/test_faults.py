@@ -9,14 +9,13 @@ import os
 import random
 import shutil
 import signal
-import threading
 import time
 
 import pytest
 import servers
 import webdataset as wds
 from servers import Fault
-from support import read_samples, wait_for, within
+from support import read_samples, request_threads, wait_for, within
 
 import pcrshard
 from pcrshard.errors import PCRError
@@ -24,10 +23,6 @@ from pcrshard.storage.retry import Retry
 from pcrshard.testing import make_jpeg
 from pcrshard.upkeep.stage import stage
 
-# A fork server that has the imports makes a process in milliseconds.
-multiprocessing.set_forkserver_preload(
-    ["torch", "webdataset", "pcrshard", "pcrshard.upkeep.stage", "fsspec.implementations.http"]
-)
 QUICK = Retry(attempts=6, first_delay=0.005, max_delay=0.02, timeout=0.2, deadline=5)
 SECONDS = 60  # a trial that takes longer hangs
 SCANS = (1, 2, 5, "full")
@@ -182,9 +177,7 @@ def trial(world, seed, kind, tmp_path):
             expected = world.truth["A" if known else version, scan]
             note[epoch(urls, scan, expected, **reading)] += 1
     # A request that has failed ends its thread a moment later.
-    left = lambda: [each for each in threading.enumerate() if each.name == "pcrshard request"]
-    wait_for(lambda: not left())
-    assert not left()
+    assert wait_for(lambda: not request_threads())
 
 
 def _damage_some(rng, cache_dir):

@@ -8,6 +8,7 @@ import time
 import weakref
 
 import pytest
+from support import request_threads, wait_for
 
 from pcrshard.reading.prefetch import prefetch
 
@@ -25,18 +26,12 @@ class Thing:
 @pytest.fixture(autouse=True)
 def _nothing_left():
     """After each test no thread runs and nothing that was loaded is in memory."""
-    before = prefetchers()  # of stores that never answered in other tests
+    before = request_threads()  # of stores that never answered in other tests
     yield
     gc.collect()
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline and (Thing.alive or prefetchers() - before):
-        time.sleep(0.01)
+    wait_for(lambda: not (Thing.alive or request_threads() - before), 5)
     assert not Thing.alive
-    assert prefetchers() <= before
-
-
-def prefetchers():
-    return {thread for thread in threading.enumerate() if thread.name == "pcrshard request"}
+    assert request_threads() <= before
 
 
 def consume(loaded):
@@ -109,7 +104,7 @@ def test_leaving_cancels_what_runs(end):
             raise TimeoutError("cancelled")
         return Thing(item)
 
-    begin, before = time.monotonic(), prefetchers()
+    begin, before = time.monotonic(), request_threads()
     loaded = prefetch(itertools.count(), load, depth=3)
     for item, future in loaded:
         future.result()
@@ -122,7 +117,7 @@ def test_leaving_cancels_what_runs(end):
             loaded.throw(RuntimeError("stop"))
     del loaded, future
     gc.collect()
-    assert prefetchers() <= before
+    assert request_threads() <= before
     assert time.monotonic() - begin < 20  # of 60
 
 

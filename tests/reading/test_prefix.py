@@ -1,11 +1,11 @@
 """Samples of a local file are those of the same shard on an object store, and damage is named."""
 
 import os
-from pathlib import Path
+import shutil
 
 import numpy as np
 import pytest
-from support import CountingFS, pieces
+from support import CountingFS, damage, pieces
 
 from pcrshard import Shard
 from pcrshard.encoding.shard_writer import encode_sample, write_shard
@@ -62,12 +62,10 @@ def test_samples_are_those_of_a_prefix(url, scan):
     ]
 
 
-def damage(url, path, row, scan):
+def damaged(url, path, row, scan):
     """A copy in which one byte of a sample's piece is another."""
-    data = bytearray(Path(url).read_bytes())
-    starts = pieces(Shard(url)).starts[-1 if scan == "tail" else scan - 1]
-    data[int(starts[row, 0])] ^= 1
-    path.write_bytes(data)
+    shutil.copy(url, path)
+    damage(path, int(pieces(Shard(url)).starts[-1 if scan == "tail" else scan - 1, row, 0]))
     return str(path)
 
 
@@ -76,7 +74,7 @@ def test_damage_is_named_as_in_a_prefix(url, tmp_path, where, scan):
     """The error names shard, key, scan and place; the handler may go on with the other samples, and
     they are whole.
     """
-    bad = damage(url, tmp_path / "bad.tar", 1, where)
+    bad = damaged(url, tmp_path / "bad.tar", 1, where)
     errors = []
     expected, got = both(bad, scan, on_error=lambda error: errors.append(str(error)) or True)
     assert got == expected
@@ -112,7 +110,7 @@ def test_metadata_that_are_none(tmp_path):
 
 def test_damage_elsewhere_does_not_matter(url, tmp_path):
     """A lower scan or another field does not meet the damage."""
-    bad = damage(url, tmp_path / "bad.tar", 1, 5)
+    bad = damaged(url, tmp_path / "bad.tar", 1, 5)
     assert list(Shard(bad).samples(4)) == list(Shard(url).samples(4))
     prefix = Shard(bad).load(5)
     labels = [prefix.value(row, "cls") for row in range(6)]
@@ -154,7 +152,7 @@ def test_the_table_for_the_decoder(tmp_path):
     samples = [encode_sample({"__key__": f"k{i}", "jpg": jpeg}) for i, jpeg in enumerate(jpegs)]
     good = tmp_path / "good-000000.tar"
     write_shard(str(good), samples, ShardFormat())
-    bad = damage(str(good), tmp_path / "bad.tar", 1, 2)
+    bad = damaged(str(good), tmp_path / "bad.tar", 1, 2)
     table = Shard(bad).load(2).table([3, 1, 0])
     sizes = [len(jpeg) - 2 for jpeg in (sample["jpg"] for sample in Shard(str(good)).samples(2))]
     assert table["size"].sum(axis=1).tolist() == [sizes[3], 0, sizes[0]]

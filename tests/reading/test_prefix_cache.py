@@ -19,7 +19,7 @@ import fsspec
 import pytest
 import servers
 import webdataset as wds
-from support import pieces, run_encode
+from support import damage, pieces, run_encode, wait_for
 
 from pcrshard import PrefixCache, Shard, open_dataset, shards
 from pcrshard.cli.main import main
@@ -30,8 +30,6 @@ from pcrshard.storage import Retry
 from pcrshard.storage.locks import hold_lock
 from pcrshard.testing import make_jpeg
 
-# A fork server that has the imports makes a process in milliseconds.
-multiprocessing.set_forkserver_preload(["torch", "webdataset", "pcrshard", "pcrshard.upkeep.stage"])
 HASTY = Retry(attempts=3, first_delay=0.01, timeout=2)
 SCANS = (1, 2, 5, 8, 10)
 
@@ -238,9 +236,7 @@ def test_damage_on_the_disk_is_fetched_again_once(dataset, tmp_path, what, is_ra
         shard = Shard(server.url(entry.name), **how)
         assert list(shard.samples(5)) == expected
         (path,) = tmp_path.glob("*.tar")
-        data = bytearray(path.read_bytes())
-        data[place] ^= 1
-        path.write_bytes(data)
+        damage(path, place)
         raised = shard.change_scan(shard.load(1), 5) if is_raised else shard.load(5)
         assert list(raised.samples()) == list(shard.samples(5)) == expected
         # Damage that scan 1 meets is fetched before the rest.
@@ -449,9 +445,7 @@ def torture(source, folder, limit, seconds):
     workers = [
         spawn(_read_at_random, source, folder, limit, number, seconds * 3) for number in range(4)
     ]
-    wait_until = time.monotonic() + 60
-    while not used(folder) and time.monotonic() < wait_until:  # a busy machine starts slowly
-        time.sleep(0.05)
+    wait_for(lambda: used(folder), 60)  # a busy machine starts slowly
     end = time.monotonic() + seconds
     most = kills = looks = 0
     while time.monotonic() < end:

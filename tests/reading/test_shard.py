@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from support import ROOT, CountingFS, pieces
+from support import ROOT, CountingFS, damage, pieces
 
 from pcrshard import Shard, open_dataset
 from pcrshard.encoding.shard_writer import encode_sample, write_shard
@@ -186,9 +186,8 @@ def test_what_was_sound_at_a_lower_scan_is_checked_again_at_a_higher_one(small, 
     """
     path = tmp_path / small.name
     offset = int(pieces(Shard(str(small))).starts[3, 2, 0])
-    data = bytearray(small.read_bytes())
-    data[offset] ^= 1
-    path.write_bytes(data)
+    shutil.copy(small, path)
+    damage(path, offset)
     shard = Shard(str(path))
     prefix = shard.change_scan(shard.load(5), 2)
     assert len(list(prefix.samples())) == 3

@@ -3,7 +3,6 @@ while somebody has them.
 """
 
 import gc
-import io
 import shutil
 import traceback
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 from numbered import ids, loader_of
 from PIL import Image
-from support import pieces
+from support import damage, pieces, saved
 
 from pcrshard import (
     EncodeOptions,
@@ -34,9 +33,7 @@ OPTIONS = {"seed": 5}
 
 def png(number):
     """A small picture that is no JPEG."""
-    file = io.BytesIO()
-    Image.fromarray(np.full((20, 30, 3), number, np.uint8)).save(file, "png")
-    return file.getvalue()
+    return saved(Image.fromarray(np.full((20, 30, 3), number, np.uint8)), "PNG")
 
 
 def jpeg(number):
@@ -150,9 +147,7 @@ def test_an_error_comes_with_its_batch(folders, tmp_path, how):
     """
     shutil.copytree(folders["images"], tmp_path, dirs_exist_ok=True)
     path = tmp_path / "data-000004.tar"
-    data = bytearray(path.read_bytes())
-    data[int(pieces(Shard(str(path))).starts[1, 2, 0])] ^= 1
-    path.write_bytes(data)
+    damage(path, int(pieces(Shard(str(path))).starts[1, 2, 0]))
     kept = {"shuffle": False, "decoder": 16} | how
     expected = ids(loader_of(str(tmp_path), 4, scan=1, **kept))
     assert len(expected) == SAMPLES // 4

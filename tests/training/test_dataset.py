@@ -1,6 +1,5 @@
 """PCRDataset: samples by number or key, labels and sizes, views, and any DataLoader over it."""
 
-import io
 import random
 import shutil
 import threading
@@ -12,7 +11,7 @@ import pytest
 import torch
 from numbered import ids, write
 from PIL import Image
-from support import CountingFS
+from support import CountingFS, saved
 from torch.utils.data import DataLoader, Subset
 
 from pcrshard import (
@@ -225,11 +224,9 @@ def test_samples_without_labels_or_images(tmp_path):
     """A missing label raises a clear error where labels are needed; a sample without a JPEG has the
     size 0, 0.
     """
-    file = io.BytesIO()
-    Image.new("RGB", (5, 4)).save(file, "PNG")
     samples = [
         {"__key__": "a", "jpg": make_jpeg(1, 30, 20), "cls": -1},
-        {"__key__": "b", "png": file.getvalue()},
+        {"__key__": "b", "png": saved(Image.new("RGB", (5, 4)), "PNG")},
         {"__key__": "c", "jpg": make_jpeg(2, 10, 12), "cls": 2},
     ]
     dataset = PCRDataset(write(tmp_path, samples))

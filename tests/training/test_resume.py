@@ -6,8 +6,6 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 import warnings
 
@@ -15,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from numbered import flat, ids, loader_of, numbered, through_json, write
+from support import run_two_ranks
 
 from pcrshard import Buckets, PCRDataset, PCRLoader
 
@@ -307,15 +306,4 @@ def test_losses_are_bit_equal_after_a_resume(folder, tmp_path):
     losses of an uninterrupted run bit for bit.
     """
     (tmp_path / "job.py").write_text(JOB)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
-    command += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "job.py"), folder, str(tmp_path)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("equal") == 2
+    assert run_two_ranks(tmp_path / "job.py", folder, tmp_path).count("equal") == 2

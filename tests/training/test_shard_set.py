@@ -10,7 +10,7 @@ import weakref
 
 import numpy as np
 import pytest
-from support import CountingFS
+from support import CountingFS, request_threads, wait_for
 
 from pcrshard import ReadOptions, ScanLevel, Shard
 from pcrshard.errors import ScanUnavailable, StorageError
@@ -29,16 +29,15 @@ def at_once(take):
 def held(monkeypatch):
     """The prefixes in memory; after each test there are none, and no thread runs."""
     loaded = Loaded()
+    before = request_threads()  # of stores that never answered in other tests
     load = Shard.load
     monkeypatch.setattr(
         Shard, "load", lambda self, *args, **how: loaded.watch(load(self, *args, **how))
     )
     yield loaded
     gc.collect()  # an error that was raised refers to them
-    deadline = time.monotonic() + 5
-    while prefetchers() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert prefetchers() == []
+    wait_for(lambda: request_threads() <= before, 5)
+    assert request_threads() <= before
     assert loaded.buffers == set()
 
 
@@ -56,10 +55,6 @@ class Loaded:
         self.most = max(self.most, len(self.buffers))
         weakref.finalize(prefix.buffer, self.buffers.discard, key)
         return prefix
-
-
-def prefetchers():
-    return [thread for thread in threading.enumerate() if thread.name == "pcrshard request"]
 
 
 def plan(size=4, workers=1, worker=0, window=3, lanes_per_rank=1):
@@ -151,9 +146,7 @@ def test_a_higher_level_fetches_the_difference(folder):
         shards, batches, level, at_once(lambda rows: rows[0][1].scan), shards_ahead=4
     )
     assert next(batch) == 1
-    deadline = time.monotonic() + 5
-    while len(CountingFS.requests) < 2 and time.monotonic() < deadline:
-        time.sleep(0.005)
+    wait_for(lambda: len(CountingFS.requests) == 2, 5)
     level.value = 5
     assert list(batch) == [5]
     entry, path = shards.entries[1], shards.urls[1].removeprefix("counting://")

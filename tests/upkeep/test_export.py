@@ -6,7 +6,7 @@ import shutil
 import pytest
 import webdataset as wds
 from PIL import Image
-from support import read_samples, saved
+from support import damage, read_samples, saved
 
 from pcrshard import EncodeOptions, Shard, ShardWriter, encode, open_dataset
 from pcrshard.cli.main import main
@@ -171,9 +171,7 @@ def test_a_damaged_shard_leaves_no_half_tar(dataset, tmp_path):
     """An export that fails half-way leaves no tar that looks whole."""
     shutil.copytree(dataset, tmp_path / "pcr")
     path = tmp_path / "pcr" / "data-000000.tar"
-    data = bytearray(path.read_bytes())
-    data[Shard(str(path)).head.prefix_stops[-2] - 600] ^= 1
-    path.write_bytes(data)
+    damage(path, Shard(str(path)).head.prefix_stops[-2] - 600)
     with pytest.raises(PCRError, match="key="):
         export_shard(Shard(str(path)), str(tmp_path / "out"), form="wds")
     assert files_of(tmp_path / "out") == {}

@@ -22,10 +22,6 @@ from pcrshard.errors import EncodeError, PCRError, ScanUnavailable, StorageError
 from pcrshard.storage.retry import Retry
 from pcrshard.upkeep.stage import stage
 
-# A fork server that has the imports makes a process in milliseconds.
-multiprocessing.set_forkserver_preload(
-    ["torch", "webdataset", "pcrshard", "pcrshard.upkeep.stage", "fsspec.implementations.http"]
-)
 HASTY = Retry(attempts=3, first_delay=0.01, timeout=1)
 
 

@@ -6,7 +6,7 @@ import tarfile
 
 import fsspec
 import pytest
-from support import CountingFS, pieces
+from support import CountingFS, damage, pieces
 
 from pcrshard import EncodeOptions, Shard, ShardFormat, encode, open_dataset
 from pcrshard.cli.main import main
@@ -42,13 +42,6 @@ def compare(folder, source):
     return verify(str(folder), against=str(source), workers=1)
 
 
-def flip(folder, offset, bit=1):
-    path = folder / "data-000000.tar"
-    data = bytearray(path.read_bytes())
-    data[offset] ^= bit
-    path.write_bytes(data)
-
-
 @pytest.fixture
 def copy(whole, tmp_path):
     """A copy of the dataset that may be damaged, and its whole first shard's index."""
@@ -78,11 +71,11 @@ def test_a_damaged_piece_is_named(copy, scan):
         if not sizes[row, s, 0]:
             continue
         for at in (0, int(sizes[row, s, 0]) - 1):
-            flip(folder, int(starts[row, s, 0]) + at, bit=64)
+            damage(folder / "data-000000.tar", int(starts[row, s, 0]) + at)
             (problem,) = problems_of(folder)
             assert f"key={key}, scan={scan}" in problem
             assert "data-000000.tar" in problem
-            flip(folder, int(starts[row, s, 0]) + at, bit=64)
+            damage(folder / "data-000000.tar", int(starts[row, s, 0]) + at)
 
 
 def test_every_byte_is_checked(copy):
@@ -92,17 +85,18 @@ def test_every_byte_is_checked(copy):
     and what follows it.
     """
     folder, index = copy
-    size = (folder / "data-000000.tar").stat().st_size
+    path = folder / "data-000000.tar"
+    size = path.stat().st_size
     members = members_of(folder).values()
     offsets = {info.offset + at for info in members for at in (0, 100, 136, 156, 265, 511)}
     offsets |= {info.offset_data + info.size - at for info in members for at in (0, 1)}
     offsets |= {512, 520, 524, 528, 560, 1023, 1024, 1024 + index.head.body_bytes - 1, size - 1}
     for offset in sorted(offsets.union(range(0, size, 997))):
-        flip(folder, offset)
+        damage(path, offset)
         problems = problems_of(folder)
         assert problems, offset
         assert "data-000000.tar" in problems[0], offset
-        flip(folder, offset)
+        damage(path, offset)
 
 
 @pytest.mark.parametrize("change", ["cut", "longer", "missing", "other shard", "empty"])
@@ -240,7 +234,7 @@ def test_against_other_labels(whole, tmp_path):
 def test_a_damaged_shard_does_not_hide_the_others(copy, whole):
     """One unreadable shard is one problem; its samples are not called missing one by one."""
     folder, _ = copy
-    flip(folder, 1100)
+    damage(folder / "data-000000.tar", 1100)
     assert len(compare(folder, whole[0])) == 1
 
 
@@ -248,10 +242,6 @@ class NoSizeFS(CountingFS):
     """A store that does not tell sizes, as an HTTP/1.0 server does."""
 
     protocol = "nosize"
-
-    @classmethod
-    def _strip_protocol(cls, path):
-        return super()._strip_protocol(str(path).removeprefix("nosize://"))
 
     def size(self, path):
         return None
