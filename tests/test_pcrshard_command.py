@@ -99,8 +99,9 @@ def stop(arguments, seconds):
 def check_stopped(command, status, said):
     """One line, or none where all was done; only Python's very end, without signals, ends so."""
     # Before it begins, there is nothing to resume.
-    advices = {"", ADVICE if command == "encode" else ""}
-    lines = {"pcrshard: stopped\n", *(f"pcrshard {command}: stopped{each}\n" for each in advices)}
+    advice = ADVICE if command == "encode" else ""
+    lines = {"pcrshard: stopped\n", f"pcrshard {command}: stopped\n"}
+    lines.add(f"pcrshard {command}: stopped{advice}\n")
     assert (status, said) in {(0, ""), (-signal.SIGINT, ""), *((130, line) for line in lines)}
 
 
