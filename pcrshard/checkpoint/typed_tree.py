@@ -123,6 +123,7 @@ def flatten(state: Any) -> tuple[Tree, list[Leaf]]:
     copies = snapshot([leaf.tensor for leaf in leaves])
     for leaf, copy in zip(leaves, copies, strict=True):
         leaf.path, leaf.tensor = names[leaf.number], copy
+        del leaf.base  # itself: the copy's memory would wait for garbage collection
     return tree, leaves
 
 
@@ -316,6 +317,7 @@ class TreeReader:
         # Each is used once: a large integer in many places would take memory each time.
         self._blob = dict(enumerate(self._tree.blobs)).pop
         state = self._read_part(())
+        del self._tensor  # it may refer to this reader, and to tensors
         require(not self._tokens, "expected the tree to end where its tokens end")
         return state
 

@@ -1,5 +1,6 @@
 """Every version loads as it was saved, exact unless stated."""
 
+import gc
 import logging
 import math
 import os
@@ -294,3 +295,18 @@ def test_a_manifest_that_cannot_be_read_ends_with_an_error(tmp_path):
     (tmp_path / "manifest-000999.pcm").symlink_to(tmp_path / "nothing")
     with pytest.raises(StorageError, match="manifest-000999"):
         store.versions()
+
+
+def test_no_tensor_waits_for_garbage_collection(tmp_path):
+    """Memory of a saved or loaded state is free at once: the next save or load reuses it."""
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        with DeltaStore(tmp_path) as store:
+            store.save({"weight": torch.ones(64, 64), "shared": [torch.ones(9)] * 2}, blocking=True)
+            store.load(1)
+        gc.collect()
+        assert [each for each in gc.garbage if isinstance(each, torch.Tensor)] == []
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
