@@ -61,7 +61,9 @@ def compress_activations(
     tensors, tensors of few dimensions, results of softmax and similar, and other tensor types.
 
     In code compiled by ``torch.compile``, codes are packed inside the graph, as ``int8`` or, with
-    the codec ``bits``, in as many bits as the bound requires.
+    the codecs ``auto`` and ``bits``, in as many bits as the bound requires. There and on an
+    accelerator, the bound of a tensor grows if more than 1/128 of its blocks hold values without a
+    code; the report of eager code has the bound that holds.
 
     Args:
         model: Any module, including DDP and FSDP2; its parameters are never compressed.

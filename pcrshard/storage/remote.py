@@ -27,7 +27,7 @@ from .stores import call, retried, run, time_limit
 log = get_logger(__name__)
 # Measured: a request to an object store takes 2 to 4 ms of CPU time, most of it in botocore.
 PART_BYTES = 4 << 20
-# Parts that one read requests concurrently; those that are streamed take no memory.
+# Concurrent requests of one read; streamed bodies need no buffer of their own.
 IN_FLIGHT = 3
 STREAMED_IN_FLIGHT = 8
 # Parts are not halved below this size.
