@@ -86,7 +86,7 @@ class Buckets:
         """Check that a dataset and options work with these buckets.
 
         Raises:
-            ValueError: A sample has no size, or an option conflicts.
+            ValueError: A sample has no JPEG, or an option conflicts.
         """
         image = collator.image
         if image is not None and not (image.upright and (self.area or not image.is_sized)):
@@ -98,7 +98,8 @@ class Buckets:
         unknown = np.flatnonzero(dataset.sizes.min(axis=1) == 0)
         if len(unknown):
             raise ValueError(
-                f"expected an image in each sample, got none in {dataset.keys[unknown[0]]!r}"
+                f"expected a JPEG in each sample, got none in {dataset.keys[unknown[0]]!r}: leave "
+                "such samples out by dataset.subset(dataset.sizes.all(1))"
             )
         self.fit(collator, dataset.sizes[:1])  # raises for views
 

@@ -53,6 +53,7 @@ class _Cursor(msgspec.Struct):
             rank; ``None`` before that.
         ended: Number of the epoch that a loaded state ended, if it did; -1 if not.
         order: The steps after the segments, once they are computed.
+        geometry: Geometry of the steps of this iteration.
     """
 
     # These two may come from a damaged file.
@@ -64,6 +65,7 @@ class _Cursor(msgspec.Struct):
     steps: int | None = None
     ended: int = -1
     order: Any = None
+    geometry: Any = None
 
 
 class PCRLoader:
@@ -218,7 +220,7 @@ class PCRLoader:
         if cursor.epoch == cursor.ended or cursor.given == cursor.steps:
             place = {"epoch": cursor.epoch + 1, "segments": []}
         elif cursor.given:
-            place["segments"] = advance(cursor.segments, self._geometry, cursor.given)
+            place["segments"] = advance(cursor.segments, cursor.geometry, cursor.given)
         return self._fixed() | place
 
     def load_state_dict(self, state: State) -> None:
@@ -253,6 +255,7 @@ class PCRLoader:
             cursor = _Cursor(cursor.epoch + 1)
         order = self._order(cursor)
         cursor.steps = 0 if cursor.ended == cursor.epoch else order.steps
+        cursor.geometry = order.geometry
         batches = rank_batches(order, *self.rank)[: cursor.steps]
         self._cursor = cursor
         process = os.getpid()
@@ -317,14 +320,10 @@ class PCRLoader:
             collate = self.buckets.fit(collate, self.dataset.shards.columns.sizes[ids])
         return collate.begin(rows, pool, self.pin_memory)
 
-    @property
-    def _geometry(self) -> Geometry:
-        world = self.rank.world
-        return Geometry(self.batch_size * world, self.max_world_size or world, self._lanes)
-
     def _order(self, cursor: _Cursor) -> Order:
         """Return the steps from a cursor's start, computed once."""
-        geometry = self._geometry
+        world = self.rank.world
+        geometry = Geometry(self.batch_size * world, self.max_world_size or world, self._lanes)
         if cursor.order is None or cursor.order.geometry != geometry:
             dataset = self.dataset
             sequence = regroup = None

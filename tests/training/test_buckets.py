@@ -285,8 +285,10 @@ def test_what_does_not_go_with_buckets(folder, buckets, options, message):
         ranks(folder, 1, batch=8, buckets=buckets, **options)
 
 
-def test_a_sample_without_an_image_is_named(tmp_path):
-    """Buckets need the size of each image."""
-    samples = [{"__key__": "a", "jpg": make_jpeg(1)}, {"__key__": "b", "cls": 1}]
-    with pytest.raises(ValueError, match="got none in 'b'"):
-        loader_of(write(tmp_path, samples), 1, buckets=BUCKETS)
+def test_a_sample_without_a_jpeg_is_named(tmp_path):
+    """Buckets need the size of each image; the message says how to leave other samples out."""
+    samples = [{"__key__": "a", "jpg": make_jpeg(1)}, {"__key__": "b", "png": b"kept"}]
+    dataset = PCRDataset(write(tmp_path, samples))
+    with pytest.raises(ValueError, match=r"none in 'b': .* dataset\.subset\(.*\.all\(1\)\)"):
+        PCRLoader(dataset, 1, buckets=BUCKETS)
+    assert len(PCRLoader(dataset.subset(dataset.sizes.all(1)), 1, buckets=BUCKETS)) == 1

@@ -247,6 +247,22 @@ def test_ranks_are_those_of_the_moment(folder, monkeypatch):
     assert ids(given) == planned(4)
 
 
+def test_a_state_counts_the_steps_that_were_read(folder, monkeypatch):
+    """A state that is saved after the process group is gone, or after ``batch_size`` has changed,
+    is that of the batches which the loop has received.
+    """
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    loader = loader_of(folder, 4)
+    assert len(list(itertools.islice(loader, 3))) == 3
+    state = loader.state_dict()
+    monkeypatch.delenv("RANK")
+    loader.batch_size = 6
+    assert len(loader) == 10
+    assert loader.state_dict() == state
+    assert state["segments"] == [[8, 2, 4, 3]]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
