@@ -51,16 +51,17 @@ class ScanSchedule(ScanPolicy):
     Args:
         level: The level that the readers follow.
         milestones: Scan from each of these epochs on: ``{0: 2, 30: 5, 60: "full"}``; ``{0: 5}`` is
-            constant. Before the first one, training reads everything.
+            constant. Before the first one, training reads everything. ``"full"`` is the highest
+            scan that a staged copy holds.
 
     Raises:
-        TypeError, ScanUnavailable: A scan is invalid.
+        TypeError, ScanUnavailable: A scan is invalid, or above those of a staged copy.
     """
 
     def __init__(self, level: ScanLevel, milestones: Mapping[int, Scan]) -> None:
         for scan in milestones.values():
-            # A level validates its scan, which catches errors before the first epoch.
-            ScanLevel(scan)
+            # Catches errors before the first epoch.
+            level.check(level.highest if scan == FULL else scan)
         super().__init__(level)
         self.milestones = dict(milestones)
 
@@ -71,5 +72,6 @@ class ScanSchedule(ScanPolicy):
             The current scan of the level.
         """
         passed = [start for start in self.milestones if start <= epoch]
-        self.level.value = self.milestones[max(passed)] if passed else FULL
+        scan = self.milestones[max(passed)] if passed else FULL
+        self.level.value = self.level.highest if scan == FULL else scan
         return self.level.value

@@ -188,7 +188,9 @@ class ScanTuner(ScanPolicy):
         begun = time.monotonic()
         similarities = tuple(self.measure(model, epoch))
         scan = choose(similarities, self.threshold, self.level.highest)
-        images = self.images * self.trials * (len(similarities) + 1)
+        dataset = self.loader.dataset
+        scans = {*self.candidates, dataset.max_scan}
+        images = min(self.images, len(dataset)) * self.trials * len(scans)
         report = TunerReport(epoch, scan, similarities, images, time.monotonic() - begun)
         self.reports.append(report)
         self.level.value = scan
@@ -219,7 +221,11 @@ class ScanTuner(ScanPolicy):
         ids = order[: self.images]
         # Every rank has equally many batches; the first images fill those of the last ranks.
         own = np.resize(ids, -(-len(ids) // world) * world)[rank::world]
-        batches = np.array_split(own, -(-len(own) // loader.batch_size))
+        size = loader.batch_size
+        if loader.buckets is not None and loader.buckets.pixels is not None:
+            largest = int(loader.dataset.sizes.prod(axis=1).max())
+            size = min(size, loader.buckets.pixels // largest)
+        batches = np.array_split(own, -(-len(own) // size))
         top = loader.dataset.max_scan
         scans = list(dict.fromkeys([*self.candidates, top]))
         sums: dict[Scan, Any] = dict.fromkeys(scans, 0)

@@ -79,6 +79,27 @@ def test_buckets_give_the_images_that_are_compared_a_shape(dataset):
     assert len(tuner.measure(make_model())) == 2
 
 
+def test_tuning_takes_no_more_pixels_at_a_time_than_training(dataset):
+    """Images that fit in memory in batches of bounded pixels do so while the tuner compares them,
+    and a report counts the images that there are.
+    """
+    level = ScanLevel()
+    limit = 2 * int(PCRDataset(str(dataset)).sizes.prod(axis=1).max())
+    decoder = ImageDecoder()
+    loader = make_loader(dataset, 16, decoder=decoder, level=level, buckets=Buckets(pixels=limit))
+    taken = []
+
+    def pixels_loss(model, batch):
+        images, _ = batch
+        taken.append(sum(image[0].numel() for image in images))
+        return model(torch.ones(1, 3, 32, 32)).sum()
+
+    tuner = ScanTuner(loader, pixels_loss, level, candidates=[1], first=0, trials=2)
+    report = tuner.step(make_model(norm=False), 0)
+    assert 0 < max(taken) <= limit
+    assert report.images == len(loader.dataset) * 2 * 2
+
+
 def test_it_tunes_when_it_is_due_and_remembers(dataset):
     """Tuning starts after the first epochs, repeats at an interval, and survives a checkpoint."""
     level = ScanLevel("full")
