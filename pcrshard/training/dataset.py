@@ -19,6 +19,7 @@ from ..arguments import ByteSize, Natural, checked, num_bytes
 from ..checksum import crc32c
 from ..format.scan import FULL, Scan
 from ..jpeg.image_decoder import ImageDecoder
+from ..reading.field_values import convert
 from ..reading.options import ReadOptions
 from ..reading.prefix import Sample
 from ..reading.prefix_cache import CacheStats
@@ -142,11 +143,14 @@ class PCRDataset(Dataset[Any]):
         Raises:
             ValueError: A sample has no integer ``cls``.
         """
-        found = self.shards.columns.labels
+        keys, found, _ = self.shards.columns
         try:
-            return np.array([int(found[sample] or b"") for sample in self.ids], np.int64)
+            numbers = [convert("cls", found[each] or b"", keys[each]) for each in self.ids]
         except ValueError as error:
-            raise ValueError(f"expected an integer cls in each sample: {error}") from None
+            raise ValueError(
+                f"expected an integer cls in each sample, or split(stratify=False): {error}"
+            ) from None
+        return np.array(numbers, np.int64)
 
     @property
     def sizes(self) -> Ints:

@@ -50,10 +50,10 @@ class _Cursor(msgspec.Struct):
         segments: Steps of the epoch before this iteration, as in ``epoch_order``'s ``history``.
         given: Batches that this iteration has yielded.
         steps: Steps remaining when the iteration begins, the last of which may be empty on this
-            rank; ``None`` before that.
+            rank; -1 before that.
         ended: Number of the epoch that a loaded state ended, if it did; -1 if not.
         order: The steps after the segments, once they are computed.
-        geometry: Geometry of the steps of this iteration.
+        geometry: Geometry of these steps; ``None`` before the iteration begins.
     """
 
     # These two may come from a damaged file.
@@ -62,7 +62,7 @@ class _Cursor(msgspec.Struct):
         list[tuple[_Number, _Number, _Number, _Number]], msgspec.Meta(max_length=64)
     ] = []
     given: int = 0
-    steps: int | None = None
+    steps: int = -1
     ended: int = -1
     order: Any = None
     geometry: Any = None
@@ -205,9 +205,9 @@ class PCRLoader:
         of this epoch, the next iteration is empty.
         """
         cursor = self._cursor
-        if cursor.steps is None and cursor.epoch == epoch:
+        if not cursor.geometry and cursor.epoch == epoch:
             return
-        self._cursor = _Cursor(int(epoch), ended=cursor.ended if cursor.steps is None else -1)
+        self._cursor = _Cursor(int(epoch), ended=-1 if cursor.geometry else cursor.ended)
 
     def state_dict(self) -> State:
         """Return the position after the batches yielded so far; the same on all ranks.
@@ -251,7 +251,7 @@ class PCRLoader:
     def __iter__(self) -> Iterator[Any]:
         # A generator, because Lightning calls iter() one extra time, which must have no effect.
         cursor = self._cursor
-        if cursor.steps is not None:
+        if cursor.geometry:
             cursor = _Cursor(cursor.epoch + 1)
         order = self._order(cursor)
         cursor.steps = 0 if cursor.ended == cursor.epoch else order.steps
