@@ -105,7 +105,8 @@ class CompiledHooks:
         row = self.rows[name, node.name] = Row.of(name, _name(producer), tensor)
         row.compiled = True
         index_type = _index_type(node)
-        if producer.op != "placeholder" and tensor.dtype != torch.float64:
+        is_compared = node.name in _compared(context["_bw_graph"])
+        if not (producer.op == "placeholder" or tensor.dtype == torch.float64 or is_compared):
             # Secondary results are masks and statistics, such as the logsumexp of attention.
             has_gradient = not _is_second_result(producer) and node in _differentiable(
                 context["_fw_graph"], context["_bw_graph"]
@@ -155,6 +156,19 @@ def _differentiable(forward: fx.Graph, backward: fx.Graph) -> set[fx.Node]:
         if not known.isdisjoint(node.all_input_nodes):
             known.add(node)
     return known
+
+
+@functools.lru_cache(maxsize=1)
+def _compared(backward: fx.Graph) -> set[str]:
+    """Return the names of nodes from which the backward graph learns where values are equal.
+
+    A maximum is where a saved tensor equals the result, which no inexact value does.
+    """
+    found: set[fx.Node] = set()
+    for node in reversed(backward.nodes):
+        if _name(node) == "eq" or node in found:
+            found.update(node.all_input_nodes)
+    return {node.name for node in found}
 
 
 def graph_of(function: Any) -> fx.GraphModule:

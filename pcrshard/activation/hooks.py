@@ -6,6 +6,7 @@ Parameters, buffers, copies of weights, and results that backward divides by are
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import threading
 import time
@@ -28,6 +29,9 @@ from .options import ActivationOptions
 from .report import Row
 
 _LEAF = "torch::autograd::accumulategrad"
+# Functions whose backward looks for the values that equal their result.
+_EXTREMES = {"amax": torch.amax, "max": torch.amax, "amin": torch.amin, "min": torch.amin}
+_COMPARED = {"aminmax", "indexreduce", "scatterreduce"}
 # Encodes a tensor, or returns None to keep it unchanged.
 Encode = Callable[[Tensor, Layout, Row], Content | None]
 
@@ -147,11 +151,13 @@ class Hooks:
         if type(tensor) is not Tensor or tensor.layout != torch.strided or 0 in tensor.stride():
             return None  # a parameter, a subclass with unknown semantics, or an expanded tensor
         storage = _storage_of(tensor)
-        if storage in self._parameters or _is_weight(tensor):
+        producer = _producer(tensor)
+        is_weight = tensor.requires_grad if producer is None else _operation(producer) == _LEAF
+        if storage in self._parameters or is_weight:
             return None
         layout = layout_of(tensor.shape, tensor.stride())
         name, convolution = self._module_of(tensor)
-        row = Row.of(name, _operation(tensor.grad_fn), tensor)
+        row = Row.of(name, _operation(producer), tensor)
         row.position = len(self.rows)
         # What a projection copies to a matrix has no base; the copy remembers its shape.
         sizes = getattr(tensor.grad_fn, "_saved_self_sym_sizes", tensor.shape)
@@ -211,7 +217,8 @@ class Hooks:
             kept.row.seconds += time.perf_counter() - begun
             self._decoded.clear()
             self._decoded[kept.content] = (flat, flat._version)
-        return restore(flat, kept.layout.shape, kept.layout.order)
+        values = restore(flat, kept.layout.shape, kept.layout.order)
+        return _as_compared(values) if kept.row.kind == "lossy" else values
 
 
 def _storage_of(tensor: Tensor) -> StorageWeakRef:
@@ -230,12 +237,36 @@ def _named(name: str) -> str:
     return canonical(name.rstrip("0123456789").removesuffix("Backward"))
 
 
-def _is_weight(tensor: Tensor) -> bool:
-    """Return whether a tensor is a leaf of the graph, or a view or a cast of one.
+def _producer(tensor: Tensor) -> Any:
+    """Return the graph node that computed a tensor's values: views and casts have no own values.
 
-    Autocast copies weights; a linear layer transposes its weight.
+    Autocast casts weights; a linear layer transposes its weight. It is ``None`` without a graph.
     """
     node: Any = tensor.grad_fn
     while _operation(node) in VIEWS:
         node = node.next_functions[0][0]
-    return tensor.requires_grad if node is None else _operation(node) == _LEAF
+    return node
+
+
+def _as_compared(values: Tensor) -> Tensor:
+    """Return restored values as the running node of the backward pass can use them.
+
+    A maximum is where a saved tensor equals the result, which no inexact value does. The largest
+    of the restored values are set to the result.
+
+    Raises:
+        RuntimeError: A function compares in another way.
+    """
+    node: Any = torch._C._current_autograd_node()
+    name = _operation(node)
+    if name in _COMPARED or (name == "linalgvectornorm" and math.isinf(node._saved_ord)):
+        raise RuntimeError(
+            f"{node.name()} compares a saved tensor with its result, which a compressed tensor "
+            "never equals: use max(dim=) or amax, or compute it outside of `with saver:`"
+        )
+    if name not in _EXTREMES:
+        return values
+    # Negative dimensions come as unsigned numbers.
+    dims = [(dim + 2**63) % 2**64 - 2**63 for dim in getattr(node, "_saved_dim", ())]
+    extreme = _EXTREMES[name](values, dims, keepdim=True)
+    return values.where(values != extreme, node._saved_result.detach().reshape(extreme.shape))

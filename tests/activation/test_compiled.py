@@ -136,6 +136,21 @@ def test_masks_and_indices_are_exact():
     assert kinds[torch.int64].raw_bytes == 4 * kinds[torch.int64].stored_bytes
 
 
+def test_what_is_compared_with_a_maximum_is_exact():
+    """Pooling by amax has its gradient, where compiled code looks for the maximum in backward."""
+    torch.manual_seed(0)
+    values = torch.randn(4, 8, 16, 16, requires_grad=True)
+
+    def forward(values):
+        features = functional.gelu(functional.conv2d(values, torch.ones(4, 8, 3, 3)))
+        return features.amax((2, 3)).square().sum()
+
+    saver = compress_activations(nn.Identity(), 0.05, "int8", SMALL)
+    compiled = torch.compile(forward, backend="aot_eager", fullgraph=True)
+    found = gradient_of(compiled, values, saver)
+    assert torch.allclose(found, gradient_of(forward, values, None))
+
+
 def gradient_of(forward, values, saver):
     torch.manual_seed(3)
     with saver or contextlib.nullcontext():
