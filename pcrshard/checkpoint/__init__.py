@@ -1,4 +1,4 @@
-"""Checkpoint stores, pulls, exports, and weight sync; exact unless stated otherwise."""
+"""Checkpoint stores, pulls, exports, and weight sync, exact or within stated error bounds."""
 
 from .choose_bound import choose_bound
 from .codec import Precision
