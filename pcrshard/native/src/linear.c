@@ -67,7 +67,7 @@ static inline __attribute__((always_inline)) void add_moments(const double *valu
     }
 }
 
-#ifdef PCR_HAVE_VECTORS
+#if PCR_HAVE_VECTORS
 PCR_AVX2_BEGIN
 static int quantize_avx2(PARAMETERS) { return quantize(ARGUMENTS); }
 static void add_moments_avx2(const double *values, size_t count, double *sums) {
@@ -77,14 +77,14 @@ PCR_AVX2_END
 #endif
 
 int pcr_quantize_linear(PARAMETERS) {
-#ifdef PCR_HAVE_VECTORS
+#if PCR_HAVE_VECTORS
     if (pcr_have_vectors()) return quantize_avx2(ARGUMENTS);
 #endif
     return quantize(ARGUMENTS);
 }
 
 void pcr_add_moments(const double *values, size_t count, double *sums) {
-#ifdef PCR_HAVE_VECTORS
+#if PCR_HAVE_VECTORS
     if (pcr_have_vectors()) {
         add_moments_avx2(values, count, sums);
         return;

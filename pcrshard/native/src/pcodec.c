@@ -245,7 +245,7 @@ INLINE uint8_t *encode_chunk(const int32_t *values, size_t count, uint8_t *out, 
     return w.at;
 }
 
-#ifdef PCR_HAVE_VECTORS
+#if PCR_HAVE_VECTORS
 PCR_AVX2_BEGIN
 static uint8_t *encode_chunk_avx2(const int32_t *values, size_t count, uint8_t *out, scratch *s) {
     return encode_chunk(values, count, out, s);
@@ -254,7 +254,7 @@ PCR_AVX2_END
 #endif
 
 static uint8_t *encode_chunk_best(const int32_t *values, size_t count, uint8_t *out, scratch *s) {
-#ifdef PCR_HAVE_VECTORS
+#if PCR_HAVE_VECTORS
     if (pcr_have_vectors()) return encode_chunk_avx2(values, count, out, s);
 #endif
     return encode_chunk(values, count, out, s);

@@ -173,14 +173,14 @@ INLINE int64_t encode(ENCODE_PARAMETERS) {
     return encode_u32(now, was, count, gaps, steps, capacity, used);
 }
 
-#ifdef PCR_HAVE_VECTORS
+#if PCR_HAVE_VECTORS
 PCR_AVX2_BEGIN
 static int64_t encode_avx2(ENCODE_PARAMETERS) { return encode(ENCODE_ARGUMENTS); }
 PCR_AVX2_END
 #endif
 
 int64_t pcr_sparse_encode(ENCODE_PARAMETERS) {
-#ifdef PCR_HAVE_VECTORS
+#if PCR_HAVE_VECTORS
     if (pcr_have_vectors()) return encode_avx2(ENCODE_ARGUMENTS);
 #endif
     return encode(ENCODE_ARGUMENTS);
