@@ -1,5 +1,5 @@
-/* CRC-32C (Castagnoli, RFC 3720 B.4), reflected. Each function goes on from the inverted register
- * and gives it back inverted. */
+/* CRC-32C (Castagnoli, RFC 3720 B.4), reflected. Each function continues from the inverted
+ * register and returns it inverted. */
 #ifndef PCR_CRC32C_H
 #define PCR_CRC32C_H
 

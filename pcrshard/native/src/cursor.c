@@ -1,4 +1,4 @@
-/* Walks the scattered pieces of a stream; takes entropy data out of them without byte stuffing. */
+/* Walks the scattered pieces of a stream; copies entropy data out of them without byte stuffing. */
 #include <stdlib.h>
 
 #include "pcr_internal.h"
@@ -30,18 +30,6 @@ int pcr_cursor_byte(pcr_cursor *cursor) {
     if (!contiguous(cursor, &data)) return -1;
     advance(cursor, 1);
     return *data;
-}
-
-bool pcr_cursor_skip(pcr_cursor *cursor, size_t size) {
-    const uint8_t *data;
-    while (size > 0) {
-        size_t have = contiguous(cursor, &data);
-        if (have == 0) return false;
-        if (have > size) have = size;
-        advance(cursor, have);
-        size -= have;
-    }
-    return true;
 }
 
 int pcr_reserve(pcr_decoder *dec, pcr_buffer *buffer, size_t size) {

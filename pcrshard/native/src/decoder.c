@@ -62,7 +62,7 @@ int pcr_output_size(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces
     const pcr_plan_state *plan = &dec->plan;
     *height = plan->transposed ? plan->out_w : plan->out_h;
     *width = plan->transposed ? plan->out_h : plan->out_w;
-    /* A size that the caller asks for is no claim of the stream. */
+    /* A size that the caller requests is not a claim of the stream. */
     if (!plan->request.out_h)
         dec->output_bytes =
             (uint64_t)plan->out_h * (uint64_t)plan->out_w * (uint64_t)plan->channels;
@@ -82,7 +82,7 @@ static int plan_view(pcr_decoder *dec, const pcr_view *view) {
     return PCR_OK;
 }
 
-/* What one view needs of the coefficients is read. */
+/* Plans all views; a coefficient is read if any of them needs it. */
 static int plan_views(pcr_decoder *dec, const pcr_view *views, size_t num_views) {
     bool needed[PCR_MAX_COMPONENTS] = {false}, more[PCR_MAX_COMPONENTS] = {false};
     int rows = 0;
@@ -90,7 +90,7 @@ static int plan_views(pcr_decoder *dec, const pcr_view *views, size_t num_views)
         int code = plan_view(dec, &views[i]);
         if (code) return code;
         rows = pcr_max(rows, dec->rows_needed);
-        /* A size that the caller asks for is no claim of the stream. */
+        /* A size that the caller requests is not a claim of the stream. */
         if (!dec->plan.request.out_h) dec->output_bytes += views[i].out_size;
         for (int c = 0; c < dec->num_components; c++) {
             needed[c] |= dec->comp[c].needed;

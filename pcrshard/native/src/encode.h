@@ -10,7 +10,7 @@ enum {
     PCR_AC_TABLES = 2,        /* tables 2 and 3 */
     PCR_NUM_TABLES = 4,
     PCR_TOKEN_RAW = 4,        /* table field of bits without a symbol */
-    /* What 8 bits a sample can need: T.81 tables F.1 and F.2. Whatever the script, more is damage,
+    /* Limits for 8 bits per sample: T.81 tables F.1 and F.2. Whatever the script, more is damage,
      * and libjpeg could not write it as baseline. */
     PCR_MAX_AC = 1023,
     PCR_MAX_DC_DIFFERENCE = 2047,

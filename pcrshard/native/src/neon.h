@@ -97,9 +97,6 @@ PCR_NEON void _mm_storeu_si128(__m128i *to, __m128i x) { vst1q_s8((int8_t *)to, 
 PCR_NEON __m128i _mm_loadl_epi64(const __m128i *from) {
     return vcombine_s8(vld1_s8((const int8_t *)from), vdup_n_s8(0));
 }
-PCR_NEON void _mm_storel_epi64(__m128i *to, __m128i x) {
-    vst1_s8((int8_t *)to, vget_low_s8(x));
-}
 PCR_NEON __m256i _mm256_loadu_si256(const __m256i *from) {
     return (__m256i){vld1q_s8((const int8_t *)from), vld1q_s8((const int8_t *)from + 16)};
 }

@@ -36,14 +36,14 @@ enum { PCR_FLOAT32 = 0, PCR_BFLOAT16 = 1 };
 
 typedef struct pcr_decoder pcr_decoder;
 
-/* One run of the JPEG's bytes; a stream is an array of them, in order. */
+/* A contiguous part of a JPEG; a stream is an array of them, in order. */
 typedef struct {
     const uint8_t *data;
     size_t size;
 } pcr_piece;
 
-/* What to decode, in pixels of the picture after it is turned by its orientation. crop_h == 0: the
- * whole image; out_h == 0: no resize. */
+/* What to decode, in pixels of the picture after its orientation is undone. crop_h == 0: the whole
+ * image; out_h == 0: no resize. */
 typedef struct {
     int32_t crop_y, crop_x, crop_h, crop_w;
     int32_t out_h, out_w;
@@ -51,12 +51,12 @@ typedef struct {
     int32_t scale;         /* DCT scaling: 0 picks it, 1, 2, 4, 8 force 1/scale */
     int64_t max_pixels;    /* 0: 2^28 */
     int32_t orientation;   /* EXIF orientation to undo, 1: none; 0: as the stream says */
-    int32_t flip;          /* not 0: mirrored, left for right */
-    int32_t smooth;        /* whether to smooth between blocks where coefficients are unknown */
+    int32_t flip;          /* not 0: flipped horizontally */
+    int32_t smooth;        /* not 0: smooth between blocks where coefficients are unknown */
 } pcr_request;
 
-/* One of several pictures of the same stream; of a batch's images, whose n-th has it at n steps
- * after out. */
+/* One of several pictures of a stream. In a batch, that of image n begins n * step bytes after
+ * out. */
 typedef struct {
     pcr_request request;
     uint8_t *out;
@@ -75,7 +75,7 @@ typedef struct {
  * middle part of a shape in the range. */
 typedef struct {
     int32_t crop;    /* PCR_CROP_* */
-    double scale[2]; /* range of the crop's share of the area */
+    double scale[2]; /* range of the crop's fraction of the area */
     double ratio[2]; /* range of its width over its height */
     double flip;     /* probability */
 } pcr_draw;
@@ -87,16 +87,16 @@ struct pcr_batch {
     size_t num_pieces, num_images;
     const pcr_view *views; /* pictures of each image, PCR_MAX_VIEWS at most */
     size_t num_views;
-    const int32_t *order;        /* images in the order in which to begin them; NULL: as they are */
+    const int32_t *order;        /* images in the order to begin them; NULL: by number */
     const uint8_t *orientations; /* of each image, as in a request; NULL: as the views say */
     /* (y, x, height, width, flip) of each view of each image; NULL: as the views say. With draws
-     * they are written: of an image whose state is states[i], in the order of the views. */
+     * they are an output: image i draws from states[i], in the order of the views. */
     int32_t *boxes;
     const pcr_draw *draws;
     const uint64_t *states;
-    int32_t *sizes; /* (height, width) of each image whose header was read is written; or NULL */
-    int32_t *codes; /* PCR_* of each image; one that fails does not stop the others */
-    size_t taken, done; /* the pool's, as what follows */
+    int32_t *sizes; /* output: (height, width) of each image whose header was read; or NULL */
+    int32_t *codes; /* output: PCR_* of each image; one that fails does not stop the others */
+    size_t taken, done; /* this and the next are for the pool */
     pcr_batch *following;
 };
 
@@ -116,30 +116,31 @@ int pcr_decode(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
 /* pcr_decode of each view; the coefficients are decoded once. max_pixels is the first view's. */
 int pcr_decode_views(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
                      const pcr_view *views, size_t num_views);
-/* Where the entropy data of a scan ends that begins at `start`: at the marker after it, or at the
- * fill bytes before that marker; `size` where there is none. */
+/* The end of the entropy data that begins at `start`: the marker after it, or the fill bytes before
+ * that marker; `size` if there is no marker. */
 size_t pcr_scan_end(const uint8_t *data, size_t size, size_t start);
-/* EXIF orientation, 1 to 8, in the payload of an APP1 segment; 0 where there is none. */
+/* EXIF orientation, 1 to 8, in the payload of an APP1 segment; 0 if it has none. */
 int pcr_exif_orientation(const uint8_t *payload, size_t size);
 
-/* The state of draws that belong to a key: of the key without its last part, and that part. Of a
- * key of no parts it is 0. */
+/* The random state of a key: from the state of the key without its last part, and that part. The
+ * state of a key without parts is 0. */
 uint64_t pcr_draw_state(uint64_t state, uint64_t part);
 /* The boxes of one image, (num_views, 5) of (y, x, height, width, flip); a whole image is four
  * zeros. */
 void pcr_draw_boxes(uint64_t state, int32_t height, int32_t width, const pcr_draw *draws,
                     size_t num_views, int32_t *boxes);
 
-/* Threads with a decoder each; without any, pcr_pool_wait decodes. NULL: no memory or no thread. In
- * a forked child a pool is of no use; to stop and to free it does nothing there. */
+/* Threads with a decoder each; without any, pcr_pool_wait decodes. NULL: no memory or no thread. A
+ * forked child cannot use the pool; stopping and freeing it do nothing there. */
 pcr_pool *pcr_pool_new(int num_threads, int backend);
-/* Ends the threads after the images that they decode, once; batches that are not done stay so. */
+/* Ends the threads after their current images; unfinished batches stay unfinished. */
 void pcr_pool_stop(pcr_pool *pool);
 /* After pcr_pool_stop, once no thread waits. */
 void pcr_pool_free(pcr_pool *pool);
 /* Batches are decoded in the order in which they were added. */
 void pcr_pool_add(pcr_pool *pool, pcr_batch *batch);
-/* Whether the batch is done; waits for it for so long at most, or until the pool is stopped. */
+/* Waits until the batch is done, the time is over or the pool is stopped; returns whether it is
+ * done. */
 int pcr_pool_wait(pcr_pool *pool, pcr_batch *batch, int milliseconds);
 
 /* Lossless transcode to the scans of a script: progressive, or sequential where the first scan has
@@ -148,13 +149,13 @@ int pcr_rescan(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
                const pcr_scan_spec *script, size_t num_scans, const uint8_t **out,
                size_t *out_size);
 
-/* Calls a function with data on several threads and waits for them, as GOMP_parallel does. */
+/* Calls a function on several threads and waits for them, like GOMP_parallel. */
 typedef void (*pcr_parallel)(void (*call)(void *), void *data, unsigned threads, unsigned flags);
 
 /* The error-bounded quantizer. Codes are 0 for 0, else sign(x) * ceil(|x| / (2 step)), or -128
- * where that does not fit or x is not finite; returns how many are -128. Value i is at
+ * if that does not fit or x is not finite; returns how many are -128. Value i is at
  * i / run * stride + i % run. type: PCR_FLOAT32 or PCR_BFLOAT16. step: normal and positive.
- * backend: PCR_BACKEND_*. parallel may be NULL; then this thread does all. */
+ * backend: PCR_BACKEND_*. If parallel is NULL, this thread does all the work. */
 size_t pcr_quantize(const void *values, size_t count, size_t run, size_t stride, int type,
                     float step, int8_t *codes, int backend, pcr_parallel parallel,
                     unsigned threads);
@@ -163,25 +164,25 @@ size_t pcr_quantize(const void *values, size_t count, size_t run, size_t stride,
  * NaN if no value is finite, or if memory is short. */
 double pcr_deviation(const void *values, size_t count, size_t run, size_t stride, int type,
                      double guard);
-/* sign(q) * (2 |q| - 1) * step, as float32; -128 is taken as any other code. */
+/* sign(q) * (2 |q| - 1) * step, as float32; -128 is a code like any other. */
 void pcr_dequantize(const int8_t *codes, size_t count, float step, float *values, int backend,
                     pcr_parallel parallel, unsigned threads);
-/* Adds to (outer, channels, inner) codes, modulo 256, or takes from them if sign is below 0, what
- * codes of other tensors predict: the sum of tables[channel][source][code] in 32nds of a code,
- * rounded up, from 0 to most. second may be NULL; tables then have one source. */
+/* Adds to (outer, channels, inner) codes, modulo 256, the prediction from codes of other tensors,
+ * or subtracts it if sign is negative: the sum of tables[channel][source][code] in 32nds of a code,
+ * rounded up and clipped to 0..most. second may be NULL; tables then have one source. */
 void pcr_shift_codes(uint8_t *codes, const uint8_t *first, const uint8_t *second,
                      const int16_t *tables, size_t outer, size_t channels, size_t inner, int most,
                      int sign);
 
-/* CRC-32C (Castagnoli); crc is that of the bytes before these, 0 at the beginning. */
+/* CRC-32C (Castagnoli); crc is that of the preceding bytes, 0 at the beginning. */
 uint32_t pcr_crc32c(uint32_t crc, const uint8_t *data, size_t size);
-/* Where the pieces of units are: in rows, each of which has a piece of every unit, one after the
- * other from its start on; the first base rows of a unit lie together instead, at its offset. */
+/* Where the pieces of units are. A row has a piece of every unit, one after the other from the
+ * row's start on; the first `base` rows of a unit are contiguous instead, at the unit's offset. */
 typedef struct {
     size_t rows, units, base;
     const uint64_t *starts;  /* of each row */
     const uint64_t *offsets; /* of each unit; NULL if base is 0 */
-    const uint8_t *headers;  /* of all pieces, in order: they are not in the buffer */
+    const uint8_t *headers;  /* of all pieces, in order; not in the buffer */
     size_t headers_size;
     const uint8_t *buffer;
     size_t buffer_size;
@@ -191,30 +192,30 @@ typedef struct {
  * are (rows, units); a size counts the header. 0 if a piece is not in the buffer. */
 int pcr_place_pieces(const pcr_place *place, const uint32_t *sizes, const uint16_t *header_sizes,
                      pcr_piece *pieces);
-/* For each of count streams of num_pieces pieces: damaged is 1 if its CRC-32C is another one. A
- * stream without bytes is sound. Returns how many are damaged. */
+/* For each of count streams of num_pieces pieces, sets damaged to 1 if its CRC-32C differs, else to
+ * 0. A stream without bytes is never damaged. Returns how many are. */
 size_t pcr_check_pieces(const pcr_piece *pieces, size_t num_pieces, size_t count,
                         const uint32_t *crcs, uint8_t *damaged);
 /* Copies the pieces, one after the other, to out, which has room for all of them. */
 void pcr_join_pieces(const pcr_piece *pieces, size_t num_pieces, uint8_t *out);
-/* Adds to a number that other threads and processes add to. */
+/* Adds to a number atomically, across threads and processes. */
 void pcr_atomic_add(int64_t *number, int64_t amount);
 
 /* Changed words between two versions of weights, as gaps and steps. A gap is the number of equal
- * words before a changed one, as bytes of which 255 goes on. A step is how many representable
- * numbers lie between the two words, zigzag: one byte, or 255 and item_bytes bytes.
- * Makes was equal to now; returns how many words differ, or -1 where a buffer is full (was is then
- * equal to now in part). item_bytes: 1, 2 or 4. used: bytes written to gaps and to steps. */
+ * words before a changed one, in bytes of which 255 continues. A step is the number of
+ * representable values between the two words, zigzag: one byte, or 255 and item_bytes bytes.
+ * Makes was equal to now; returns how many words differ, or -1 if a buffer is full (was then equals
+ * now in part). item_bytes: 1, 2 or 4. used: bytes written to gaps and to steps. */
 int64_t pcr_sparse_encode(const void *now, void *was, size_t count, int item_bytes, uint8_t *gaps,
                           uint8_t *steps, size_t capacity, size_t *used);
-/* Applies the steps. Returns how many words changed, or -1 where the bytes end early, go on too
- * long, or leave the words: some words may then have changed. */
+/* Applies the steps. Returns how many words changed, or -1 if the bytes end early, are too many, or
+ * lead beyond the words; some words may then have changed. */
 int64_t pcr_sparse_apply(void *words, size_t count, int item_bytes, const uint8_t *gaps,
                          size_t gap_bytes, const uint8_t *steps, size_t step_bytes);
 
 /* The codes of float32 values on a lattice of a step, and the words that they restore to. Returns
- * whether a value misses the bound, is subnormal, -0.0 or not finite, or has a code above 2^30: the
- * output is then meaningless. */
+ * whether a value exceeds the bound, is subnormal, -0.0 or not finite, or has a code above 2^30;
+ * the output is then meaningless. */
 int pcr_quantize_linear(const uint32_t *words, size_t count, double step, double error_bound,
                         int32_t *codes, uint32_t *restored);
 
@@ -222,8 +223,8 @@ int pcr_quantize_linear(const uint32_t *words, size_t count, double step, double
 void pcr_add_moments(const double *values, size_t count, double *sums);
 
 /* Encodes values, at least one, as a pcodec file. out has room for pcr_pcodec_bound(count) bytes,
- * memory for pcr_pcodec_scratch(). Returns the size of the file, or 0 where the values of a chunk
- * range over more than 2^16: the output is then meaningless. */
+ * memory for pcr_pcodec_scratch(). Returns the size of the file, or 0 if the values of a chunk
+ * range over more than 2^16; the output is then meaningless. */
 size_t pcr_pcodec_encode(const int32_t *values, size_t count, uint8_t *out, void *memory);
 size_t pcr_pcodec_bound(size_t count);
 size_t pcr_pcodec_scratch(void);

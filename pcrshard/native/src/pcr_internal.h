@@ -26,13 +26,12 @@ enum {
 };
 #define PCR_DEFAULT_MAX_PIXELS ((int64_t)1 << 28)
 
-/* What a decode may take, coefficients and pixels together: 512 MiB for a stream of up to 1 MiB,
- * and 512 bytes for each byte above. The limits of jpeg/markers.py are the same. */
+/* Memory limit of a decode, coefficients and pixels together: 512 MiB for a stream of up to 1 MiB,
+ * and 512 bytes for each further byte. The limits of jpeg/limits.py are the same. */
 #define PCR_MEMORY_PER_BYTE ((uint64_t)512)
 #define PCR_MEMORY_FLOOR_BYTES ((uint64_t)1 << 20)
 
-/* Scratch memory above this is given back after a call, so that one huge image does not pin
- * memory. */
+/* Larger scratch buffers are freed after a call, so that one huge image does not pin memory. */
 #define PCR_KEEP_BYTES ((size_t)64 << 20)
 
 /* An entry of the fast table: value << 16 | (run + 1) << 8 | bits to consume. In a table of a
@@ -172,7 +171,7 @@ typedef struct {
     size_t (*copy_plain)(uint8_t *dst, const uint8_t *src, size_t size);
     pcr_span_fn dc_first, dc_refine, ac_first, ac_refine, sequential;
     /* The symbols of one scan to be encoded, and how often each occurs. */
-    void (*tokenise)(pcr_decoder *dec, const pcr_scan_spec *spec, pcr_tokens *tokens);
+    void (*tokenize)(pcr_decoder *dec, const pcr_scan_spec *spec, pcr_tokens *tokens);
     pcr_smooth_fn smooth;
     pcr_idct_fn idct8, idct4, idct2, idct1;
     pcr_upsample_fn up_h2v1, up_h2v2, up_h1v2;
@@ -217,7 +216,7 @@ struct pcr_decoder {
 int pcr_fail(pcr_decoder *dec, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* decoder.c: gives back large scratch memory; dec->output stays, as it holds rescan's result */
+/* decoder.c: frees large scratch buffers, but not dec->output, which holds rescan's result */
 void pcr_trim(pcr_decoder *dec);
 /* Reads up to the first scan; then the views of the stream may be decoded, once. */
 int pcr_open(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces, int64_t max_pixels);
@@ -227,8 +226,7 @@ int pcr_decode_opened(pcr_decoder *dec, const pcr_view *views, size_t num_views)
 int pcr_reserve(pcr_decoder *dec, pcr_buffer *buffer, size_t size);
 void pcr_cursor_init(pcr_cursor *cursor, const pcr_piece *pieces, size_t num_pieces);
 int pcr_cursor_byte(pcr_cursor *cursor); /* -1 at the end */
-bool pcr_cursor_skip(pcr_cursor *cursor, size_t size);
-/* NULL: not that many, or no memory */
+/* NULL: the stream ends before, or no memory */
 const uint8_t *pcr_cursor_take(pcr_decoder *dec, size_t size);
 int pcr_next_segment(pcr_decoder *dec);
 
@@ -250,7 +248,7 @@ int pcr_check_memory(pcr_decoder *dec, uint64_t bytes);
 /* plan.c: needs the frame; pcr_plan_scans also the markers before the first scan */
 int pcr_plan_geometry(pcr_decoder *dec, const pcr_request *request);
 void pcr_plan_color(pcr_decoder *dec);
-/* The picture's height and width after it is turned. */
+/* The picture's height and width after its orientation is undone. */
 void pcr_turned_size(const pcr_decoder *dec, int orientation, int32_t *height, int32_t *width);
 
 /* output.c */

@@ -11,7 +11,7 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void fill(void) { pcr_crc32c_fill(table); }
 
-/* Goes on from the inverted register and gives it back inverted. */
+/* Continues from the inverted register and returns it inverted. */
 static uint32_t update(uint32_t crc, const uint8_t *data, size_t size) {
 #if PCR_HAVE_VECTORS
     if (pcr_have_crc32c()) return pcr_crc32c_hardware(crc, data, size);

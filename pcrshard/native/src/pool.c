@@ -16,12 +16,12 @@ typedef struct {
 } worker;
 
 struct pcr_pool {
-    pthread_mutex_t lock; /* guards what follows, and what batches say of their progress */
+    pthread_mutex_t lock; /* guards the fields below and the progress of batches */
     pthread_cond_t more, finished;
-    pcr_batch *first, *last; /* that have images which no thread has taken */
+    pcr_batch *first, *last; /* batches with images that no thread has taken */
     bool stop;
-    int num_threads; /* that run */
-    int num_workers; /* at least one, whose decoder wait() uses where there is no thread */
+    int num_threads; /* running */
+    int num_workers; /* at least one: without threads, pcr_pool_wait uses its decoder */
     worker *workers;
     pid_t process; /* a forked child has none of the threads */
 };
@@ -58,7 +58,7 @@ static int decode(pcr_decoder *decoder, const pcr_batch *batch, size_t image) {
     return pcr_decode_opened(decoder, views, count);
 }
 
-/* Takes an image of the oldest batch and decodes it; the lock is held, but not meanwhile. */
+/* Takes an image of the oldest batch and decodes it; releases the lock while decoding. */
 static void decode_next(pcr_pool *pool, pcr_decoder *decoder) {
     pcr_batch *batch = pool->first;
     size_t image = batch->order ? (size_t)batch->order[batch->taken] : batch->taken;

@@ -33,21 +33,21 @@ static size_t quantize_run(const void *values, size_t first, size_t count, int t
                    : pcr_quantize_f32_portable(floats, count, scale, codes);
 }
 
-/* Codes and floats, of which each thread takes a block at a time. */
+/* Each thread takes a block of values at a time. */
 enum { BLOCK = 1 << 17 };
 
-typedef struct task {
-    void (*work)(struct task *task, size_t start, size_t stop);
+typedef struct job {
+    void (*work)(struct job *task, size_t start, size_t stop);
     size_t count, run, stride;
     void *values;
     int8_t *codes;
     float step;
     int type, backend;
     atomic_size_t next, escapes;
-} task;
+} job;
 
 static void take_blocks(void *data) {
-    task *task = data;
+    job *task = data;
     size_t start;
     while ((start = atomic_fetch_add(&task->next, BLOCK)) < task->count) {
         size_t left = task->count - start;
@@ -55,7 +55,7 @@ static void take_blocks(void *data) {
     }
 }
 
-static void in_blocks(task *task, pcr_parallel parallel, unsigned threads) {
+static void in_blocks(job *task, pcr_parallel parallel, unsigned threads) {
     size_t blocks = task->count / BLOCK;
     if (threads > blocks) threads = (unsigned)blocks;
     if (parallel && threads > 1)
@@ -64,7 +64,7 @@ static void in_blocks(task *task, pcr_parallel parallel, unsigned threads) {
         take_blocks(task);
 }
 
-static void quantize_block(task *task, size_t start, size_t stop) {
+static void quantize_block(job *task, size_t start, size_t stop) {
     size_t escapes = 0, run = task->run;
     float scale = 1 / (2 * task->step);
     while (start < stop) {
@@ -80,15 +80,15 @@ static void quantize_block(task *task, size_t start, size_t stop) {
 size_t pcr_quantize(const void *values, size_t count, size_t run, size_t stride, int type,
                     float step, int8_t *codes, int backend, pcr_parallel parallel,
                     unsigned threads) {
-    task task = {.work = quantize_block,
-                 .count = count,
-                 .run = run,
-                 .stride = stride,
-                 .values = (void *)values,
-                 .codes = codes,
-                 .step = step,
-                 .type = type,
-                 .backend = backend};
+    job task = {.work = quantize_block,
+                .count = count,
+                .run = run,
+                .stride = stride,
+                .values = (void *)values,
+                .codes = codes,
+                .step = step,
+                .type = type,
+                .backend = backend};
     in_blocks(&task, parallel, threads);
     return task.escapes;
 }
@@ -145,8 +145,8 @@ static double median_magnitude(const float *values, size_t count) {
     return median;
 }
 
-/* The mean of the squares of what values differ from a center, or of the differences. Several sums
- * in turn do not wait for each other. */
+/* The mean of the differences from a center, or of their squares. Several sums in turn do not wait
+ * for each other. */
 static double mean_of(const float *values, size_t count, double center, int squares) {
     double sums[8] = {0};
     size_t i = 0;
@@ -180,7 +180,7 @@ double pcr_deviation(const void *values, size_t count, size_t run, size_t stride
     return deviation;
 }
 
-static void dequantize_block(task *task, size_t start, size_t stop) {
+static void dequantize_block(job *task, size_t start, size_t stop) {
     const int8_t *codes = task->codes + start;
     float *values = (float *)task->values + start;
 #if PCR_HAVE_VECTORS
@@ -194,12 +194,12 @@ static void dequantize_block(task *task, size_t start, size_t stop) {
 
 void pcr_dequantize(const int8_t *codes, size_t count, float step, float *values, int backend,
                     pcr_parallel parallel, unsigned threads) {
-    task task = {.work = dequantize_block,
-                 .count = count,
-                 .values = values,
-                 .codes = (int8_t *)codes,
-                 .step = step,
-                 .backend = backend};
+    job task = {.work = dequantize_block,
+                .count = count,
+                .values = values,
+                .codes = (int8_t *)codes,
+                .step = step,
+                .backend = backend};
     in_blocks(&task, parallel, threads);
 }
 

@@ -1,6 +1,6 @@
 /* The kernels of the error-bounded quantizer: one set for any processor, one for AVX2. */
-#ifndef PCR_QUANTISE_H
-#define PCR_QUANTISE_H
+#ifndef PCR_QUANTIZE_H
+#define PCR_QUANTIZE_H
 
 #include <math.h>
 #include <stddef.h>

@@ -183,7 +183,7 @@ static void encode_scan(pcr_decoder *dec, pcr_writer *writer, const pcr_scan_spe
                         pcr_tokens *tokens) {
     pcr_encoder_table tables[PCR_NUM_TABLES] = {0};
     unsigned written = 0;
-    dec->kernels->tokenise(dec, spec, tokens);
+    dec->kernels->tokenize(dec, spec, tokens);
     for (int i = 0; i < spec->num_components && !(spec->ss == 0 && spec->ah); i++) {
         int slot = pcr_table_of(dec, spec->component[i]);
         if (written >> slot & 1) continue;

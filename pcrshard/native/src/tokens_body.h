@@ -109,7 +109,7 @@ static void sequential_ac(pcr_tokens *tokens, const int16_t *block, uint64_t mas
 
 /* DC of one or several components, and in a sequential scan all else. Blocks beyond the image have
  * the DC of the block before them in the MCU, as libjpeg's transcoder does (jctrans.c). */
-static void tokenise_mcus(pcr_decoder *dec, const pcr_scan_spec *spec, pcr_tokens *tokens) {
+static void tokenize_mcus(pcr_decoder *dec, const pcr_scan_spec *spec, pcr_tokens *tokens) {
     int32_t pred[PCR_MAX_COMPONENTS] = {0};
     const pcr_component *only = &dec->comp[spec->component[0]];
     bool alone = spec->num_components == 1;
@@ -206,7 +206,7 @@ static void ac_refine_block(band_state *state, const pcr_scan_spec *spec, const 
         flush_eob_run(state);
 }
 
-static void tokenise_ac(pcr_decoder *dec, const pcr_scan_spec *spec, pcr_tokens *tokens) {
+static void tokenize_ac(pcr_decoder *dec, const pcr_scan_spec *spec, pcr_tokens *tokens) {
     const pcr_component *comp = &dec->comp[spec->component[0]];
     const uint64_t band = from(spec->ss) & ~from(spec->se + 1);
     band_state state = {.tokens = tokens,
@@ -226,11 +226,11 @@ static void tokenise_ac(pcr_decoder *dec, const pcr_scan_spec *spec, pcr_tokens 
     if (!tokens->failed && state.eob_run) flush_eob_run(&state);
 }
 
-static void PCR_NAME(tokenise)(pcr_decoder *dec, const pcr_scan_spec *spec, pcr_tokens *tokens) {
+static void PCR_NAME(tokenize)(pcr_decoder *dec, const pcr_scan_spec *spec, pcr_tokens *tokens) {
     tokens->size = 0;
     memset(tokens->frequency, 0, sizeof tokens->frequency);
     if (spec->ss == 0)
-        tokenise_mcus(dec, spec, tokens);
+        tokenize_mcus(dec, spec, tokens);
     else
-        tokenise_ac(dec, spec, tokens);
+        tokenize_ac(dec, spec, tokens);
 }
