@@ -30,7 +30,7 @@ class PrintedNoise(GradientNoise):
     """The paper's Eq. 6, 7 and 9 as they are printed: a * mean(|L|) * sqrt(N R), a = 0.32."""
 
     def noise_per_bound(self, profile):
-        count = profile.batch_size * profile.nonzero_share
+        count = profile.batch_size * profile.nonzero_fraction
         return 0.32 * profile.mean_absolute * math.sqrt(count)
 
 

@@ -22,16 +22,22 @@ from .compiled import CompiledHooks
 from .fixed_size import BLOCK, BYTE, in_blocks, pack, unpack, width_of
 from .hooks import Hooks
 from .layout import Layout, flatten, rows_of
-from .noise import GradientNoise, Profile, layers, mean_momentum, profile_convolutions
+from .noise import (
+    LARGEST_FRACTION,
+    GradientNoise,
+    Profile,
+    layers,
+    mean_momentum,
+    profile_convolutions,
+)
 from .options import ActivationOptions
 from .prediction import REMEMBERED, Known, encode
 from .quantizer import MAX_CODE, lattice_for, standard_deviation
 from .report import Report, Row
 
 Bound = RelativeStd | Absolute | GradientNoise
-# Fractions of the standard deviation: where there is no adaptive bound, and the largest one.
+# The bound of tensors without an adaptive one, as a fraction of the standard deviation.
 _FALLBACK = 0.05
-_MOST = 0.25
 # Warn if at least this many bytes were saved and none were compressed.
 _WORTH_A_WARNING = 1 << 20
 
@@ -230,7 +236,7 @@ class Compressor:
             return pack_exactly(rows.reshape(-1), codec)
         row.error_bound = self._fixed.absolute(row.deviation)
         if row.identity in self._bounds:
-            row.error_bound = min(self._bounds[row.identity], _MOST * row.deviation)
+            row.error_bound = min(self._bounds[row.identity], LARGEST_FRACTION * row.deviation)
         seed = None if is_nearest else next(self._seeds)
         lattice = lattice_for(row.error_bound, rows.dtype, seed)
         if lattice is None:

@@ -1,8 +1,8 @@
 """Pack floats in a size that depends only on their number: in compiled graphs, on accelerators.
 
 A compiled graph has fixed shapes, and an accelerator would have to wait for the host to learn how
-many values have no code. So a fixed share of the blocks is stored exactly: those with values beyond
-the codes' range. If more blocks need it, the tensor's step grows until they fit.
+many values have no code. So a fixed fraction of the blocks is stored exactly: those with values
+beyond the codes' range. If more blocks need it, the tensor's step grows until they fit.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from ..errorbound import MEDIAN_OF_NORMAL, Absolute, RelativeStd
 from .bits import from_bits, to_bits
+from .noise import LARGEST_FRACTION
 from .quantizer import MARGIN, MAX_CODE, nearest_codes
 
 BLOCK = 64
@@ -77,7 +78,7 @@ def pack(
     std, least = _deviation(blocks, bound.outlier_guard)
     limit = torch.zeros_like(std) + bound.absolute(std)
     if target is not None:
-        limit = torch.minimum(target, std / 4)
+        limit = torch.minimum(target, LARGEST_FRACTION * std)
     # The step that restores equal values exactly.
     least = torch.where(limit > 0, limit * (1 - MARGIN), least / (2 * most - 1))
     least = least.clamp(min=_LEAST.get(blocks.dtype, _LEAST_OF_OTHERS))

@@ -27,6 +27,8 @@ from torch import Tensor, nn
 from ..errorbound import check_fraction
 from .report import Layer, Row
 
+# The largest adaptive bound, as a fraction of a tensor's standard deviation.
+LARGEST_FRACTION = 0.25
 CONVOLUTIONS = (
     nn.Conv1d, nn.Conv2d, nn.Conv3d,
     nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
@@ -37,8 +39,8 @@ CONVOLUTIONS = (
 class GradientNoise:
     """The adaptive bound of section 4 of the paper: noise proportional to the momentum.
 
-    Tensors that no profiled convolution reads, and all tensors in steps without momentum, get 5 %
-    of their standard deviation.
+    A bound is at most a quarter of the tensor's standard deviation. Tensors that no profiled
+    convolution reads, and all tensors in steps without momentum, get 5 % of theirs.
 
     Attributes:
         fraction: Sigma of a layer's gradient error relative to the mean absolute momentum.
@@ -65,7 +67,7 @@ class GradientNoise:
     @staticmethod
     def noise_per_bound(profile: Profile) -> float:
         """Return sigma of the weight gradient's error for an error bound of 1."""
-        share = profile.nonzero_share * profile.valid_share
+        share = profile.nonzero_fraction * profile.valid_fraction
         return math.sqrt(profile.variance * share * profile.energy / profile.num_outputs)
 
     def bounds(
@@ -98,8 +100,8 @@ class Profile:
     """The measurements of one convolution in a profiled step.
 
     Attributes:
-        nonzero_share: R, the fraction of nonzero inputs.
-        valid_share: V, the fraction of kernel taps inside the input.
+        nonzero_fraction: R, the fraction of nonzero inputs.
+        valid_fraction: V, the fraction of kernel taps inside the input.
         num_outputs: K, the number of output channels.
         batch_size: N, the batch size.
         variance: Variance of an input's error for an error bound of 1.
@@ -107,8 +109,8 @@ class Profile:
         mean_absolute: Mean absolute output gradient, the paper's average loss.
     """
 
-    nonzero_share: float
-    valid_share: float
+    nonzero_fraction: float
+    valid_fraction: float
     num_outputs: int
     batch_size: int
     variance: float
@@ -158,11 +160,13 @@ def profile_convolutions(
         if not output.requires_grad:
             return
         values = inputs[0]
-        nonzero_share = int(values.count_nonzero()) / max(values.numel(), 1)
-        valid_share = _valid_share(module, values, output)
+        nonzero_fraction = int(values.count_nonzero()) / max(values.numel(), 1)
+        valid_fraction = _valid_fraction(module, values, output)
         # A convolution may run more than once.
         sizes = module.out_channels, values.shape[0]
-        found = profiles.setdefault(name, Profile(nonzero_share, valid_share, *sizes, variance))
+        found = profiles.setdefault(
+            name, Profile(nonzero_fraction, valid_fraction, *sizes, variance)
+        )
         # torch does not annotate register_hook.
         output.register_hook(found.add_gradient)  # type: ignore[no-untyped-call]
 
@@ -173,7 +177,7 @@ def profile_convolutions(
         yield
 
 
-def _valid_share(module: Any, values: Tensor, output: Tensor) -> float:
+def _valid_fraction(module: Any, values: Tensor, output: Tensor) -> float:
     """Return V, the fraction of (kernel tap, output) pairs that read an input, not padding.
 
     For a transposed convolution, V is the fraction of outputs that a tap reaches.

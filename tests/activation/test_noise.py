@@ -32,7 +32,7 @@ def test_the_share_of_valid_pairs(mode):
     counted = model[2](ones)
     counted.sum().backward()
     expected = float(model[2].weight.grad.mean()) / counted[0, 0].numel()
-    assert saver.profiles["2"].valid_share == pytest.approx(expected)
+    assert saver.profiles["2"].valid_fraction == pytest.approx(expected)
     assert not model[2]._forward_hooks
 
 
