@@ -3,7 +3,7 @@
 PCRError
 ├── FormatError (ValueError)          bytes break SPEC.md or ITU-T T.81
 │   ├── NotAShard                     not a PCR shard at all (a plain tar, another file)
-│   ├── UnsupportedVersion            a format newer than this reader
+│   ├── UnsupportedVersion            a format version unknown to this reader
 │   ├── CorruptIndex                  the index breaks a rule or its checksum
 │   ├── CorruptPiece                  a scan's bytes do not match their checksum
 │   ├── TruncatedShard                fewer bytes than the index promises
@@ -120,7 +120,7 @@ class NotAShard(FormatError):
 
 
 class UnsupportedVersion(FormatError):
-    """The shard's format version is newer than this reader."""
+    """This reader does not support the format version of the file."""
 
 
 class CorruptIndex(FormatError):

@@ -83,7 +83,7 @@ def compress_activations(
         options: All other options; defaults if ``None``.
 
     Raises:
-        ValueError: The bound cannot be met, or two settings conflict.
+        ValueError: The bound cannot be met, the codec is unknown, or two settings conflict.
         TypeError: The bound has an unsupported type.
     """
     return Compressor(model, _checked(bound), codec, options or ActivationOptions())
@@ -154,7 +154,11 @@ class Compressor:
         self._warned: set[str] = set()
 
     def __enter__(self) -> Self:
-        """Start compressing the tensors that autograd saves in this thread."""
+        """Start compressing the tensors that autograd saves in this thread.
+
+        Raises:
+            RuntimeError: This context manager is already in use.
+        """
         if self._is_open:
             raise RuntimeError("expected one with block at a time for each compressor")
         self._hooks.begin(self._model)

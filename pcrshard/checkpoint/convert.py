@@ -58,6 +58,8 @@ def convert(
         VersionUnavailable: ``source`` contains no versions.
         BrokenChain: A version's reference is missing.
         CorruptCheckpoint: A file is damaged.
+        UnsupportedVersion: A file of the source has another format version.
+        StorageError: A file cannot be read or written.
     """
     old, new = StoreIO(source, options), StoreIO(target, options)
     if new.newest().number:

@@ -66,6 +66,7 @@ def pull(
         CorruptCheckpoint: A file is damaged or does not match its record; nothing is added.
         StorageError: A file cannot be read, or the store cannot be written to.
         ConcurrentWriter: Another process is writing to the store.
+        UnsupportedVersion: A store has another format version.
     """
     limit = memory_bytes() if max_bytes is None else max_bytes
     source = StoreIO(os.fspath(url), options, max_bytes=limit)

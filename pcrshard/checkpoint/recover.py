@@ -53,6 +53,8 @@ def recover(
         ValueError: The manifest is intact.
         CorruptCheckpoint: A version cannot be restored; nothing is written.
         VersionUnavailable: The folder contains no versions.
+        UnsupportedVersion: A file has another format version.
+        StorageError: A file cannot be read or written.
     """
     io = StoreIO(os.fspath(url), options)
     with suppress(CorruptCheckpoint):

@@ -56,7 +56,7 @@ class DeltaStore:
         keyframe_every: Maximum number of versions per chain, including the keyframe. A chain of ten
             or more versions also ends once its deltas are larger than its keyframe.
         options: fsspec storage options.
-        workers: Threads that encode and decode.
+        workers: Number of threads that encode and decode.
 
     Raises:
         ValueError: An option is invalid.
@@ -131,6 +131,9 @@ class DeltaStore:
                 the next call appends to them. (May be raised by a later call.)
             StorageError: The disk is full, or the storage rejected the write. (May be raised by a
                 later call.)
+            CorruptCheckpoint, UnsupportedVersion: The manifest is damaged or of another format
+                version.
+            ValueError: ``metrics`` has values that are neither numbers nor strings.
         """
         noted = plain_metrics(metrics or {})
         tree, leaves = flatten(state)
@@ -167,6 +170,7 @@ class DeltaStore:
             VersionUnavailable: The version or a name does not exist, or a name is not unique.
             BrokenChain: A reference is missing or is a different version.
             CorruptCheckpoint: The data does not match its checksums; nothing is returned.
+            UnsupportedVersion: The store has another format version.
             StorageError: A file cannot be read.
         """
         self._wait()
@@ -174,7 +178,13 @@ class DeltaStore:
         return state
 
     def versions(self) -> list[VersionRecord]:
-        """Return the records of all versions, oldest first."""
+        """Return the records of all versions, oldest first.
+
+        Raises:
+            CorruptCheckpoint, UnsupportedVersion: The manifest is damaged or of another format
+                version.
+            StorageError: The folder cannot be read.
+        """
         self._wait()
         return list(self.io.newest().versions)
 
@@ -204,6 +214,9 @@ class DeltaStore:
         Raises:
             VersionUnavailable: A version to keep does not exist; nothing was changed.
             ConcurrentWriter: Another process has written to the store; nothing was changed.
+            BrokenChain, CorruptCheckpoint: A version to keep cannot be restored; nothing was
+                changed.
+            StorageError: A file cannot be read or written.
         """
         io = self.settled()
         before = io.existing()

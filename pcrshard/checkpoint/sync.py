@@ -170,7 +170,7 @@ class WeightPublisher:
         keyframe_every: Number of steps between keyframes.
         slow_link: Make steps about 20 % smaller at a tenth of the encoding speed.
         sha256: Include the SHA-256 of all weights in each step, for mirrors to verify.
-        workers: Threads.
+        workers: Number of threads.
         options: fsspec storage options.
 
     Raises:
@@ -308,6 +308,9 @@ def publish_weights(
 
     Returns:
         The number of the step.
+
+    Raises:
+        UnsupportedState, ConcurrentWriter, StorageError: See :meth:`WeightPublisher.publish`.
     """
     return _publisher(os.fspath(url)).publish(weights)
 
@@ -323,7 +326,7 @@ class WeightMirror:
     Args:
         url: The publisher's folder.
         folder: A local folder, used by at most one mirror at a time.
-        workers: Threads.
+        workers: Number of threads.
         options: fsspec storage options of ``url``.
         max_bytes: Maximum accepted size of the weights in bytes; default: the machine's memory.
 

@@ -67,7 +67,11 @@ def check_label(key: str, fields: Mapping[str, bytes], classes: Sequence[str]) -
 
 
 def check_classes(classes: Sequence[str]) -> None:
-    """Check that class names are distinct and not empty."""
+    """Check that class names are distinct and not empty.
+
+    Raises:
+        EncodeError: A name is empty or appears twice.
+    """
     seen = {""}
     for number, name in enumerate(map(str.strip, classes)):
         if name in seen:

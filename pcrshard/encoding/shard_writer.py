@@ -177,6 +177,7 @@ def write_shard(
 
     Raises:
         EncodeError: Two samples have the same key, or there are too many fields.
+        StorageError: The shard cannot be written.
     """
     name = storage.file_name(url)
     stem = name.removesuffix(".tar")
@@ -333,6 +334,11 @@ class ShardWriter:
         classes: Class names, stored in the dataset index. The number of classes is that of the
             names, or the highest integer in ``cls`` + 1 if that is larger.
         storage_options: fsspec storage options.
+
+    Raises:
+        EncodeError: The name is invalid, ``samples_per_shard`` is below 1, or the folder already
+            holds a dataset.
+        StorageError: The folder cannot be read.
     """
 
     def __init__(
@@ -367,7 +373,12 @@ class ShardWriter:
                 )
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        """Encode a sample and, when the shard is full, write it; see :func:`encode_sample`."""
+        """Encode a sample and, when the shard is full, write it; see :func:`encode_sample`.
+
+        Raises:
+            EncodeError: The sample cannot be encoded, or the writer is closed.
+            StorageError: A full shard cannot be written.
+        """
         if self._closed:
             raise EncodeError("expected an open writer, got a closed one", url=self.dst)
         script = self.fmt.scan_script
@@ -383,7 +394,12 @@ class ShardWriter:
         self._pending = []
 
     def close(self) -> DatasetIndex:
-        """Write the last shard and the dataset index."""
+        """Write the last shard and the dataset index.
+
+        Raises:
+            EncodeError: No sample was written.
+            StorageError: The shard or the index cannot be written.
+        """
         if self._pending:
             self._flush()
         if not self._entries:

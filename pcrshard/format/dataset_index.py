@@ -71,6 +71,7 @@ class ShardEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 
         Raises:
             ScanUnavailable: The scan does not exist, or the staged copy does not hold it.
+            TypeError: The scan is neither an integer nor ``"full"``.
         """
         rows = check_scan(scan, self.num_groups, 0)
         if self.scan is not None and rows > self.scan:
@@ -130,7 +131,12 @@ class DatasetIndex:
         return min((shard.scan for shard in self.shards if shard.scan is not None), default=None)
 
     def prefix_bytes(self, scan: Scan) -> int:
-        """Return the bytes of all shards' prefixes at a scan."""
+        """Return the bytes of all shards' prefixes at a scan.
+
+        Raises:
+            ScanUnavailable: A shard has no such scan, or its staged copy does not hold it.
+            TypeError: The scan is neither an integer nor ``"full"``.
+        """
         return sum(shard.prefix_stop(scan) for shard in self.shards)
 
     def encode(self) -> bytes:
@@ -153,7 +159,7 @@ class DatasetIndex:
 
         Raises:
             CorruptIndex: The data is not a dataset index, or breaks a rule of SPEC section 6.
-            UnsupportedVersion: A newer pcrshard wrote it.
+            UnsupportedVersion: This reader does not support its format version.
         """
         with naming(url):
             require(len(data) <= MAX_DATASET_INDEX_BYTES, "the dataset index is too large")

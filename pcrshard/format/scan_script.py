@@ -71,6 +71,9 @@ Q95 = ScanScript(
 def parse_scan(text: str) -> ScanHeader:
     """Parse one scan of a script.
 
+    Raises:
+        ValueError: The text is not a scan, or a number is out of range.
+
     >>> parse_scan("0,1,2: 0-0, 0, 1")
     ScanHeader(components=(0, 1, 2), ss=0, se=0, ah=0, al=1)
     """
@@ -85,7 +88,11 @@ def parse_scan(text: str) -> ScanHeader:
 
 
 def parse_group(text: str) -> list[ScanHeader]:
-    """Parse the scans of one group."""
+    """Parse the scans of one group.
+
+    Raises:
+        ValueError: A part is not a scan.
+    """
     return [parse_scan(part) for part in text.split(";")]
 
 

@@ -38,6 +38,10 @@ class ShardFormat:
             the name of a field, or its last extension. Other fields are present at every scan,
             ``cls`` always, images other than JPEG from scan 1.
         preview_fields: Fields stored as members too, in the preview layout.
+
+    Raises:
+        TypeError: A value has another type.
+        ValueError: A value is out of range, or two options conflict.
     """
 
     script: ScanScript | str = STANDARD.name

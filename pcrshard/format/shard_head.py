@@ -79,7 +79,11 @@ class Head(NamedTuple):
         return int.from_bytes(self.encode()[8:12], "little")
 
     def prefix_stop(self, scan: Scan) -> int:
-        """Return the end of the prefix of scans 1..scan, 0 for none; raise as check_scan."""
+        """Return the end of the prefix of scans 1..scan, in bytes; scan 0 is the index.
+
+        Raises:
+            TypeError, ScanUnavailable: See :func:`check_scan`.
+        """
         return self.stops[check_scan(scan, self.num_groups, 0)]
 
     def encode(self) -> bytes:
@@ -120,7 +124,7 @@ def read_head(start: Buffer, *, url: str | None = None) -> Head:
 
     Raises:
         NotAShard: The file is not a tar, or not a shard.
-        UnsupportedVersion: A newer pcrshard wrote it.
+        UnsupportedVersion: This reader does not support its format version.
         CorruptIndex: The checksum does not match or a number breaks a rule.
         TruncatedShard: There are fewer bytes.
     """

@@ -299,6 +299,7 @@ def load_dataset(
         PCRError: The dataset or a shard cannot be read, or has no such scan; for a map-style
             dataset, the cause of a ``DatasetGenerationError``.
         ValueError: The column or split does not exist.
+        TypeError: ``columns`` is a string, or ``scan`` has another type.
     """
     if isinstance(columns, str):
         raise TypeError(

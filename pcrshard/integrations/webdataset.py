@@ -181,6 +181,11 @@ def pcr_scan(scan: ScanOrFraction = FULL, **options: Any) -> Any:
     Returns:
         A callable from an iterator of ``{"url": ...}`` to an iterator of samples; it can be
         pickled.
+
+    Raises:
+        TypeError: The scan or an option has another type, or an option is unknown.
+        ValueError: An option is out of range, or a fraction is given without ``index``.
+        ScanUnavailable: The scan is negative or above 32.
     """
     _check_scan_type(scan, options.get("index"))
     # Raise errors for invalid options here, not in a worker. Kept per job, because each epoch and
@@ -393,6 +398,11 @@ def pcr_decode(
 
     Returns:
         A callable from an iterator of samples to an iterator of samples; it can be pickled.
+
+    Raises:
+        TypeError: An option has another type, is unknown, or is given beside an
+            :class:`ImageDecoder`.
+        ValueError: An option is out of range.
     """
     if not isinstance(size, ImageDecoder):
         size = ImageDecoder(size, crop, layout=layout, **options)
@@ -427,6 +437,9 @@ class JpegHandler:
             H, W); ``pill``, ``pilrgb``, ``pil`` Pillow images.
         upright: Apply the EXIF orientation, unlike WebDataset's own handlers.
         smoothing: Smooth between blocks of images at a lower scan, like WebDataset's own handlers.
+
+    Raises:
+        ValueError: The ``imagespec`` is unknown or has an alpha channel.
     """
 
     def __init__(

@@ -45,6 +45,10 @@ class ImageDecoder:
             decoded once.
         return_geometry: Whether to return a :class:`Picture`: the pixels and their
             :class:`Geometry` in the image; with ``views`` lists of these.
+
+    Raises:
+        TypeError: A value has another type.
+        ValueError: A value is out of range, or two options conflict.
     """
 
     size: Side = None
@@ -133,6 +137,10 @@ class ImageDecoder:
             keys: Random key of each image, from :func:`pcrshard.native.pool.draw_key`.
             orientations: (N,) EXIF orientation of each image; by default the one in its bytes.
             keep: Objects to keep alive while the pool decodes.
+
+        Raises:
+            ValueError: An array has another shape.
+            RuntimeError: The pool is closed, or belongs to another process.
         """
         pictures = list(arrays)
         if self.views:
@@ -165,7 +173,11 @@ class ImageDecoder:
             arrays: As for :meth:`begin`; by default new arrays.
 
         Returns: A function from an image's position to the decoder's result; it decodes what the
-            pool cannot, and raises :class:`CorruptJpeg`.
+            pool cannot, and raises what :meth:`__call__` raises.
+
+        Raises:
+            TypeError: A JPEG is not bytes.
+            RuntimeError: The pool is closed.
         """
         images = list(map(as_pieces, jpegs))
         if not self.is_sized:
@@ -229,11 +241,17 @@ class ImageDecoder:
 
         Raises:
             CorruptJpeg: It cannot be decoded.
+            UnsupportedJpeg: Neither the native core nor Pillow supports it.
+            TypeError: The argument is not bytes, or ``rng`` has another type.
         """
         return self.begin_jpegs(own_pool(), [jpeg], [self.key(rng)])(0)
 
     def key(self, rng: Rng) -> int:
-        """Return the random key of an image; advance the generator only if something is random."""
+        """Return the random key of an image; advance the generator only if something is random.
+
+        Raises:
+            TypeError: ``rng`` has another type.
+        """
         if is_integer(rng):
             return int(rng)
         if not isinstance(rng, random.Random | None):

@@ -94,6 +94,9 @@ def join_pieces(pieces: Sequence[Buffer], tail: bytes = b"") -> bytes:
         tail: The sample's tail, to restore metadata and trailing bytes.
 
     Returns: The pieces with EOI added and metadata inserted after the leading APP0 and APP14.
+
+    Raises:
+        CorruptJpeg: A segment of the header or of the tail is damaged.
     """
     if not tail:
         return b"".join((*pieces, EOI))

@@ -35,6 +35,10 @@ class View:
         scale: Range of a random crop's fraction of the area.
         ratio: Range of a random crop's aspect ratio, width over height.
         crop: ``random``, ``center`` or ``None``, as for :class:`pcrshard.ImageDecoder`.
+
+    Raises:
+        TypeError: A value has another type.
+        ValueError: A value is out of range, or two options conflict.
     """
 
     size: Side

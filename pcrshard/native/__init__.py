@@ -71,7 +71,7 @@ def _caller(pieces: Pieces, backend: Backend) -> Callable[..., None]:
 
 
 def backend(choice: Backend = "auto") -> str:
-    """Return the code selected for this machine: ``native (avx2)`` or ``native (portable)``."""
+    """Return the code selected for this machine: for example ``native (avx2)``."""
     return str(ffi.string(lib.pcr_decoder_backend(_decoder(choice))).decode())
 
 
@@ -172,7 +172,8 @@ def decode(
     Raises:
         CorruptJpeg: The stream is damaged, or too expensive for its size.
         UnsupportedJpeg: It is legal but unsupported by this core, such as arithmetic coding.
-        ValueError: A crop, orientation or size is invalid.
+        ValueError: A crop, orientation, size or other option is invalid.
+        MemoryError: The picture does not fit in memory.
     """
     request = make_request(
         layout,

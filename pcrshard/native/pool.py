@@ -106,6 +106,10 @@ class Pool:
     Args:
         threads: Number of threads; with 0, :meth:`Batch.wait` decodes.
         backend: ``portable`` forces the plain C code.
+
+    Raises:
+        ValueError: The number of threads is out of range.
+        MemoryError: The threads cannot be started.
     """
 
     def __init__(self, threads: int, backend: Backend = "auto") -> None:
@@ -150,7 +154,7 @@ class Pool:
 
         Args:
             table: (N, P) addresses and sizes of the P pieces of each image, some perhaps empty;
-                see :func:`pcrshard.native.image_table`.
+                see :func:`pcrshard.native.pieces.piece_table`.
             outs: For each of the V pictures of an image (N, H, W, 3) or (N, 3, H, W) uint8, one
                 channel for ``gray``. The part of each image is C-contiguous.
             layout: Layout of ``outs``.
@@ -164,6 +168,7 @@ class Pool:
 
         Raises:
             ValueError: The shapes are inconsistent.
+            RuntimeError: The pool is closed, or belongs to another process.
         """
         self._check_process()
         count, num_pieces = table.shape

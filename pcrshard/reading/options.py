@@ -29,6 +29,10 @@ class ReadOptions:
             before it began are evicted first.
         begun: Start of the job, in seconds since 1970; by default the time at which the options are
             created.
+
+    Raises:
+        TypeError: A value has another type.
+        ValueError: A value is out of range, or two options conflict.
     """
 
     storage_options: storage.Options = field(default=None, repr=False)

@@ -76,6 +76,7 @@ class Shard:
 
         Raises:
             ScanUnavailable: The scan is not in 1..N.
+            TypeError: The scan is neither an integer nor ``"full"``.
         """
         return self._stop(self.entry or self.head, scan)
 

@@ -55,7 +55,11 @@ def open_file(url: str, *, options: Options = None) -> Iterator[BinaryIO]:
 
 
 def file_bytes(url: str, *, options: Options = None) -> int | None:
-    """Return the size in bytes, or ``None`` if the store does not report it; one request."""
+    """Return the size in bytes, or ``None`` if the store does not report it; one request.
+
+    Raises:
+        StorageError: The file does not exist, or the store cannot be reached.
+    """
     size = ask(url, "look up", "size", options)
     return None if size is None else int(size)
 
@@ -71,7 +75,7 @@ def identity(
     It combines ETag, times, checksums and size, as far as the store reports them.
 
     Raises:
-        StorageError: The file does not exist.
+        StorageError: The file does not exist, or the store cannot be reached.
     """
     if url.startswith(PIPE):
         return url.removeprefix(PIPE)
@@ -97,12 +101,20 @@ def unchanged(urls: Iterable[str], *, options: Options = None) -> Iterator[None]
 
 
 def exists(url: str, *, options: Options = None) -> bool:
-    """Return whether a file or folder exists; one request."""
+    """Return whether a file or folder exists; one request.
+
+    Raises:
+        StorageError: The store cannot be reached, or refuses the request.
+    """
     return bool(ask(url, "look up", "exists", options))
 
 
 def is_folder(url: str, *, options: Options = None) -> bool:
-    """Return whether the URL is a folder; one request."""
+    """Return whether the URL is a folder; one request.
+
+    Raises:
+        StorageError: The store cannot be reached, or refuses the request.
+    """
     return bool(ask(url, "look up", "isdir", options))
 
 
@@ -240,12 +252,20 @@ def _walk(folder: str, above: tuple[str, ...] = ()) -> Iterator[tuple[str, int |
 
 
 def make_folder(url: str, *, options: Options = None) -> None:
-    """Make a folder and its parents, if the store has folders."""
+    """Make a folder and its parents, if the store has folders.
+
+    Raises:
+        StorageError: The store cannot be reached, or refuses the request.
+    """
     ask(url, "make the folder", "makedirs", options, exist_ok=True)
 
 
 def remove(url: str, *, options: Options = None) -> None:
-    """Remove a file, or a folder with its contents."""
+    """Remove a file, or a folder with its contents.
+
+    Raises:
+        StorageError: It does not exist, or the store refuses the request.
+    """
     ask(url, "remove", "rm", options, seconds=LISTING_SECONDS, recursive=True)
 
 

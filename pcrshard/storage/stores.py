@@ -185,6 +185,9 @@ def ask(
         retry: When to give up.
         seconds: Timeout of one response; ``retry.timeout`` by default.
         kwargs: Arguments of the method after the path.
+
+    Raises:
+        StorageError: All attempts failed, or the error is not transient.
     """
     fs, path = resolve(url, options)
     limit = min(retry.timeout, retry.deadline) if seconds is None else seconds

@@ -33,6 +33,9 @@ def expand(urls: Urls) -> list[str]:
 
     ``::`` separates URLs in one string, as in WebDataset.
 
+    Raises:
+        StorageError: The braces are unbalanced.
+
     >>> expand("a-{000..002}.tar::b.tar")
     ['a-000.tar', 'a-001.tar', 'a-002.tar', 'b.tar']
     """

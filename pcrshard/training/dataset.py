@@ -190,7 +190,7 @@ class PCRDataset(Dataset[Any]):
             str.
 
         Raises:
-            IndexError, KeyError: The sample does not exist.
+            IndexError, KeyError: The sample, or one of its ``fields``, does not exist.
             TypeError: The argument is neither an integer nor a key.
             FormatError, StorageError: The sample cannot be read.
         """
@@ -210,6 +210,7 @@ class PCRDataset(Dataset[Any]):
 
         Raises:
             ScanUnavailable: The dataset has no such scan.
+            TypeError: The scan is neither an integer, nor a fraction, nor ``"full"``.
         """
         view = copy.copy(self)
         view.scan = self.shards.check_scan(scan)

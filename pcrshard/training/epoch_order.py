@@ -337,6 +337,10 @@ def mixture(
     Returns: (samples,) int64 ids over the concatenation of the datasets, spread so that every
         stretch has about the right proportions.
 
+    Raises:
+        ValueError: There are not as many weights as datasets, a weight is invalid, or a dataset
+            with a weight is empty.
+
     >>> mixture([[4], [2, 2]], [1, 1], 4, Rules(shuffle_shards=0), epoch=0).tolist()
     [0, 1, 4, 5]
     """
@@ -382,7 +386,11 @@ def _places(
 
 
 def share_out(weights: Sequence[float], total: int) -> list[int]:
-    """Apportion ``total`` by weight in whole numbers, by the largest remainders."""
+    """Apportion ``total`` by weight in whole numbers, by the largest remainders.
+
+    Raises:
+        ValueError: A weight is negative, or their sum is zero or infinite.
+    """
     given = np.asarray(weights, np.float64)
     if given.ndim != 1 or not (given >= 0).all() or not 0 < given.sum() < math.inf:
         raise ValueError(f"expected weights of at least 0 with a positive sum, got {weights!r}")
