@@ -74,7 +74,11 @@ def when_gone(thing: Any, call: Callable[[Any], object], argument: Any) -> None:
 
 
 def allocate(size: int) -> mmap.mmap:
-    """Allocate anonymous memory, in huge pages if available: a hundred times fewer page faults."""
+    """Allocate anonymous memory, in huge pages if available: a hundred times fewer page faults.
+
+    Raises:
+        MemoryError: The system refuses.
+    """
     length = max(size, 1)
     if size > _HUGE_PAGE:
         length = -(-size // _HUGE_PAGE) * _HUGE_PAGE
@@ -88,6 +92,6 @@ def allocate(size: int) -> mmap.mmap:
     return buffer
 
 
-# Sized for the batches and prefixes that a rank of PCRDataset holds at a time.
+# Sized for the batches and prefixes that a rank of PCRLoader holds at a time.
 pool = BufferPool()
 borrow_array = pool.borrow_array

@@ -37,7 +37,7 @@ sys.settrace(None)
 print(next(lines))
 sys.exit(status)
 """
-ADVICE = "; the same command with --resume goes on from here"
+ADVICE = "; the same command with --resume continues from here"
 MOMENTS = [pytest.param(3), pytest.param(60, marks=pytest.mark.long)]
 
 

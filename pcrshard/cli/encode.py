@@ -158,7 +158,7 @@ def encode(
                     )
                 reports[split] = _report(target, index, storage_option)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("the same command with --resume goes on from here") from None
+        raise KeyboardInterrupt("the same command with --resume continues from here") from None
     return of_splits(reports)
 
 

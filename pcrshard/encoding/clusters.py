@@ -22,9 +22,15 @@ from .shard_plan import plan
 
 @contextlib.contextmanager
 def dask_executor(scheduler: str, *, timeout: float = 30) -> Iterator[Executor]:
-    """Connect to a Dask cluster, by the scheduler's address or the path to its JSON file.
+    """Connect to a Dask cluster; yields an executor for :func:`encode`.
 
-    An :class:`EncodeError` says if there is no scheduler or worker within ``timeout`` seconds each.
+    Args:
+        scheduler: Address of the scheduler, or the path to its JSON file.
+        timeout: Seconds to wait for the scheduler, and then for a worker.
+
+    Raises:
+        EncodeError: No scheduler or worker answered in time, or the cluster was lost.
+        MissingDependency: Dask is not installed.
     """
     try:
         from distributed import Client, KilledWorker
@@ -59,10 +65,27 @@ def encode_on_slurm(
 ) -> DatasetIndex:
     """Encode a dataset as an array of SLURM jobs, each of which encodes one part of the shards.
 
-    Takes the arguments of :func:`encode`; the number of jobs, each with as many workers as CPUs;
-    options for ``sbatch`` by their long names; and the seconds between polls of journal and queue.
     All nodes must see ``dst`` and the current folder, where a subfolder holds job files and logs
-    until the run succeeds. A job that is rejected or fails is an :class:`EncodeError` with its log.
+    until the run succeeds. The other arguments are those of :func:`encode`.
+
+    Args:
+        src: The sources.
+        dst: The folder of the shards.
+        options: How to encode.
+        jobs: Number of jobs, each with as many workers as CPUs.
+        sbatch: Options of ``sbatch`` by their long names; the value of a flag is empty.
+        resume: Whether to continue an earlier run.
+        progress: Called with the number of finished samples and the total.
+        poll: Seconds between polls of the journal and the queue.
+        storage_options: ``src_options`` and ``dst_options``.
+
+    Returns:
+        The dataset index.
+
+    Raises:
+        EncodeError: SLURM rejected the jobs, or one failed; the message has the end of its log.
+        StorageError: The sources cannot be listed, or the journal cannot be read.
+        MissingDependency: submitit is not installed.
     """
     try:
         from submitit.helpers import Checkpointable

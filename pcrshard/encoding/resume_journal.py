@@ -55,8 +55,8 @@ class Unlayered(NamedTuple):
 class ShardResult(NamedTuple):
     """The result of a shard task; ``entry`` is ``None`` if every sample was skipped.
 
-    ``num_classes`` is the highest label + 1 in the shard, and ``on_error`` says what was asked to
-    be done with files that cannot be layered.
+    ``num_classes`` is the highest label in the shard plus 1, and ``on_error`` is the option that
+    applied to files that cannot be layered.
     """
 
     entry: ShardEntry | None

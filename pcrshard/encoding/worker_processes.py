@@ -110,12 +110,12 @@ def _worker_processes(workers: int) -> Iterator[tuple[Executor, Callable[[], Non
     # unsafe with threads or torch.
     is_safe = threading.active_count() == 1 and "torch" not in sys.modules
     context = multiprocessing.get_context("fork" if is_safe else "spawn")
-    told, tell = context.Pipe(duplex=False)
-    with told, tell:
-        pool = ProcessPoolExecutor(workers, context, _prepare_worker, (told,))
+    receiver, sender = context.Pipe(duplex=False)
+    with receiver, sender:
+        pool = ProcessPoolExecutor(workers, context, _prepare_worker, (receiver,))
         try:
             # Workers only poll the pipe and never read it, so all of them see this.
-            yield pool, lambda: tell.send_bytes(b"stop")
+            yield pool, lambda: sender.send_bytes(b"stop")
         finally:
             with _ctrl_c_waits():
                 pool.shutdown()
@@ -131,7 +131,7 @@ def _ctrl_c_waits() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _prepare_worker(told: Connection) -> None:
+def _prepare_worker(receiver: Connection) -> None:
     """Make this worker exit when its parent dies or tells it to.
 
     The parent handles Ctrl-C, which reaches all processes of a terminal. In a worker,
@@ -142,13 +142,13 @@ def _prepare_worker(told: Connection) -> None:
     # A broken pool terminates its workers.
     signal.signal(signal.SIGTERM, lambda *_: _end())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    threading.Thread(target=_end_when_told, args=(told,), daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(receiver,), daemon=True).start()
 
 
-def _end_when_told(told: Connection) -> None:
+def _end_with_parent(receiver: Connection) -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None, "this is a worker"
-    wait_for_any([parent.sentinel, told])
+    wait_for_any([parent.sentinel, receiver])
     _end()
 
 

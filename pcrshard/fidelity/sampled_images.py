@@ -35,7 +35,7 @@ class ImageSample:
             on_image: Called with (done, total) after each sample.
 
         Yields:
-            The pieces of an image, one for each scan up to ``top``, and the sample's label.
+            The pieces of an image, one for each readable scan, and the sample's label.
         """
         total = sum(map(len, self.drawn.values()))
         done = 0

@@ -38,9 +38,17 @@ _ShardName = Annotated[str, msgspec.Meta(pattern=r"^[^/\\{}\x00-\x1f\x7f]{1,251}
 
 
 class ShardEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An entry of the dataset index; ``head_crc32c`` ties it to the shard's file.
+    """The entry of a shard in the dataset index.
 
-    ``scan`` is the highest scan that a staged copy holds; ``None`` for a whole shard.
+    Attributes:
+        name: File name, relative to the dataset index.
+        num_samples: Number of samples.
+        head_crc32c: CRC-32C of the shard's head, which ties the entry to the file.
+        shard_bytes: Size of the whole shard in bytes.
+        shard_crc32c: CRC-32C of the whole shard.
+        prefix_stops: End of the prefix of each scan 1..N, then of ``"full"``, in bytes.
+        index_stop: End of the index member in bytes: the prefix of scan 0.
+        scan: The highest scan that a staged copy holds; ``None`` for a whole shard.
     """
 
     name: _ShardName

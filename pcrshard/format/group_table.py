@@ -41,7 +41,7 @@ class LateValues(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of all values."""
+        """Number of bytes of all values."""
         return int(self.sizes[self.sizes != ABSENT].sum(dtype=np.int64))
 
 
@@ -70,22 +70,22 @@ class GroupTable:
 
     @functools.cached_property
     def own_bytes(self) -> I64:
-        """Return the (R, U) bytes of pieces without their shared headers."""
+        """(R, U) int64 number of bytes of each piece without its shared header."""
         return self.sizes.astype(np.int64) - self.header_sizes
 
     @functools.cached_property
     def row_bytes(self) -> list[int]:
-        """Return the bytes of pieces without their shared headers in each group."""
+        """Number of bytes of all pieces of each group, without their shared headers."""
         sums: list[int] = (_row_sums(self.sizes) - _row_sums(self.header_sizes)).tolist()
         return sums
 
     def late_bytes(self, row: int) -> int:
-        """Return the bytes of all deferred values in the group of a row."""
+        """Return the number of bytes of all deferred values in the group of a row."""
         return sum(values.num_bytes for values in self.late.values() if values.row == row)
 
     @functools.cached_property
     def encoded(self) -> bytes:
-        """Return the bytes of SPEC 3.1."""
+        """The bytes of SPEC 3.1."""
         packed = zstd.compress(self.headers, COMPRESSION_LEVEL) if self.headers else b""
         columns: list[npt.NDArray[Any]] = [self.sizes, self.crcs, self.offsets]
         for values in self.late.values():

@@ -30,7 +30,7 @@ class ScanScript(NamedTuple):
 
     @property
     def scans(self) -> list[ScanHeader]:
-        """Return the scans of all groups, in order."""
+        """The scans of all groups, in order."""
         return [scan for group in self.groups for scan in parse_group(group)]
 
 

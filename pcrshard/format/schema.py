@@ -40,11 +40,11 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
 
     @cached_property
     def lists(self) -> tuple[str, ...]:
-        """Return the streams with a list of images per sample."""
+        """The streams with a list of images per sample."""
         return tuple(field for field, codec in self.streams if codec == IMAGE_LIST)
 
     def names_at(self, position: int) -> tuple[str, ...]:
-        """Return the fields at a scan, images first; its position as :func:`check_scan` has it."""
+        """Return the fields at a scan, images first; ``position`` is that of :func:`check_scan`."""
         streams = [field for field, _ in self.streams] if position else []
         late = [field for field, first in self.late if first <= position]
         return tuple(dict.fromkeys([*streams, *self.fields, *late]))

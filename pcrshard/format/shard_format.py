@@ -55,7 +55,7 @@ class ShardFormat:
             raise EncodeError(f"expected a scan script of {known}, got {self.script!r}")
         if self.layout not in ("compact", "preview"):
             raise EncodeError(f"expected layout 'compact' or 'preview', got {self.layout!r}")
-        # Both scripts that `auto` stands for have as many groups.
+        # Both scripts that `auto` stands for have the same number of groups.
         most = STANDARD.num_groups if self.script == AUTO else self.scan_script.num_groups
         if not 1 <= self.base <= most:
             raise EncodeError(f"expected base of 1 to {most}, got {self.base}")
@@ -79,7 +79,7 @@ class ShardFormat:
         return SCRIPTS[self.script] if isinstance(self.script, str) else self.script
 
     def schema(self, names: FieldNames) -> Schema:
-        """The schema of a shard with these fields.
+        """Return the schema of a shard with these fields.
 
         Raises:
             EncodeError: There are too many fields, or their names are too long.

@@ -101,7 +101,7 @@ class ScanHeader(NamedTuple):
 
     @property
     def coefficients(self) -> list[tuple[int, int]]:
-        """Return the (component, coefficient) pairs that the scan codes."""
+        """The (component, coefficient) pairs that the scan codes."""
         return [(c, i) for c in self.components for i in range(self.ss, self.se + 1)]
 
 
@@ -124,7 +124,7 @@ class JpegMap:
 
     Attributes:
         frame: The frame header.
-        has_jfif: Whether there is a JFIF segment, which tells the color space.
+        has_jfif: Whether there is a JFIF segment, which determines the color space.
         adobe: The transform of the last Adobe segment, ``None`` without one.
         header: Segments needed for decoding.
         metadata: Segments not needed for decoding.

@@ -121,7 +121,7 @@ class PrefixCache:
 
     @property
     def stats(self) -> CacheStats:
-        """Return totals of this object and its copies in DataLoader workers."""
+        """Totals of this object and its copies in DataLoader workers."""
         return CacheStats(*self._counts[:])
 
     def read(

@@ -20,7 +20,7 @@ def read_range(command: str, start: int, view: memoryview, cancel: Cancel = None
 
     Raises:
         TruncatedShard: The output is too short.
-        StorageError: The command failed; it says why on the standard error of this process.
+        StorageError: The command failed; its error messages go to standard error.
     """
     with subprocess.Popen(  # noqa: S602  # the user's own command line
         command, shell=True, stdout=subprocess.PIPE, start_new_session=True
@@ -31,7 +31,7 @@ def read_range(command: str, start: int, view: memoryview, cancel: Cancel = None
         try:
             while position < start + len(view):
                 if cancel and cancel.is_set():
-                    raise Cancelled("the read was cancelled")
+                    raise Cancelled("the read was canceled")
                 if not select.select([output], [], [], _POLL_SECONDS)[0]:
                     continue
                 skipped = bytearray(min(max(start - position, 0), 1 << 20))

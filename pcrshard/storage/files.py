@@ -436,7 +436,7 @@ def _link(source: str, path: str) -> None:
 
 
 def age_seconds(url: str, *, options: Options = None) -> float:
-    """Return the seconds since a file was last written, by the store's clock; one request.
+    """Return the seconds since the time of writing that the store reports; one request.
 
     Raises:
         StorageError: The file does not exist, or the store reports no time.

@@ -64,7 +64,7 @@ def hold_lock(
             if not wait:
                 break
             if (cancel or _NEVER).wait(_POLL_SECONDS):
-                raise Cancelled("the wait for a lock was cancelled")
+                raise Cancelled("the wait for a lock was canceled")
         yield handle
     finally:
         if handle is not None:

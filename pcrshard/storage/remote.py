@@ -1,9 +1,8 @@
 """Read ranges of remote files in parts; each part is checked and retried alone.
 
 Bodies over HTTP and from S3 are streamed into place, which takes a tenth to a third less CPU time
-than ``cat_file``, and no memory.
-A part must have the requested length. Only the caller's checksums can tell which version of the
-file its bytes come from.
+than ``cat_file``, and no memory. A part must have the requested length. Only the caller's checksums
+can tell which version of the file its bytes come from.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class RangeRead:
     Attributes:
         todo: What to request.
         part_bytes: Size of a part.
-        came: Bytes received.
+        received: Bytes received.
         requests: Requests sent.
         attempts: Consecutive failures.
     """
@@ -93,7 +92,7 @@ class RangeRead:
         self.store = split_url(path).host or path.partition("/")[0]
         self.todo = collections.deque([self.all] if view else [])
         self.part_bytes = PART_BYTES
-        self.came = 0
+        self.received = 0
         self.requests = 0
         self.attempts = Attempts(retry)
 
@@ -157,7 +156,7 @@ class RangeRead:
             _with_ranges.add(self.store)
         else:
             self.todo.clear()
-        self.came += wanted.stop - wanted.start
+        self.received += wanted.stop - wanted.start
 
     async def _check_end(self, error: Exception) -> None:
         """Raise TruncatedShard if an error was because the file ends before the range does."""
@@ -177,7 +176,7 @@ class RangeRead:
         """Schedule a part again, in smaller parts if need be; return the pause before it."""
         pause = self.attempts.pause_after(error, asked)
         what = (
-            f"{self.came} of {len(self.view)} bytes came (requests: {self.requests}): "
+            f"{self.received} of {len(self.view)} bytes received (requests: {self.requests}): "
             f"{type(error).__name__}: {redact(str(error), self.path)}"
         )
         if pause is None:

@@ -141,7 +141,7 @@ def run(coroutine: Coroutine[Any, Any, T], cancel: Cancel = None) -> T:
     try:
         while not concurrent.futures.wait([request], _POLL_SECONDS).done:
             if cancel is not None and cancel.is_set():
-                raise Cancelled("the read was cancelled")
+                raise Cancelled("the read was canceled")
         return request.result()
     finally:
         request.cancel()  # also after Ctrl-C
@@ -162,7 +162,7 @@ def collect(items: Iterator[T], url: str, retry: Retry = DEFAULT_RETRY) -> list[
         if concurrent.futures.wait([request], retry.deadline).done:
             request.result()
             return found
-    message = f"cannot list: nothing came for {retry.deadline:g} s after {before} entries"
+    message = f"cannot list: no answer for {retry.deadline:g} s after {before} entries"
     raise StorageError(message, url=url)
 
 

@@ -126,7 +126,7 @@ class PCRDataset(Dataset[Any]):
         return highest_scan(self.shards.entries)
 
     def cache_stats(self) -> CacheStats:
-        """Bytes read from ``cache_dir`` and bytes fetched, including workers."""
+        """Return the bytes read from ``cache_dir`` and the bytes fetched, including workers."""
         cache = self.shards.options.cache
         return CacheStats(0, 0) if cache is None else cache.stats
 

@@ -350,7 +350,7 @@ class PCRLoader:
         return order
 
     def _fixed(self) -> State:
-        """The values that must match for a state to mean the same samples; not lanes or ranks."""
+        """Return the values that must match for a state to mean the same samples."""
         rules = self.rules
         return {
             "version": _VERSION,

@@ -86,7 +86,7 @@ def test_an_interrupted_encode_is_resumed(source, tmp_path, cli):
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err.endswith("encode: stopped; the same command with --resume goes on from here\n")
+    assert err.endswith("encode: stopped; the same command with --resume continues from here\n")
     assert not (tmp_path / "dst" / "pcr.json").exists()
     assert cli(*line, "--resume")[0] == 0
     assert open_dataset(tmp_path / "dst")[0].num_samples == 64

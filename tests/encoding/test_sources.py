@@ -399,7 +399,7 @@ def test_a_web_server_that_lists_nothing(tmp_path, web_server, path):
 def test_a_file_that_nobody_answers_for(tmp_path):
     """A file whose open call hangs, as on a dead network drive, raises an error that names it."""
     os.mkfifo(tmp_path / "a.tar")
-    with pytest.raises(StorageError, match=r"nothing came for 0\.2 s after 0 entries.*a\.tar"):
+    with pytest.raises(StorageError, match=r"no answer for 0\.2 s after 0 entries.*a\.tar"):
         list_tars([FieldRef("a.tar", str(tmp_path / "a.tar"))], False, None, Retry(deadline=0.2))
     # Lets the thread go that waits for a writer.
     os.close(os.open(tmp_path / "a.tar", os.O_WRONLY | os.O_NONBLOCK))

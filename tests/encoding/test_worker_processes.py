@@ -93,6 +93,6 @@ def test_ctrl_c_shows_no_traceback(larger_folder, tmp_path, count):
         # Python itself ends so when its work is done and it takes no signals any more.
         is_late = process.returncode == -signal.SIGINT and (target / "pcr.json").exists()
         assert is_late or process.returncode in (0, 130)
-        advice = "; the same command with --resume goes on from here"
+        advice = "; the same command with --resume continues from here"
         stopped = ("pcrshard: stopped\n", f"pcrshard encode: stopped{advice}\n")
         assert said in ("", *stopped)

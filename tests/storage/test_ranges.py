@@ -77,7 +77,7 @@ def test_a_file_that_ends_early_is_a_truncated_shard(data_file, url):
 def test_a_store_that_answers_too_shortly_is_given_up():
     """The error says how far it came, and in how many requests."""
     with pytest.raises(
-        StorageError, match=r"0 of 9 bytes came \(requests: 2\).*got them up to 1.*odd:///drips"
+        StorageError, match=r"0 of 9 bytes received \(requests: 2\).*got them up to 1.*odd:///drips"
     ):
         storage.read("odd:///drips", 0, 9, retry=HASTY)
 
