@@ -53,8 +53,8 @@ from .progress import ProgressBar
 
 def latency(text: str) -> tuple[float, float]:
     """Parse milliseconds: a median, and a 99th percentile."""
-    seconds = [float(number) / 1e3 for number in text.split(",")]
-    return seconds[0], seconds[-1]
+    median, _, p99 = text.partition(",")
+    return float(median) / 1e3, float(p99 or median) / 1e3
 
 
 # In the units of a command line.

@@ -51,7 +51,7 @@ def open_dataset(
 
     Args:
         source: The folder, its ``pcr.json``, or some tars of one folder, in the order that the
-            index will have.
+            index will have; braces such as ``{000000..000003}`` are expanded.
         storage_options: fsspec storage options.
         retry: How to retry failed requests.
 
@@ -63,10 +63,12 @@ def open_dataset(
         StorageError: The index or a shard cannot be read, the index is larger than 256 MiB, or does
             not have a shard.
         FormatError: The file is not a dataset index of this version, or another one not a shard.
+        ValueError: ``source`` is empty.
     """
     retry = retry or Retry()
-    named = [source] if isinstance(source, str | os.PathLike) else source
-    urls = [os.fspath(url) for url in named]
+    if not source:
+        raise ValueError("expected a dataset, got none")
+    urls = storage.expand([source] if isinstance(source, str | os.PathLike) else source)
     by_name = is_shard(urls[0])
     found = index_url(storage.parent(urls[0]) if by_name else urls[0])
     how: Any = {"max_bytes": MAX_DATASET_INDEX_BYTES, "options": storage_options, "retry": retry}

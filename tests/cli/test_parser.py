@@ -87,6 +87,7 @@ def test_datasets_and_stores_are_read_with_storage_options():
         ("plan a --bandwidth -3", "expected `float` > 0.0, got '-3'"),
         ("plan a --bandwidth fast", "expected `float`, got 'fast'"),
         ("plan a --latency ten", "invalid latency value: 'ten'"),
+        ("plan a --latency 1,2,3", "invalid latency value: '1,2,3'"),
         ("plan a --simulate 9 --threads 1000000000", "got '1000000000'"),
         ("checkpoint delete a", "--keep --keep-every --keep-last is required"),
         ("checkpoint delete a --keep-every -1", "got '-1'"),

@@ -32,16 +32,20 @@ def test_where_the_index_lies(given, expected):
 
 
 def test_shards_lie_beside_the_index(dataset):
-    """Every URL that is handed out is a file, in the order of the index."""
+    """Every URL that is handed out is a file, in the order of the index; braces name some."""
     index, urls = open_dataset(f"file://{dataset}/pcr.json")
     assert [url.rpartition("/")[2] for url in urls] == [entry.name for entry in index.shards]
     assert all(pathlib.Path(url.removeprefix("file://")).is_file() for url in urls)
+    some, found = open_dataset(f"file://{dataset}/data-{{000000..000001}}.tar")
+    assert (some.shards, found) == (index.shards[:2], urls[:2])
 
 
 def test_what_is_no_dataset_is_an_error(tmp_path):
     """A folder without an index, and an index that is none, are named."""
     with pytest.raises(StorageError, match=r"name the folder of a dataset.*pcrshard encode"):
         open_dataset(tmp_path)
+    with pytest.raises(ValueError, match="expected a dataset, got none"):
+        open_dataset([])
     with pytest.raises(StorageError, match=r"expected braces instead of wildcards.*\*\.tar"):
         open_dataset(tmp_path / "*.tar")
     (tmp_path / "pcr.json").write_text("{}")
