@@ -92,7 +92,12 @@ class DeltaStore:
 
     @classmethod
     def lossless(cls, url: str | os.PathLike[str], **how: Any) -> Self:
-        """Open a store that saves every tensor bit for bit."""
+        """Open a store that saves every tensor bit for bit.
+
+        Args:
+            url: The folder, local or at any fsspec URL.
+            how: Other arguments of :class:`DeltaStore`, except ``precision``.
+        """
         return cls(url, "lossless", **how)
 
     def __enter__(self) -> Self:

@@ -273,6 +273,9 @@ class TreeReader:
     Errors other than :class:`CorruptCheckpoint` (TypeError, IndexError ...) are the caller's to
     map: see :func:`damage_named`.
 
+    Args:
+        tree: The tokens.
+
     Attributes:
         uses: The path of each tensor, array, or view, and the index of its leaf.
         names: The unique path of each leaf by index: of its first use that is no view.

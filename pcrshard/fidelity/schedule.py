@@ -68,6 +68,10 @@ class ScanSchedule(ScanPolicy):
     def step(self, epoch: int, model: Any = None) -> Scan:
         """Set the level for an epoch; call it on every rank before iterating.
 
+        Args:
+            epoch: Number of the epoch, from 0.
+            model: Ignored; other policies need it.
+
         Returns:
             The current scan of the level.
         """

@@ -180,6 +180,11 @@ class ScanTuner(ScanPolicy):
     def step(self, model: nn.Module, epoch: int) -> TunerReport | None:
         """Tune if due; call it on every rank before iterating over the epoch.
 
+        Args:
+            model: The model to train, which may be wrapped in ``DistributedDataParallel``; its
+                parameters, buffers and gradients do not change.
+            epoch: Number of the epoch, from 0.
+
         Returns:
             The result, already applied to the level, or ``None`` if no tuning was due.
         """

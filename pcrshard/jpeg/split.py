@@ -80,6 +80,11 @@ def join_scans(
 ) -> bytes:
     """Make a complete JPEG from the header, first scans and optional tail of :func:`split_scans`.
 
+    Args:
+        header: The bytes before the first scan.
+        scans: The first scans, in order.
+        tail: The tail, to restore metadata and trailing bytes.
+
     Raises:
         CorruptJpeg: The header or the tail does not consist of marker segments.
     """

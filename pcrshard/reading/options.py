@@ -58,7 +58,7 @@ class ReadOptions:
         return PrefixCache(os.fspath(self.cache_dir), limit, self.begun)
 
     def open(self, url: str, entry: ShardEntry | None) -> Shard:
-        """Open a shard."""
+        """Open a shard at a URL; ``entry``, from a dataset index, saves a request for its head."""
         return Shard(
             url,
             entry=entry,

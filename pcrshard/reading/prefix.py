@@ -177,7 +177,11 @@ class Prefix:
             yield sample
 
     def sample(self, row: int) -> Sample:
-        """Return one sample by position; see :meth:`samples`."""
+        """Return one sample by position; see :meth:`samples`.
+
+        Raises:
+            CorruptPiece: The sample is damaged.
+        """
         sample: Sample = {"__key__": self.index.keys[row]}
         for field in self.names:
             value = self.value(row, field)
@@ -186,7 +190,15 @@ class Prefix:
         return sample
 
     def value(self, row: int, field: str) -> Any:
-        """Return one field of a sample, ``None`` if the sample lacks it; see :meth:`sample`."""
+        """Return one field of a sample, ``None`` if the sample lacks it; see :meth:`samples`.
+
+        Args:
+            row: Position of the sample in the shard.
+            field: Name of the field.
+
+        Raises:
+            CorruptPiece: The field is damaged.
+        """
         if field in self.streams:
             images = [self._image(unit) for unit in self.units_of(row, field)]
             if field in self.index.schema.lists:

@@ -164,7 +164,7 @@ class PrefixCache:
         self._counts.add(1, stop - held)
 
     def forget(self, url: str, identity: str) -> None:
-        """Drop a damaged shard; readers that have it open continue."""
+        """Remove a damaged shard from the cache; readers that have it open continue."""
         with suppress(OSError):
             os.unlink(self._path(url, identity))
 

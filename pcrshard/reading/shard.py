@@ -94,7 +94,12 @@ class Shard:
     ) -> Samples:
         """Read the prefix of a scan and yield its samples in order.
 
-        See :meth:`load` and :meth:`Prefix.samples`.
+        Args:
+            scan: As for :meth:`load`.
+            on_error: As for :meth:`Prefix.samples`.
+
+        Raises:
+            PCRError: See :meth:`load` and :meth:`Prefix.samples`.
         """
         yield from self.load(scan).samples(on_error=on_error)
 
@@ -106,11 +111,16 @@ class Shard:
         return self.samples()
 
     def sample(self, row: int | str, scan: Scan = FULL) -> Sample:
-        """Return one sample, by position or key; reads a whole prefix. For many, use :meth:`load`.
+        """Return one sample; reads a whole prefix. For many, use :meth:`load`.
+
+        Args:
+            row: Position of the sample, which may be negative, or its key.
+            scan: As for :meth:`load`.
 
         Raises:
             IndexError, KeyError: There is no such position or key.
-            TypeError: It is neither, such as a slice.
+            TypeError: ``row`` is neither an integer nor a string.
+            PCRError: The prefix cannot be read, or the sample is damaged.
         """
         prefix = self.load(scan)
         keys = prefix.index.keys
@@ -144,6 +154,7 @@ class Shard:
         Raises:
             ScanUnavailable, NotAShard, UnsupportedVersion, CorruptIndex, TruncatedShard,
             StorageError: The shard cannot be read.
+            TypeError: The scan is neither an integer nor ``"full"``.
         """
         if self.cache is None and storage.is_local(self.url):
             return self._load_once(scan, cancel, known)
