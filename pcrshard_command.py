@@ -17,7 +17,7 @@ def main() -> int:
     """Import the commands, which takes a while, and run the one that was asked for."""
     interrupt = _Interrupt()
     try:
-        # A run in the background of a shell ignores Ctrl-C, and goes on doing so.
+        # A run in the background of a shell keeps ignoring Ctrl-C.
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, interrupt)
         from pcrshard.cli.main import main as run

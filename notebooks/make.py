@@ -107,7 +107,7 @@ axis.set_xlabel("step")
 axis.set_ylabel("loss")
 axis.legend();
 """,
-    "A run that stops goes on at the exact next batch, from a few integers:",
+    "A stopped run resumes at the exact next batch, from a few integers:",
     """
 loader = PCRLoader(PCRDataset("shards", scan=1), 32)
 for number, batch in enumerate(loader):

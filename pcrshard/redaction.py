@@ -35,7 +35,7 @@ class UrlParts(NamedTuple):
 
 
 def split_url(url: str) -> UrlParts:
-    """Parse a URL; text that is no valid host and port before an ``@`` is part of the password."""
+    """Parse a URL; before an ``@``, what is not a valid host and port belongs to the password."""
     scheme, mark, rest = url.partition("://")
     if not mark:
         return UrlParts("", "", "", url, "")

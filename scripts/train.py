@@ -287,7 +287,7 @@ def main(cfg):
     if dist.is_initialized():
         dist.destroy_process_group()
         # Gloo's threads outlive the group in DistributedDataParallel's reference cycles, and one
-        # that wants the GIL while Python ends aborts the process: end without that phase.
+        # that asks for the GIL during finalization aborts the process: skip finalization.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Train a small policy in one process, and serve it from another one, by weight sync.
+"""Train a small policy in one process and serve it from another, by weight sync.
 
 python scripts/weight_sync.py train STREAM &
 python scripts/weight_sync.py serve STREAM FOLDER
@@ -15,14 +15,14 @@ CONTEXTS, ACTIONS, STEPS = 16, 4, 60
 
 
 def make_policy():
-    """Return the policy: the action of a context, by REINFORCE."""
+    """Return the policy network: from a context to the logits of the actions."""
     return torch.nn.Sequential(
         torch.nn.Embedding(CONTEXTS, 64), torch.nn.ReLU(), torch.nn.Linear(64, ACTIONS)
     )
 
 
 def train(url):
-    """Publish the rounded weights after each step, as a job with float32 masters does."""
+    """Train with REINFORCE; publish the rounded weights after each step."""
     torch.manual_seed(0)
     policy = make_policy()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-2)

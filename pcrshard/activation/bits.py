@@ -18,7 +18,7 @@ def pack(codes: Tensor) -> tuple[Tensor, Tensor]:
         codes: (n,) int8.
 
     Returns:
-        (p,) int64 planes; and one byte per block that tells which planes it has. Synchronizes
+        (p,) int64 planes; and one byte per block with a bit for each of its planes. Synchronizes
         with the device once.
     """
     planes = to_planes(torch.nn.functional.pad(codes, (0, -codes.numel() % BLOCK)))

@@ -73,7 +73,7 @@ class Row:
 
     @property
     def identity(self) -> object:
-        """What tells tensors of one step apart; the same in steps of another batch size."""
+        """What distinguishes the tensors of one step; independent of the batch size."""
         return self.position, self.dtype, self.shape[1:]
 
 

@@ -89,7 +89,7 @@ class Precision:
             the paths of tied tensors.
 
     Raises:
-        TypeError: A bound is no bound, or ``exact`` is a single string.
+        TypeError: A bound has another type, or ``exact`` is a single string.
     """
 
     weights: Bound | None = None

@@ -81,7 +81,7 @@ def pack_frame(magic: bytes, header: Record) -> bytes:
     body = encode(header)
     if len(body) > MAX_HEADER_BYTES:
         raise UnsupportedState(
-            f"expected at most {MAX_HEADER_BYTES} bytes of values that are no tensors, or of "
+            f"expected at most {MAX_HEADER_BYTES} bytes of values other than tensors, or of "
             f"metrics of all versions, got {len(body)}: keep large values in tensors or arrays"
         )
     rest = struct.pack("<IQ", VERSION, len(body)) + body

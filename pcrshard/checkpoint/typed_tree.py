@@ -278,7 +278,7 @@ class TreeReader:
 
     Attributes:
         uses: The path of each tensor, array, or view, and the index of its leaf.
-        names: The unique path of each leaf by index: of its first use that is no view.
+        names: The unique path of each leaf by index: of its first use that is not a view.
         parts: The parts found under each path of the last :meth:`build`.
     """
 
@@ -325,7 +325,7 @@ class TreeReader:
         return state
 
     def _read_part(self, keys: tuple[str, ...]) -> Any:
-        """Read a value that has a path of its own, which a key has not."""
+        """Read a value with a path of its own, unlike a key."""
         value = self._read(keys)
         if self.parts and (path := ".".join(keys)) in self.parts:
             self.parts[path].append(value)

@@ -180,7 +180,7 @@ def convert_names(samples: list[SampleRef], options: EncodeOptions) -> list[Samp
     ``jpg``, so that a job finds all images in one field.
     """
     if options.on_error == "keep" and options.reencode_quality is None:
-        # A sample of a folder has one file; that of a tar is no image.
+        # The URL of a folder's sample is its file, that of a tar's sample is the tar.
         urls = [sample.refs[0].url for sample in samples]
         names = [[storage.file_name(url).rpartition(".")[2].lower()] for url in urls]
         if not all(own[0] in OTHER_IMAGE_EXTENSIONS for own in names):

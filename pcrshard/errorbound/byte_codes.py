@@ -19,7 +19,7 @@ _ZSTD = b"\x01"
 def compress(data: Buffer, level: int = _LEVEL) -> bytes:
     """Compress bytes to one zstd frame with its content size, or store them if that is smaller.
 
-    The first byte of the payload tells which.
+    The first byte of the payload says which.
     """
     packed = zstd.compress(data, level)
     if len(packed) < len(data):

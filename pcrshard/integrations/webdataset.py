@@ -407,7 +407,7 @@ def pcr_decode(
     if not isinstance(size, ImageDecoder):
         size = ImageDecoder(size, crop, layout=layout, **options)
     elif crop or options:
-        raise TypeError("expected crop and other options in the ImageDecoder, got them beside it")
+        raise TypeError("expected crop and other options in the ImageDecoder, not beside it")
     if threads < 0:
         raise ValueError(f"expected threads to be a whole number of at least 0, got {threads}")
     epochs = None if seed is None else EpochCounter()
@@ -425,7 +425,7 @@ def _fluent_pcr_decode(self: Any, *args: Any, **options: Any) -> Any:
 class JpegHandler:
     """A handler for ``.decode()`` that decodes JPEG fields with the native core.
 
-    Other fields go on to WebDataset's own handlers.
+    Other fields are left to WebDataset's own handlers.
 
     >>> JpegHandler("rgb8")
     JpegHandler('rgb8')

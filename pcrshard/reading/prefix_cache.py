@@ -225,7 +225,7 @@ class PrefixCache:
             raise
         except OSError as error:
             why = error.strerror or str(error)
-            _warn_once(f"cannot use the cache {self.folder}, going on without it: {why}")
+            _warn_once(f"cannot use the cache {self.folder}, continuing without it: {why}")
 
     @contextmanager
     def _hold(self, path: str, **how: Any) -> Iterator[int | None]:

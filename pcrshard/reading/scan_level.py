@@ -65,8 +65,8 @@ class ScanLevel:
     def value(self) -> Scan:
         """The highest scan to read, 1-based, or ``"full"``.
 
-        Setting it raises ``TypeError`` for what is no scan, and ``ScanUnavailable`` for a scan that
-        is missing from the dataset that follows the level.
+        Setting it raises ``TypeError`` for a value that is not a scan, and ``ScanUnavailable`` for
+        a scan that is missing from the dataset that follows the level.
         """
         number: int = self._number[0]
         return self.highest if number == _HIGHEST_NUMBER else number or FULL

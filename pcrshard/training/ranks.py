@@ -44,7 +44,7 @@ def from_environment(environment: Mapping[str, str]) -> Rank | None:
             raise ValueError(f"expected {names[0]} below {names[1]}, got {rank!r} and {world!r}")
         if names[0] == "SLURM_PROCID" and world != "1" and "SLURM_STEP_ID" not in environment:
             log.warning(
-                "rank %s of %s, by SLURM_PROCID and SLURM_NTASKS, but this is no task of srun: "
+                "rank %s of %s, by SLURM_PROCID and SLURM_NTASKS, but this is not a task of srun: "
                 "start the job by srun",
                 rank,
                 world,

@@ -1,9 +1,9 @@
-"""The smallest training that stops at a time limit and goes on at the exact next batch.
+"""The smallest training that stops at a time limit and resumes at the exact next batch.
 
     srun python train_minimal.py DATASET RUN_FOLDER
 
-SIGUSR1 (on any rank) makes all ranks save and exit with status 75; the same command goes on, also
-with another number of tasks that divides ``--slots``: with the same samples in the same order.
+SIGUSR1 (on any rank) makes all ranks save and exit with status 75. The same command resumes, also
+with another number of tasks that divides ``--slots``, with the same samples in the same order.
 """
 
 import argparse
@@ -30,15 +30,15 @@ def parse_args():
     add = parser.add_argument
     add("data", help="dataset folder or URL")
     add("run", help="folder for checkpoint.pt and log.jsonl")
-    add("--scan", type=int, default=5, help="what is read of each image")
-    add("--epochs", type=int, default=2, help="how often each image is read")
+    add("--scan", type=int, default=5, help="highest scan to read")
+    add("--epochs", type=int, default=2, help="number of epochs")
     add("--batch", type=int, default=32, help="samples per step, of all ranks together")
     add("--slots", type=int, default=4, help="the most ranks that this job will ever have")
     return parser.parse_args()
 
 
 def choose_device():
-    """This task's GPU, or the CPU with the cores that SLURM gave."""
+    """Return this task's GPU, or the CPU with the cores that SLURM allocated."""
     torch.set_num_threads(int(os.environ.get("SLURM_CPUS_PER_TASK", "1")))
     if not torch.cuda.is_available():
         return torch.device("cpu")
@@ -60,7 +60,7 @@ def train_step(model, optimizer, batch, device):
 
 
 def log(path, step, loss, keys):
-    """Append a line, with the mean loss and the keys of all ranks."""
+    """Append a line to the log, with the mean loss and the keys of all ranks."""
     world = dist.get_world_size()
     gathered = [None] * world
     dist.all_gather_object(gathered, (loss, keys))

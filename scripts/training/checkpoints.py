@@ -1,4 +1,4 @@
-"""Where scripts/train.py keeps its states: the last one as a file, or every epoch's as a delta."""
+"""The checkpoints of scripts/train.py: the last one as a file, or one per epoch as deltas."""
 
 import os
 
@@ -15,9 +15,9 @@ OPTIMIZER_SHARE = 60
 class Checkpoints:
     """The states of a run.
 
-    With ``checkpoints=last`` there is one file, ``checkpoint.pt``. With ``checkpoints=delta`` each
-    epoch's end is a version of the store OUT/checkpoints, written while the training goes on; in
-    the middle of an epoch the file is written, so that a stopped run goes on exactly.
+    With ``checkpoints=last`` there is one file, ``checkpoint.pt``. With ``checkpoints=delta`` the
+    end of each epoch is a version of the store OUT/checkpoints, written in the background; in the
+    middle of an epoch the file is written, so that a stopped run resumes exactly.
 
     Args:
         cfg: The settings.
@@ -35,7 +35,7 @@ class Checkpoints:
             self.store = DeltaStore(self.url, precision(cfg.checkpoint_bound))
 
     def save(self, state, *, epoch_done):
-        """Keep a state; only rank 0 does."""
+        """Save a state; for rank 0 only."""
         if epoch_done and self.store is not None:
             noted = {name: state[name] for name in ("epoch", "step")}
             self.store.save(state, metrics=noted)
@@ -44,12 +44,12 @@ class Checkpoints:
                 torch.save(state, file)
 
     def load(self, device):
-        """The state that is farthest, or ``None``; after an epoch's end the epoch is done."""
+        """Return the state of the latest step, or ``None``."""
         found = None
         if os.path.exists(self.path):
             found = torch.load(self.path, map_location=device, weights_only=True)
         versions = [] if self.store is None else self.store.versions()
-        # A version is of an epoch's end: at the same step it is farther than the file.
+        # A version is saved at the end of an epoch: at the same step it is later than the file.
         if versions and (found is None or versions[-1].metrics["step"] >= found["step"]):
             found = self.store.load(map_location=device)
         return found
@@ -61,7 +61,7 @@ class Checkpoints:
 
 
 def precision(fraction):
-    """What a store keeps whose weights have this error, as a fraction of their std."""
+    """Return the precision of a store whose weights may err by this fraction of their std."""
     if fraction is None:
         return "lossless"
     coarse = fraction * OPTIMIZER_SHARE

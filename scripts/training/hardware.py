@@ -1,4 +1,4 @@
-"""Which device a task has, and which numbers it computes with."""
+"""The device of a task, and the precision that it computes in."""
 
 import os
 
@@ -8,7 +8,7 @@ PRECISIONS = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def choose_device():
-    """This task's GPU, made the current one, or the CPU."""
+    """Return this task's GPU, after making it the current one, or the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     local = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")))
@@ -20,7 +20,7 @@ def choose_device():
 
 
 def precision_of(asked, device):
-    """fp32, fp16 or bf16; ``auto`` is what the device is made for."""
+    """Return fp32, fp16 or bf16; ``auto`` chooses by the device."""
     if asked == "auto":
         return best_precision(device.type == "cuda" and torch.cuda.get_device_capability(device))
     if asked not in PRECISIONS:
@@ -29,7 +29,7 @@ def precision_of(asked, device):
 
 
 def best_precision(capability):
-    """The precision of a GPU by its compute capability; ``False`` is a CPU.
+    """Return the precision for a GPU's compute capability; ``False`` is a CPU.
 
     >>> best_precision((7, 0)), best_precision((8, 0)), best_precision((9, 0))  # V100, A100, H100
     ('fp16', 'bf16', 'bf16')

@@ -1,4 +1,4 @@
-"""The networks of scripts/train.py, in plain torch but for EfficientNet."""
+"""The networks of scripts/train.py, all in plain torch except EfficientNet."""
 
 import itertools
 

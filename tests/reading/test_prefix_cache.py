@@ -312,7 +312,7 @@ def test_full_disk_costs_the_caching_and_not_the_epoch(source, tmp_path, caplog,
         store = Store(source, PrefixCache(str(tmp_path / "disk" / "cache")))
         for _ in range(2):
             epoch(store, range(8), 0)
-        assert "going on without" in caplog.text
+        assert "continuing without" in caplog.text
         shutil.rmtree(store.cache.folder, ignore_errors=True)
 
 
@@ -327,7 +327,7 @@ def test_read_only_folder_serves_what_it_has(source, tmp_path, caplog):
         assert store(0, 2) == 0
         assert store(0, 8) == store.stop(0, 8) - store.stop(0, 5)
         assert store(1, 1) == store.stop(1, 1)
-        assert "going on without" in caplog.text
+        assert "continuing without" in caplog.text
 
 
 def test_a_cache_that_cannot_be_made_fails_nothing(source, tmp_path, caplog):
