@@ -81,7 +81,7 @@ def pack_exactly(flat: Tensor, codec: CodecName) -> Content | None:
     """Pack booleans eight to a byte, integers by their range, floats without their zeros.
 
     Args:
-        flat: (n,) contiguous elements.
+        flat: (n,) elements.
         codec: If this is Zstandard, the bytes are also compressed with it.
 
     Returns:

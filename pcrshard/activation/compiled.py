@@ -30,7 +30,8 @@ VIEWS = {
     "transpose", "unbind", "unsafeview", "unsqueeze", "view",
 }  # fmt: skip
 SENSITIVE = {
-    "exp", "logsoftmax", "logsumexp", "reciprocal", "rsqrt", "safesoftmax", "softmax", "sqrt",
+    "amax", "amin", "exp", "logsoftmax", "logsumexp", "reciprocal", "rsqrt", "safesoftmax",
+    "softmax", "sqrt",
 }  # fmt: skip
 _POOLS = {"maxpool2dwithindices", "maxpool3dwithindices"}
 # Tensors, and the sizes of the tensor that they encode.

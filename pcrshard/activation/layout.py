@@ -62,12 +62,14 @@ def rows_of(tensor: Tensor, layout: Layout) -> Tensor:
     distances, as the queries in the product of a projection do; otherwise a copy.
     """
     run, _ = layout.spans[0]
-    run = run if run >= _WORTH_A_ROW else tensor.numel()
+    if run < _WORTH_A_ROW:
+        # Of every other element, flattening makes a view.
+        return flatten(tensor, layout.order).contiguous().view(1, -1)
     return tensor.permute(layout.order).reshape(-1, run)
 
 
 def flatten(tensor: Tensor, order: tuple[int, ...]) -> Tensor:
-    """Return a contiguous (n,) tensor: a view if the elements fill one range, otherwise a copy."""
+    """Return an (n,) tensor: a view if the elements are at equal distances, otherwise a copy."""
     return tensor.permute(order).reshape(-1)
 
 
