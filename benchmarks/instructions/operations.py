@@ -99,7 +99,7 @@ def image_operations(folder):
 
 
 def delta_operations():
-    """One in 32 of a million words changes."""
+    """One in 32 of a million words changes; both include the checksum of all words."""
     rng = np.random.default_rng(0)
     was = rng.integers(0, 1 << 16, NUM_WORDS, dtype=np.uint16)
     now = was.copy()
@@ -107,7 +107,7 @@ def delta_operations():
     scratch = np.empty(NUM_WORDS, np.uint8)
     encoded = sparse_words.encode(now, was.copy(), scratch)
     assert encoded is not None
-    changed, gaps, steps = encoded
+    crc, gaps, steps = encoded
     # One for each run: the instructions of a copy depend on where its memory is.
     copies = iter([was.copy() for _ in range(4)])
 
@@ -115,7 +115,7 @@ def delta_operations():
         assert sparse_words.encode(now, next(copies), scratch)
 
     def apply():
-        assert sparse_words.apply(next(copies), gaps, steps) == changed
+        assert sparse_words.apply(next(copies), gaps, steps) == crc
 
     return [
         ("delta, encode", "word", NUM_WORDS, encode),

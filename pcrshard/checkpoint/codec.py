@@ -166,7 +166,7 @@ def store_leaf(leaf: Leaf, bound: Bound | None, before: Tensor | None) -> Tensor
         if len(codes.escape_index):
             bare = restored.copy()
             bare[codes.escape_index] = 0  # code 0 stands for the value 0
-            patch = encode_patch(restored, bare)
+            patch, _ = encode_patch(restored, bare)
         if patch is not None:
             return Tensor(spec, lattice, codes.codes, patch, digest_of(restored))
     # A copy, because the words may be part of a buffer that holds a whole state.
@@ -253,7 +253,7 @@ def _encode(tensor: Tensor, reference: Tensor | None) -> tuple[bool, bytes, byte
         return True, b"", tensor.patch
     patch = None
     if tensor.lattice is None:
-        patch = encode_patch(values, reference.values.copy())
+        patch, _ = encode_patch(values, reference.values.copy())
         if patch is not None and len(patch) <= _FEW * values.nbytes:
             return True, b"", patch
         difference = values ^ reference.values

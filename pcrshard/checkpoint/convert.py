@@ -153,7 +153,7 @@ def _decode(entry: Any, payload: memoryview, base: Tensor | None) -> Tensor:
         words[places] ^= changed
         return Tensor(spec, None, words, b"", digest_of(words))
     words[places] = changed
-    patch = encode_patch(words, bare, growth=MAX_GROWTH)
+    patch, _ = encode_patch(words, bare, growth=MAX_GROWTH)
     assert patch is not None
     return dataclasses.replace(tensor, patch=patch, digest=digest_of(words))
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .. import zstd
+from ..checksum import crc32c
 from ..errorbound import Words
 from ..memory import borrow_array
 from ..native import sparse_words
@@ -23,7 +24,9 @@ _GAPS = struct.Struct("<I")
 MAX_GROWTH = 4
 
 
-def encode_patch(now: Words, was: Words, level: int = 1, growth: int = 1) -> bytes | None:
+def encode_patch(
+    now: Words, was: Words, level: int = zstd.CODES, growth: int = 1
+) -> tuple[bytes | None, int]:
     """Encode the words that changed, and update ``was`` in place to equal ``now``.
 
     Args:
@@ -33,24 +36,30 @@ def encode_patch(now: Words, was: Words, level: int = 1, growth: int = 1) -> byt
         growth: Maximum size before compression, as a multiple of half the words' size.
 
     Returns:
-        The patch, which is empty if no word changed; ``None`` if most words changed.
+        The patch, which is empty if no word changed, or ``None`` if most words changed; and the
+        CRC-32C of ``now``.
     """
     now, was = _narrow(now), _narrow(was)
     found = sparse_words.encode(now, was, borrow_array(max(growth * now.nbytes, 64)))
     if found is None:
-        return None
-    changed, gaps, steps = found
-    return zstd.compress(_GAPS.pack(len(gaps)) + gaps + steps, level) if changed else b""
+        return None, crc32c(now)
+    crc, gaps, steps = found
+    if not gaps:
+        return b"", crc
+    return zstd.compress(_GAPS.pack(len(gaps)) + gaps + steps, level), crc
 
 
-def apply_patch(words: Words, patch: Any) -> None:
+def apply_patch(words: Words, patch: Any) -> int:
     """Apply an untrusted patch in place to words (N,), which are contiguous and writable.
+
+    Returns:
+        The CRC-32C of the words.
 
     Raises:
         CorruptCheckpoint: The patch does not match; some words may already have been changed.
     """
     if len(patch) == 0:
-        return
+        return crc32c(words)
     words = _narrow(words)
     size = zstd.content_bytes(patch)
     require(size <= MAX_GROWTH * words.nbytes + 64, "a patch is larger than its words")
@@ -58,8 +67,9 @@ def apply_patch(words: Words, patch: Any) -> None:
     require(size >= _GAPS.size, "a patch is truncated")
     start = _GAPS.size + _GAPS.unpack_from(content)[0]
     require(start <= size, "a patch is truncated")
-    changed = sparse_words.apply(words, content[_GAPS.size : start], content[start:])
-    require(changed >= 0, "a patch does not fit its words")
+    crc = sparse_words.apply(words, content[_GAPS.size : start], content[start:])
+    require(crc >= 0, "a patch does not fit its words")
+    return crc
 
 
 def _narrow(words: Words) -> Words:

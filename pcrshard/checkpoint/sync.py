@@ -264,16 +264,16 @@ class WeightPublisher:
 
     def _encode(self, now: Words, held: Words, *, is_new: bool) -> tuple[int, Any, int]:
         """Return the coder, payload, and checksum of a block, and update the copy."""
-        coder, patch = _PATCH, None
+        coder, patch, crc = _PATCH, None, None
         if is_new:
             held[:] = now
         elif self._is_slow_link and now.itemsize > 1:
             coder, order = _BY_EXPONENT, _by_exponent(held)
-            patch = encode_patch(now[order], held[order], _SMALL)
+            patch, _ = encode_patch(now[order], held[order], _SMALL)
             held[:] = now
         else:
-            patch = encode_patch(now, held)
-        crc = crc32c(held)
+            patch, crc = encode_patch(now, held)
+        crc = crc32c(held) if crc is None else crc
         if patch is None:
             return _WHOLE, held.tobytes(), crc
         return (coder if patch else _SAME), patch, crc
@@ -480,9 +480,10 @@ class WeightMirror:
         blocks = _blocks(self._words)
 
         def work(n: int) -> int:
+            crc = None
             for each, payloads in steps:
-                _apply_payload(blocks[n], each.coders[n], payloads[n])
-            return crc32c(blocks[n])
+                crc = _apply_payload(blocks[n], each.coders[n], payloads[n])
+            return crc32c(blocks[n]) if crc is None else crc
 
         self.step, self._id = 0, b""
         crcs = _u32(parallel_map(self._folder.workers, work, range(len(blocks))))
@@ -504,13 +505,13 @@ class WeightMirror:
         self._words = [part.view(spec.word) for part, (_, spec) in zip(parts, layout, strict=False)]
 
 
-def _apply_payload(words: Words, coder: int, payload: Bytes) -> None:
-    """Apply the payload of a step to the words of a block."""
+def _apply_payload(words: Words, coder: int, payload: Bytes) -> int | None:
+    """Apply the payload of a step to the words of a block; return their CRC-32C if at hand."""
     if coder == _WHOLE:
         require(len(payload) == words.nbytes, "expected a whole block")
         words.view(np.uint8)[:] = payload
     elif coder == _PATCH:
-        apply_patch(words, payload)
+        return apply_patch(words, payload)
     elif coder == _BY_EXPONENT:
         order = _by_exponent(words)
         ordered = words[order]
@@ -518,6 +519,7 @@ def _apply_payload(words: Words, coder: int, payload: Bytes) -> None:
         words[order] = ordered
     else:
         require(coder == _SAME, "expected a known coder")
+    return None
 
 
 def _by_exponent(words: Words) -> NDArray[np.intp]:

@@ -19,29 +19,24 @@ def encode(now: Words, was: Words, scratch: NDArray[np.uint8]) -> tuple[int, byt
     """Encode the changed words, and set ``was`` equal to ``now``.
 
     Args:
-        now: (N,) words of 1, 2 or 4 bytes.
+        now: (N,) words of 1, 2 or 4 bytes, contiguous.
         was: (N,) words of the previous version, contiguous and writable.
         scratch: (S,) scratch bytes, for up to S / 2 bytes each of gaps and steps.
 
     Returns:
-        The number of changed words, their gaps and their steps; ``None`` if they do not fit.
+        The CRC-32C of ``now``, the gaps and the steps, which are empty if no word changed; ``None``
+        if they do not fit.
     """
     half = len(scratch) // 2
     used = ffi.new("size_t[2]")
-    changed = lib.pcr_sparse_encode(
-        _address(now),
-        _address(was),
-        len(now),
-        now.itemsize,
-        _address(scratch),
-        _address(scratch[half:]),
-        half,
-        used,
+    gaps, steps = _bytes(scratch[:half]), _bytes(scratch[half:])
+    crc = lib.pcr_sparse_encode(
+        _bytes(now), _bytes(was), len(now), now.itemsize, gaps, steps, half, used
     )
-    if changed < 0:
+    if crc < 0:
         was[:] = now
         return None
-    return changed, scratch[: used[0]].tobytes(), scratch[half : half + used[1]].tobytes()
+    return crc, ffi.buffer(gaps)[: used[0]], ffi.buffer(steps)[: used[1]]
 
 
 def apply(words: Words, gaps: Any, steps: Any) -> int:
@@ -52,17 +47,20 @@ def apply(words: Words, gaps: Any, steps: Any) -> int:
         gaps: Bytes from :func:`encode`, possibly malicious.
         steps: Bytes from :func:`encode`, possibly malicious.
 
-    Returns: The number of changes, or -1 if the bytes are invalid, in which case some words may
+    Returns: The CRC-32C of the words, or -1 if the bytes are invalid, in which case some words may
         have changed.
     """
-    gap_bytes, step_bytes = ffi.from_buffer("uint8_t[]", gaps), ffi.from_buffer("uint8_t[]", steps)
-    return int(
-        lib.pcr_sparse_apply(
-            _address(words), len(words), words.itemsize, gap_bytes, len(gaps), step_bytes,
-            len(steps),
-        )
-    )  # fmt: skip
+    crc = lib.pcr_sparse_apply(
+        _bytes(words),
+        len(words),
+        words.itemsize,
+        _bytes(gaps),
+        len(gaps),
+        _bytes(steps),
+        len(steps),
+    )
+    return int(crc)
 
 
-def _address(array: NDArray[Any]) -> Any:
-    return ffi.cast("void *", array.ctypes.data)
+def _bytes(data: Any) -> Any:
+    return ffi.from_buffer("uint8_t[]", data)

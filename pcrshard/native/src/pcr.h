@@ -204,12 +204,12 @@ void pcr_atomic_add(int64_t *number, int64_t amount);
 /* Changed words between two versions of weights, as gaps and steps. A gap is the number of equal
  * words before a changed one, in bytes of which 255 continues. A step is the number of
  * representable values between the two words, zigzag: one byte, or 255 and item_bytes bytes.
- * Makes was equal to now; returns how many words differ, or -1 if a buffer is full (was then equals
- * now in part). item_bytes: 1, 2 or 4. used: bytes written to gaps and to steps. */
+ * Makes was equal to now; returns its CRC-32C, or -1 if a buffer is full (was then equals now in
+ * part). item_bytes: 1, 2 or 4. used: bytes written to gaps and to steps. */
 int64_t pcr_sparse_encode(const void *now, void *was, size_t count, int item_bytes, uint8_t *gaps,
                           uint8_t *steps, size_t capacity, size_t *used);
-/* Applies the steps. Returns how many words changed, or -1 if the bytes end early, are too many, or
- * lead beyond the words; some words may then have changed. */
+/* Applies the steps. Returns the CRC-32C of all words, or -1 if the bytes end early, are too many,
+ * or lead beyond the words; some words may then have changed. */
 int64_t pcr_sparse_apply(void *words, size_t count, int item_bytes, const uint8_t *gaps,
                          size_t gap_bytes, const uint8_t *steps, size_t step_bytes);
 

@@ -20,11 +20,13 @@
 
 #define RUN 64
 /* Bytes that are compared before their changes are encoded. */
-#define STRIPE 8192
+#define STRIPE 2048
+/* Bytes that are summed at once while the next ones are on their way from memory. */
+#define SUMMED 8192
 #define LINE 64
 /* Words are fetched this many bytes early: most lines hold no changed word, which processors do not
  * take for a stream. */
-#define AHEAD 4096
+#define AHEAD 2048
 
 /* A bit for each of 64 bytes that differs. */
 INLINE uint64_t difference(const void *a, const void *b) {
@@ -90,7 +92,7 @@ INLINE size_t find_changes(const uint8_t *now, const uint8_t *was, size_t size, 
         uint8_t *gap_end = gaps + capacity, *step_end = steps + capacity;                        \
         uint16_t places[STRIPE + 2];                                                             \
         size_t next = 0;                                                                         \
-        int64_t changes = 0;                                                                     \
+        uint32_t crc = 0;                                                                        \
         for (size_t start = 0; start < count; start += stripe) {                                 \
             size_t words = count - start < stripe ? count - start : stripe;                      \
             size_t found =                                                                       \
@@ -118,17 +120,18 @@ INLINE size_t find_changes(const uint8_t *now, const uint8_t *was, size_t size, 
                 was[i] = now[i];                                                                 \
                 next = i + 1;                                                                    \
             }                                                                                    \
-            changes += (int64_t)found;                                                           \
+            crc = pcr_crc32c(crc, (const uint8_t *)(was + start), words * sizeof(type));         \
         }                                                                                        \
         used[0] = (size_t)(gap - gaps);                                                          \
         used[1] = (size_t)(step - steps);                                                        \
-        return changes;                                                                          \
+        return crc;                                                                              \
     }                                                                                            \
     static int64_t apply_##suffix(type *words, size_t count, const uint8_t *gap,                 \
                                   size_t gap_bytes, const uint8_t *step, size_t step_bytes) {    \
         const uint8_t *gap_end = gap + gap_bytes, *step_end = step + step_bytes;                 \
-        size_t i = 0, fetched = 0;                                                               \
-        int64_t changes = 0;                                                                     \
+        const size_t summed = SUMMED / sizeof(type);                                             \
+        size_t i = 0, fetched = 0, start = 0;                                                    \
+        uint32_t crc = 0;                                                                        \
         while (gap < gap_end) {                                                                  \
             size_t distance = 0;                                                                 \
             while (gap < gap_end && *gap == 255) {                                               \
@@ -142,6 +145,8 @@ INLINE size_t find_changes(const uint8_t *now, const uint8_t *was, size_t size, 
             for (; fetched < count && fetched < i + AHEAD / sizeof(type);                        \
                  fetched += LINE / sizeof(type))                                                 \
                 __builtin_prefetch(words + fetched, 1);                                          \
+            for (; i - start >= summed; start += summed)                                         \
+                crc = pcr_crc32c(crc, (const uint8_t *)(words + start), SUMMED);                 \
             type zigzag = *step++;                                                               \
             if (zigzag == 255) {                                                                 \
                 if ((size_t)(step_end - step) < sizeof(type)) return -1;                         \
@@ -153,9 +158,9 @@ INLINE size_t find_changes(const uint8_t *now, const uint8_t *was, size_t size, 
             type place = (type)(ORDERED(type, stype, words[i]) + d);                             \
             words[i] = UNORDERED(type, stype, place);                                            \
             i++;                                                                                 \
-            changes++;                                                                           \
         }                                                                                        \
-        return step == step_end ? changes : -1;                                                  \
+        crc = pcr_crc32c(crc, (const uint8_t *)(words + start), (count - start) * sizeof(type)); \
+        return step == step_end ? (int64_t)crc : -1;                                             \
     }
 
 DEFINE(uint8_t, int8_t, u8)
