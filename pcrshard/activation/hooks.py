@@ -31,7 +31,6 @@ from .report import Row
 _LEAF = "torch::autograd::accumulategrad"
 # Functions whose backward looks for the values that equal their result.
 _EXTREMES = {"amax": torch.amax, "max": torch.amax, "amin": torch.amin, "min": torch.amin}
-_COMPARED = {"aminmax", "indexreduce", "scatterreduce"}
 # Encodes a tensor, or returns None to keep it unchanged.
 Encode = Callable[[Tensor, Layout, Row], Content | None]
 
@@ -259,7 +258,8 @@ def _as_compared(values: Tensor) -> Tensor:
     """
     node: Any = torch._C._current_autograd_node()
     name = _operation(node)
-    if name in _COMPARED or (name == "linalgvectornorm" and math.isinf(node._saved_ord)):
+    is_norm = name == "linalgvectornorm" and math.isinf(node._saved_ord)
+    if is_norm or name == "aminmax" or getattr(node, "_saved_reduce", "") in _EXTREMES:
         raise RuntimeError(
             f"{node.name()} compares a saved tensor with its result, which a compressed tensor "
             "never equals: use max(dim=) or amax, or compute it outside of `with saver:`"

@@ -33,6 +33,7 @@ from ..errors import (
     UnsupportedState,
     VersionUnavailable,
 )
+from ..redaction import redact_url
 from .folder import Folder, memory_bytes
 from .frame import (
     MAX_TEXT,
@@ -330,6 +331,9 @@ class WeightMirror:
         options: fsspec storage options of ``url``.
         max_bytes: Maximum accepted size of the weights in bytes; default: the machine's memory.
 
+    Raises:
+        ValueError: ``folder`` is not local.
+
     Attributes:
         step: Number of the last applied step; 0 for none.
         path: Path of the file.
@@ -344,7 +348,9 @@ class WeightMirror:
         options: storage.Options = None,
         max_bytes: int | None = None,
     ) -> None:
-        folder = os.fspath(folder)
+        folder = storage.plain_path(os.fspath(folder))
+        if not storage.is_local(folder):
+            raise ValueError(f"expected a local folder for the mirror, got {redact_url(folder)}")
         self.url = os.fspath(url)
         self.step = 0
         self.path = os.path.join(folder, MODEL_NAME)

@@ -65,14 +65,15 @@ def check_storable(tensor: torch.Tensor, path: str) -> None:
     """Check that a tensor is dense and of a supported type.
 
     Raises:
-        UnsupportedState: The tensor has no dense local values (meta, sparse, quantized, sharded, or
-            another subclass).
+        UnsupportedState: The tensor has no dense local values (meta, sparse, nested, quantized,
+            sharded, or another subclass).
     """
     if not isinstance(tensor, torch.Tensor):
         raise UnsupportedState(f"expected a tensor, got a {type(tensor).__name__}", key=path)
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
     name = str(tensor.dtype).removeprefix("torch.")
-    if not plain or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+    is_dense = tensor.layout == torch.strided and not tensor.is_nested
+    if not (plain and is_dense) or tensor.is_quantized or tensor.is_meta:
         what = f"{type(tensor).__name__}, {tensor.layout}, {tensor.device}, {name}"
         raise UnsupportedState(f"expected a dense tensor with values, got {what}", key=path)
     if name not in ITEM_BYTES:

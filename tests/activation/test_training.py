@@ -1,5 +1,6 @@
 """Every way in which a training loop may surprise a saver of activations."""
 
+import contextlib
 import copy
 import gc
 
@@ -16,6 +17,7 @@ from pcrshard.errorbound import PointwiseRelative
 torch.set_num_threads(1)
 CODECS = ("zstd", "bits", "int8")
 WEIGHT = nn.Parameter(torch.ones(4, 3, 3, 3))
+INDEX = torch.zeros(4, 8, 16, 16, dtype=torch.int64)
 
 
 def saver_of(model, bound=0.05, codec="zstd", **options):
@@ -130,10 +132,28 @@ def test_maxima_are_found_among_restored_values(reduce, count):
     assert float(values.grad.sum()) == pytest.approx(count)
     found = (values * values.grad).sum()
     assert float(found.detach()) == pytest.approx(float(out.sum().detach()), abs=0.1 * count)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda values: values.aminmax().min, "AminmaxBackward0 compares a saved tensor"),
+        (lambda values: values.norm(torch.inf), "LinalgVectorNormBackward0 compares"),
+        (lambda values: values.scatter_reduce(0, INDEX, values, "amax"), "ScatterReduceBackward0"),
+        (lambda values: values.scatter_reduce(0, INDEX, values, "mean"), None),
+        (lambda values: values.norm(2), None),
+    ],
+)
+def test_what_compares_restored_values_in_other_ways_is_refused(function, message):
+    """An error says what to do instead; without it, the gradients would be NaN."""
+    values = torch.randn(4, 8, 16, 16, requires_grad=True)
+    saver = saver_of(nn.Identity(), 0.01)
     with saver:
-        out = (values * 1.0).aminmax().min
-    with pytest.raises(RuntimeError, match="AminmaxBackward0 compares a saved tensor"):
-        out.backward()
+        out = function(values * 1.0).sum()
+    with pytest.raises(RuntimeError, match=message) if message else contextlib.nullcontext():
+        (found,) = torch.autograd.grad(out, values)
+        (plain,) = torch.autograd.grad(function(values * 1.0).sum(), values)
+        assert errors([plain], [found])[0] < 0.01
 
 
 def test_a_change_in_place_of_an_exact_tensor_raises_as_without_us():

@@ -4,6 +4,7 @@ import collections
 import random
 import time
 import uuid
+import warnings
 from typing import NamedTuple
 
 import numpy as np
@@ -131,6 +132,8 @@ class Subclass(torch.Tensor):
     pass
 
 
+with warnings.catch_warnings(action="ignore"):  # they are a prototype
+    NESTED = torch.nested.nested_tensor([torch.ones(2)])
 LOOP: list = []
 LOOP.append(LOOP)
 
@@ -148,6 +151,7 @@ LOOP.append(LOOP)
         ("\ud800", "surrogate"),
         (np.array([object()]), "arrays of type"),
         (torch.empty(3, device="meta"), "dense tensor with values"),
+        (NESTED, "dense tensor with values"),
         (torch.eye(3).to_sparse(), "dense tensor with values"),
         (torch.randn(3).as_subclass(Subclass), "dense tensor with values"),
         (LOOP, "at most 100 levels"),

@@ -145,6 +145,19 @@ def test_any_web_server_can_serve_a_stream(tmp_path):
     check(mirror, weights(1))
 
 
+def test_the_folder_of_a_mirror_is_any_local_one(tmp_path, monkeypatch):
+    """A home folder and a ``file://`` URL are folders; an object store is refused."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    url = str(tmp_path / "stream")
+    publish_weights(weights(0), url)
+    for folder in ("~/mirror", f"file://{tmp_path}/other", tmp_path / "third"):
+        mirror = WeightMirror(url, folder)
+        mirror.update()
+        check(mirror, weights(0))
+    with pytest.raises(ValueError, match="expected a local folder"):
+        WeightMirror(url, "memory://mirror")
+
+
 def test_an_object_store_can_hold_a_stream(tmp_path, s3):
     """A stream on S3 can be mirrored once something is published."""
     url, options = s3.url("stream"), s3.storage_options
