@@ -215,7 +215,7 @@ class Compressor:
             )
 
     def _warn(self, message: str, stacklevel: int) -> None:
-        """Log a warning once."""
+        """Warn once, whatever other code does to the filters of warnings."""
         if message not in self._warned:
             self._warned.add(message)
             warnings.warn(message, stacklevel=stacklevel)

@@ -25,7 +25,8 @@ _CHECKED_FROM = 12
 MAX_HEADER_BYTES = 1 << 26
 # Headers up to this size are read regardless of the caller's memory limit.
 _FREE_BYTES = 1 << 16
-_GROWTH = 32
+# Bytes of memory per byte of an encoded header, at most.
+_GROWTH = 64
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
 HeaderBytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_HEADER_BYTES)]

@@ -73,8 +73,8 @@ class ShardOrder(EpochCounter):
 
     Use it wherever WebDataset takes URLs, if ``.pcr_scan()`` follows, or as the first stage of a
     ``wds.DataPipeline``; each pass advances the epoch. Iterating over it gives the shards of the
-    next epoch and does not advance it. Each rank counts its own epochs: start the
-    same number on all ranks, or set :attr:`epoch`.
+    next epoch and does not advance it. Each rank counts its own epochs: start the same number on
+    all ranks, or set :attr:`epoch`.
 
     >>> order = shards("a{0..3}.tar")
     >>> [item["url"] for item in order()], order.epoch

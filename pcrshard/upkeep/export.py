@@ -66,7 +66,8 @@ def export_shard(
         Number of samples.
 
     Raises:
-        As :meth:`Shard.samples`; EncodeError if a file exists.
+        EncodeError: A file exists.
+        PCRError: See :meth:`pcrshard.Shard.load`; by default also for a damaged sample.
     """
     try:
         prefix = shard.load(scan)
