@@ -84,7 +84,12 @@ class Cached(NamedTuple):
 
 
 class CacheStats(NamedTuple):
-    """Bytes served from a cache, and bytes fetched."""
+    """Totals of a cache.
+
+    Attributes:
+        hit_bytes: Bytes served from the cache.
+        fetched_bytes: Bytes fetched from the store.
+    """
 
     hit_bytes: int
     fetched_bytes: int
