@@ -111,7 +111,8 @@ def encode(
         dst: Folder for the shards, local or a URL. With --split all, each split gets a subfolder.
         options: Options for splitting, ordering and encoding the dataset.
         keep_order: Keep the source order instead of shuffling.
-        workers: Worker processes (default: one per core), or concurrent SLURM jobs (default: 8).
+        workers: Worker processes (default: one per usable CPU), or concurrent SLURM jobs (default:
+            8).
         engine: Where shards are encoded: local processes, Dask or SLURM.
         scheduler: Dask scheduler address, or path to its JSON scheduler file.
         slurm_option: Option for sbatch, such as account=abc or time=60; repeatable.

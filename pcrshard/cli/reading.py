@@ -40,7 +40,7 @@ def verify(
     Args:
         src: Dataset folder, its pcr.json, a folder of splits, or one shard.
         against: Source that was encoded; it is listed with the options that encode used.
-        workers: Worker processes (default: one per core).
+        workers: Worker processes (default: one per usable CPU).
         storage_option: fsspec option of the dataset; repeatable.
     """
 

@@ -61,7 +61,7 @@ def encode(
             in any order, on any machines that share ``dst``; each lists the source, and the one
             that finds all shards complete writes ``pcr.json``. A run with ``resume`` and without
             ``part`` completes the remaining shards of all parts.
-        workers: Number of worker processes; by default one per core.
+        workers: Number of worker processes; by default one per CPU that this process may use.
         resume: Whether to resume an earlier run in ``dst``, keeping complete shards.
         executor: Any executor to run the shard tasks on instead of worker processes, such as
             ``distributed.Client(...).get_executor(pure=False)``.

@@ -67,16 +67,18 @@ def check_label(key: str, fields: Mapping[str, bytes], classes: Sequence[str]) -
 
 
 def check_classes(classes: Sequence[str]) -> None:
-    """Check that class names are distinct and not empty.
+    """Check that class names are distinct strings that are not empty.
 
     Raises:
-        EncodeError: A name is empty or appears twice.
+        EncodeError: A name is not a string, is empty, or appears twice.
     """
+    if isinstance(classes, str):
+        raise EncodeError(f"expected a sequence of class names, got {classes!r}")
     seen = {""}
-    for number, name in enumerate(map(str.strip, classes)):
-        if name in seen:
+    for number, name in enumerate(classes):
+        if not isinstance(name, str) or name.strip() in seen:
             raise EncodeError(f"expected a name of its own for class {number}, got {name!r}")
-        seen.add(name)
+        seen.add(name.strip())
 
 
 def read_classes(url: str) -> tuple[str, ...]:

@@ -22,8 +22,10 @@ from .samples import SampleRef, Source, StorageOptions, find_lists
 from .sources import list_source
 
 ON_ERROR = ("raise", "keep", "reencode", "skip")
-_COUNTS = ("num_shards", "samples_per_shard", "resize_short", "for_ranks", "for_workers")
-_MOST = dict.fromkeys(_COUNTS, 1 << 24) | {"reencode_quality": 100}
+# The largest accepted numbers.
+_MOST = dict.fromkeys(
+    ("num_shards", "samples_per_shard", "resize_short", "for_ranks", "for_workers"), 1 << 24
+) | {"reencode_quality": 100}
 # Number of files sampled to choose the scan script, and the bytes read of each.
 _PROBES = 32
 _PROBE_BYTES = 1 << 16

@@ -40,7 +40,7 @@ from ..format.shard_head import BLOCK, Head
 from ..format.shard_index import MAX_LISTED, MAX_PIECE_BYTES, ShardIndex
 from ..format.tar_members import TRAILER, Member, index_name, lay_out, plan_members
 from .encode_jpeg import EncodedImage, encode_jpeg
-from .labels import count_classes
+from .labels import check_classes, count_classes
 
 
 class EncodedSample(NamedTuple):
@@ -336,8 +336,8 @@ class ShardWriter:
         storage_options: fsspec storage options.
 
     Raises:
-        EncodeError: The name is invalid, ``samples_per_shard`` is below 1, or the folder already
-            holds a dataset.
+        EncodeError: The name or a class name is invalid, ``samples_per_shard`` is below 1, or the
+            folder already holds a dataset.
         StorageError: The folder cannot be read.
     """
 
@@ -352,6 +352,7 @@ class ShardWriter:
         storage_options: storage.Options = None,
     ) -> None:
         check_name(name)
+        check_classes(classes)
         if samples_per_shard < 1:
             raise EncodeError(f"expected at least one sample per shard, got {samples_per_shard}")
         self.dst = os.fspath(dst)
@@ -376,7 +377,8 @@ class ShardWriter:
         """Encode a sample and, when the shard is full, write it; see :func:`encode_sample`.
 
         Raises:
-            EncodeError: The sample cannot be encoded, or the writer is closed.
+            EncodeError: The key or a field is invalid, or the writer is closed.
+            CorruptJpeg, UnsupportedJpeg: An image cannot be rearranged.
             StorageError: A full shard cannot be written.
         """
         if self._closed:

@@ -23,6 +23,7 @@ from multiprocessing.connection import wait as wait_for_any
 from typing import TypeVar
 
 from .. import storage
+from ..cpus import usable_cpus
 from ..errors import EncodeError
 
 T = TypeVar("T")
@@ -47,7 +48,8 @@ def run_tasks(
     Args:
         function: Called with each task.
         tasks: The tasks by number; they start in this order.
-        workers: Number of worker processes, by default one per core. One worker is this process.
+        workers: Number of worker processes, by default :func:`usable_cpus`. One worker is this
+            process.
         executor: Executor to run the tasks on instead; it is left open.
         on_stop: Called after an error, before the executor's tasks are awaited, to make tasks that
             have not started return at once. Tasks are not canceled, because some executors (Dask's)
@@ -58,10 +60,7 @@ def run_tasks(
     """
     if workers is not None and workers < 1:
         raise EncodeError(f"expected at least one worker, got {workers}")
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    workers = min(workers or cores, len(tasks))
+    workers = min(workers or usable_cpus(), len(tasks))
     if executor is not None:
         yield from _run_on(executor, function, tasks, on_stop)
     elif workers <= 1:

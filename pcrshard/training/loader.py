@@ -15,12 +15,12 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ..arguments import Natural, Positive, checked
+from ..cpus import decoding_threads
 from ..format.scan import FULL, Scan
 from ..native.pool import Pool, draw_key
 from . import ranks
 from .buckets import Buckets
 from .collate import Collator
-from .cpus import decoding_threads
 from .dataset import PCRDataset
 from .epoch_order import (
     Batches,

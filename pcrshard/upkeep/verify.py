@@ -44,7 +44,7 @@ def verify(
         url: A dataset folder, its ``pcr.json``, or one shard.
         against: The source that was encoded. It is listed with the options that ``encode`` recorded
             in the dataset's journal.
-        workers: Number of worker processes; by default one per core.
+        workers: Number of worker processes; by default one per CPU that this process may use.
         progress: Called with (samples checked, total samples) after each shard.
         storage_options: fsspec storage options of the dataset and the source.
 

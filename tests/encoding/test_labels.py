@@ -50,6 +50,13 @@ def test_a_shard_writer_counts(tmp_path, classes, labels, count):
     assert open_dataset(tmp_path)[0].num_classes == count
 
 
+@pytest.mark.parametrize("classes", ["ab", [0, 1], ["a", " a"], ["a", ""]], ids=repr)
+def test_names_of_classes_are_checked_at_once(tmp_path, classes):
+    """Not after hours of writing shards, nor by those who read them."""
+    with pytest.raises(EncodeError, match=r"class names|a name of its own"):
+        ShardWriter(tmp_path, classes=classes)
+
+
 @pytest.mark.parametrize("value", [b"", b"-1", b"cat", b"1.5", b"9" * 10, b"\xd9\xa1"])
 def test_what_is_no_label_is_not_counted(value):
     """Names, unlabeled samples and identifiers do not make a layer of a billion outputs."""
