@@ -42,7 +42,8 @@ def delta_checkpoint_io(store: DeltaStore) -> Any:
             """Copy the state; encode and write in the background."""
 
             def point(number: int) -> None:
-                pointer = {"pcrshard_store": redact_url(store.url), "version": number}
+                named = {"pcrshard_store": redact_url(store.url), "version": number}
+                pointer = named | {"id": _id(store, number)}
                 with storage.atomic_write(str(path)) as file:
                     file.write(json.dumps(pointer).encode())
 
@@ -68,17 +69,19 @@ def delta_checkpoint_io(store: DeltaStore) -> Any:
     return DeltaCheckpointIO()
 
 
+def _id(store: DeltaStore, version: int) -> str:
+    return store.io.existing().record(version).id.hex()
+
+
 def _version(store: DeltaStore, path: str) -> int:
-    expected = redact_url(store.url)
     pointer = None
     if (storage.file_bytes(path) or 0) <= _MAX_POINTER_BYTES:
         with suppress(ValueError):
             pointer = json.loads(storage.read_bytes(path))
     match pointer:
-        case {"pcrshard_store": str(named), "version": int(version)}:
-            named = redact_url(named)
-            if named != expected:
-                message = f"expected a version of {expected}, got one of {named}"
+        case {"pcrshard_store": str(named), "version": int(version), "id": str(found)}:
+            if _id(store, version) != found:
+                message = f"expected version {version} of {redact_url(named)}, got another store's"
                 raise CorruptCheckpoint(message, url=path)
             return version
     raise CorruptCheckpoint("expected a file that names a version, got another file", url=path)

@@ -66,6 +66,19 @@ def test_training_resumes_from_a_version(tmp_path):
     store.close()
 
 
+def test_files_name_a_version_wherever_its_store_is(tmp_path, monkeypatch):
+    """A store may be moved, or opened by another spelling of its path; another run is refused."""
+    monkeypatch.chdir(tmp_path)
+    for name, epoch in (("store", 3), ("other", 4)):
+        with DeltaStore(name) as store:
+            delta_checkpoint_io(store).save_checkpoint({"epoch": epoch}, f"{name}.ckpt")
+    os.rename("store", "moved")
+    for url in ("moved/", tmp_path / "moved", f"file://{tmp_path}/moved"):
+        assert delta_checkpoint_io(DeltaStore(url)).load_checkpoint("store.ckpt") == {"epoch": 3}
+    with pytest.raises(CorruptCheckpoint, match="expected version 1 of store, got another"):
+        delta_checkpoint_io(DeltaStore("other")).load_checkpoint("store.ckpt")
+
+
 def test_files_that_name_no_version_are_refused(tmp_path):
     """An ordinary checkpoint, another store's file, nonsense."""
     with DeltaStore(str(tmp_path / "store")) as store:
