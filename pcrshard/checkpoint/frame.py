@@ -64,13 +64,15 @@ def decode_plain(data: bytes) -> Any:
 
 
 def plain_metrics(metrics: Any) -> Metrics:
-    """Return a copy of metrics; raise ``ValueError`` unless they are plain numbers or strings."""
+    """Return a copy of metrics; raise ``ValueError`` unless they are numbers or strings."""
     try:
-        # NumPy's float64 is a float.
-        plain = {name: float(v) if isinstance(v, float) else v for name, v in metrics.items()}
+        # Scalars of numpy and torch.
+        plain = {name: v.item() if hasattr(v, "item") else v for name, v in metrics.items()}
         return msgspec.msgpack.decode(encode(plain), type=Metrics)
-    except (msgspec.MsgspecError, AttributeError, TypeError, OverflowError, UnicodeError) as error:
-        raise ValueError(f"expected plain numbers and strings as metrics: {error}") from error
+    except (
+        msgspec.MsgspecError, AttributeError, TypeError, OverflowError, ValueError, RuntimeError
+    ) as error:  # fmt: skip
+        raise ValueError(f"expected numbers and strings as metrics: {error}") from error
 
 
 def pack_frame(magic: bytes, header: Record) -> bytes:

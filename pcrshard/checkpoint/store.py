@@ -122,7 +122,8 @@ class DeltaStore:
         Args:
             state: dict, OrderedDict, list, tuple, int, float, str, bytes, bool, None, tensors,
                 numpy arrays and scalars. Tensors that share memory share it again when loaded.
-            metrics: Numbers and strings to record with the version.
+            metrics: Numbers and strings to record with the version; scalars of numpy and torch
+                are recorded as numbers.
             blocking: Wait until the version is in the store.
             on_saved: Called with the version number in the background thread, once it is stored;
                 it must not use the store.

@@ -48,7 +48,18 @@ def test_an_unknown_version_is_an_error(tmp_path):
         nothing.load()
 
 
-WRONG_METRICS = ({"a": np.float32(1)}, {"a": [1]}, {"a": "\ud800"}, {1: 2})
+def test_metrics_are_any_scalars(tmp_path):
+    """A mean of numpy or a loss of torch is recorded as a number."""
+    given = {"a": np.float32(0.5), "b": np.int64(3), "c": np.bool_(1), "d": torch.tensor(0.25)}
+    with DeltaStore(tmp_path) as store:
+        store.save({}, metrics=given | {"e": None, "f": "x", "g": np.float64("nan")})
+    found = store.versions()[0].metrics
+    assert str(found) == "{'a': 0.5, 'b': 3, 'c': True, 'd': 0.25, 'e': None, 'f': 'x', 'g': nan}"
+
+
+WRONG_METRICS = (
+    {"a": np.ones(2)}, {"a": torch.ones(2)}, {"a": 1j}, {"a": [1]}, {"a": "\ud800"}, {1: 2},
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
