@@ -308,6 +308,8 @@ class StoreIO(Folder):
         self, number: int, names: Collection[str] | None = None, map_location: Any = None
     ) -> tuple[VersionRecord, Any]:
         """Load a version, or the parts selected by ``names``; see :meth:`DeltaStore.load`."""
+        if isinstance(names, str):
+            raise TypeError(f"expected a list of names, got {names!r}; write [{names!r}]")
         parts = None if names is None else dict.fromkeys(names)
         manifest = self.existing()
         record = manifest.record(number)

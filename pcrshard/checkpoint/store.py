@@ -177,6 +177,7 @@ class DeltaStore:
             BrokenChain: A reference is missing or is a different version.
             CorruptCheckpoint: The data does not match its checksums; nothing is returned.
             UnsupportedVersion: The store has another format version.
+            TypeError: ``names`` is a single string.
             StorageError: A file cannot be read.
         """
         self._wait()

@@ -216,6 +216,8 @@ def test_parts_are_loaded_alone(tmp_path):
     assert parts["epoch"] == 2
     with pytest.raises(VersionUnavailable, match=r"found 0 .*key=model\.nothing"):
         store.load(2, names=["model.nothing"])
+    with pytest.raises(TypeError, match=r"write \['model'\]"):
+        store.load(2, names="model")
     # The meta device stands for an accelerator; arrays stay on the CPU.
     with store:
         store.save({"w": torch.randn(20, 20), "a": np.arange(6.0), "n": [np.float32(2)]})
