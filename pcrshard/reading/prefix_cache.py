@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import storage
+from ..arguments import num_bytes
 from ..errors import PCRError, StorageError, TruncatedShard
 from ..format.shard_head import HEAD_STOP, read_head
 from ..redaction import get_logger, redact_url
@@ -103,20 +104,25 @@ class PrefixCache:
 
     Args:
         folder: A folder on local disk, created if missing, accessible to its owner only.
-        max_bytes: Limit of all files; ``None`` for none.
+        max_bytes: Limit of all files, a number or a size such as ``"50GB"``; ``None`` for none.
         since: Start of the job, in seconds since 1970; by default now. Files used since then are
             not evicted for other shards, which are then read without being cached. In a new order
             each epoch, the least recently used shards are often the next ones needed, so caching
             half of the shards saves half of the bytes instead of a sixth. With ``math.inf``,
             eviction is plain least recently used.
+
+    Raises:
+        ValueError: ``max_bytes`` is not a size.
     """
 
     def __init__(
         self,
         folder: str,
-        max_bytes: int | None = None,
+        max_bytes: int | str | None = None,
         since: float | None = None,
     ) -> None:
+        if isinstance(max_bytes, str):
+            max_bytes = num_bytes("max_bytes", max_bytes)
         self.folder = os.path.abspath(folder)
         self.max_bytes: float = math.inf if max_bytes is None else max_bytes
         self.since = time.time() if since is None else since

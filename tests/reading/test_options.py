@@ -12,6 +12,13 @@ def test_impossible_numbers_are_refused(name, value):
         ReadOptions(cache_dir="cache", **{name: value})
 
 
+def test_a_cache_takes_a_size(tmp_path):
+    """Its limit may be written as on the command line; a word that is no size is refused."""
+    assert PrefixCache(str(tmp_path), "1.5 kB").max_bytes == 1500
+    with pytest.raises(ValueError, match="expected max_bytes to be .* such as '50GB', got 'big'"):
+        PrefixCache(str(tmp_path), "big")
+
+
 def test_a_shard_is_opened_as_asked(shard_urls, tmp_path):
     """Checks, network and cache of the options are those of every shard."""
     retry = Retry(attempts=3)
