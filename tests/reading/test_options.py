@@ -15,7 +15,7 @@ def test_impossible_numbers_are_refused(name, value):
 def test_a_cache_takes_a_size(tmp_path):
     """Its limit may be written as on the command line; a word that is no size is refused."""
     assert PrefixCache(str(tmp_path), "1.5 kB").max_bytes == 1500
-    with pytest.raises(ValueError, match="expected max_bytes to be .* such as '50GB', got 'big'"):
+    with pytest.raises(ValueError, match=r"expected max_bytes to be .* such as '50GB', got 'big'"):
         PrefixCache(str(tmp_path), "big")
 
 

@@ -101,7 +101,7 @@ def test_leaving_cancels_what_runs(end):
 
     def load(item, cancel):
         if item > 2 and cancel.wait(60):
-            raise TimeoutError("cancelled")
+            raise TimeoutError("canceled")
         return Thing(item)
 
     begin, before = time.monotonic(), request_threads()

@@ -393,7 +393,7 @@ def test_waiting_for_another_fetch_can_be_canceled(store):
     entered.wait(5)
     threading.Timer(0.2, cancel.set).start()
     begin = time.monotonic()
-    with pytest.raises(StorageError, match="cancelled"):
+    with pytest.raises(StorageError, match="canceled"):
         store.cache.read("a", "1", room(1000), slow, cancel=cancel)
     assert time.monotonic() - begin < 20  # of 60
     release.set()

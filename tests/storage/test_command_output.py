@@ -67,12 +67,12 @@ def test_a_short_output_is_an_error(command, error, message):
     assert time.monotonic() - begin < 30  # of 60
 
 
-def test_a_silent_command_can_be_cancelled(tmp_path):
+def test_a_silent_command_can_be_canceled(tmp_path):
     """Leaving an epoch does not wait for a command that hangs, and takes it along."""
     pid, cancel = tmp_path / "pid", threading.Event()
     threading.Timer(0.3, cancel.set).start()
     begin = time.monotonic()
-    with pytest.raises(StorageError, match="cancelled"):
+    with pytest.raises(StorageError, match="canceled"):
         storage.read(f"pipe:echo $$ > {pid}; exec sleep 60", 0, 10, cancel=cancel)
     assert time.monotonic() - begin < 30  # of 60
     assert wait_for(lambda: gone(int(pid.read_text())))

@@ -438,8 +438,8 @@ def test_a_failed_read_gives_its_memory_back(raw):
         gc.enable()
 
 
-def test_a_cancelled_read_writes_no_more(raw):
-    """After a cancelled read its memory is another's: nothing of the late answer gets into it."""
+def test_a_canceled_read_writes_no_more(raw):
+    """After a canceled read its memory is another's: nothing of the late answer gets into it."""
     with servers.faulty(raw, lambda ask: Fault(stall=5.0, stall_after=100_000)) as server:
         for _ in range(3):
             cancel, view = threading.Event(), bytearray(250_000)
