@@ -118,7 +118,7 @@ class Run:
 
     def __init__(self, cfg, rank, device):
         self.cfg, self.rank, self.device = cfg, rank, device
-        self.level = pcrshard.ScanLevel(cfg.policy.get("scan", "full"))
+        self.level = pcrshard.ScanLevel(cfg.policy.get("scan", "highest"))
         scale = tuple(cfg.data.crop)
         random = pcrshard.ImageDecoder(cfg.size, "random", scale=scale, flip=cfg.data.flip)
         self.loader = make_loader(cfg, cfg.data.train, self.level, random, training=True)
@@ -127,6 +127,8 @@ class Run:
         if cfg.data.val:
             center = pcrshard.ImageDecoder(cfg.size, "center")
             self.val = make_loader(cfg, cfg.data.val, cfg.data.val_scan, center, training=False)
+            if len(self.val.dataset) < rank.world:
+                raise SystemExit(f"train: expected {rank.world} images or more in data.val")
         classes = count_classes(cfg, self.dataset, self.val and self.val.dataset)
         net = MODELS[cfg.model.name](classes).to(device, memory_format=torch.channels_last)
         self.model = net

@@ -109,6 +109,14 @@ def test_each_policy_sets_the_scan(train, folder, policy):
     assert row["scan"] in (*range(1, 11), "full")
 
 
+@pytest.mark.parametrize("policy", ["bandwidth", "milestones", "tuner"])
+def test_each_policy_begins_on_a_staged_copy(train, folder, policy):
+    """There it reads the scans that the copy holds, without a setting more."""
+    pcrshard.stage("train", "staged", 4)
+    assert train("epochs=1", "data.train=staged", "out=run", f"policy={policy}") == 0
+    assert rows("run")[0]["scan"] <= 4
+
+
 def test_wrong_settings_are_refused(train, folder):
     """Validation labels that mean other classes, and unknown values, raise an error at once."""
     write(folder / "val", "ac")

@@ -56,7 +56,7 @@ def draw_key(*parts: int) -> int:
     ``draw_key(draw_key(seed, epoch), sample)`` differs from ``draw_key(seed, epoch, sample)``; see
     :func:`draw_keys`.
     """
-    return functools.reduce(lib.pcr_draw_state, [part & _WORD for part in parts], 0)
+    return functools.reduce(lib.pcr_draw_state, [int(part) & _WORD for part in parts], 0)
 
 
 def draw_keys(parts: Sequence[int], ids: Iterable[int]) -> list[int]:

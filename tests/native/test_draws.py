@@ -33,6 +33,7 @@ def test_crops_are_those_of_earlier_versions() -> None:
     """A job that resumes with a newer version, or on another machine, draws the same crops."""
     assert draw_key(0, 1, 2) == 17650578182555822980
     assert draw_key(2**70 + 5, 3, 11) == 14204240577734904211
+    assert draw_key(np.int64(0), 1, np.int64(2)) == 17650578182555822980
     keys = draw_keys((7, 2), range(100, 106))
     assert keys == [draw_key(7, 2, number) for number in range(100, 106)]
     for key, (size, expected) in zip(keys, GOLDEN.items(), strict=True):
