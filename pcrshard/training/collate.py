@@ -91,13 +91,17 @@ class Collator:
         return self._sample(self._values([row], [row[1]], {}, {}), 0, row)
 
     def _finish(self, rows: Rows, prefixes: Prefixes, images: Images) -> Any:
-        batch: dict[str, Any] = {}
-        if self.transform is None:
-            batch = {name: own.collated() for name, own in images.items() if own.is_complete}
-        columns = self._values(rows, prefixes, images, batch)
         if self.transform is not None:
+            columns = self._values(rows, prefixes, images, ())
             samples = [self._sample(columns, place, row) for place, row in enumerate(rows)]
             return default_collate(samples)
+        # Fields of which each sample has one image, that the pool could decode.
+        batch = {
+            name: own.collated()
+            for name, own in images.items()
+            if not own.is_list and all(own.decoded)
+        }
+        columns = self._values(rows, prefixes, images, batch)
         for name, values in columns.items():
             found = sum(value is not None for value in values)
             if found == len(rows) or (found and self.fields is None):
@@ -121,7 +125,14 @@ class Collator:
             return found
         for name in self.fields:
             if name not in found:
-                raise _missing(name, rows)
+                for _, prefix, row in rows:
+                    sample = prefix.sample(row)
+                    if name not in sample:
+                        break
+                raise KeyError(
+                    f"sample {sample['__key__']!r} has no field {name!r} at scan {prefix.scan}, it "
+                    f"has {', '.join(sample)}"
+                )
         return tuple(found[name] for name in self.fields)
 
     def _values(
@@ -176,18 +187,6 @@ class Collator:
         return values if image is None else _as_tensors(values)
 
 
-def _missing(name: str, rows: Rows) -> KeyError:
-    """Return an error that names the first sample without a requested field."""
-    for _, prefix, row in rows:
-        sample = prefix.sample(row)
-        if name not in sample:
-            break
-    return KeyError(
-        f"sample {sample['__key__']!r} has no field {name!r} at scan {prefix.scan}, it has "
-        f"{', '.join(sample)}"
-    )
-
-
 @dataclass(frozen=True, eq=False)
 class FieldImages:
     """The images of one field of a batch, decoded by the native core.
@@ -207,13 +206,8 @@ class FieldImages:
     image: ImageDecoder
     batch: Batch
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether each sample has one image, and all were decoded."""
-        return not self.is_list and all(self.decoded)
-
     def collated(self) -> Any:
-        """Return the images of the whole batch, if it is complete."""
+        """Return the images of the whole batch, if all were decoded and are no lists."""
         image = self.image
         pixels = self.arrays if image.views else self.arrays[0]
         if not image.return_geometry:

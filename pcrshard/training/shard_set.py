@@ -77,7 +77,10 @@ class ShardSet:
             raise ValueError("expected one or several datasets, got none")
         self.options = options
         named = [datasets] if isinstance(datasets, str | os.PathLike) else datasets
-        groups = itertools.groupby(storage.expand(named), _shard_folder)
+        # Shards of a folder are one dataset; an object is unlike that of any other URL.
+        groups = itertools.groupby(
+            storage.expand(named), lambda url: storage.parent(url) if is_shard(url) else object()
+        )
         how: Any = {"storage_options": options.storage_options, "retry": options.retry}
         found = [open_dataset(list(urls), **how) for _, urls in groups]
         for opened in found:
@@ -149,11 +152,6 @@ class ShardSet:
     def open(self, shard: int) -> Shard:
         """Open a shard."""
         return self.options.open(self.urls[shard], self.entries[shard])
-
-
-def _shard_folder(url: str) -> object:
-    """Return the folder of a shard; for a dataset, an object unlike that of any other URL."""
-    return storage.parent(url) if is_shard(url) else object()
 
 
 class RecentPrefixes:
