@@ -40,6 +40,7 @@ _VERSION = 1
 _LAST: dict[Any, Literal["drop", "short", "pad"]] = {True: "drop", False: "short", "pad": "pad"}
 # A number in a state; not so large that the order of a small dataset takes gigabytes.
 _Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
+_Numbers = Annotated[list[_Number], msgspec.Meta(min_length=4, max_length=4)]
 
 
 class _Cursor(msgspec.Struct):
@@ -58,9 +59,7 @@ class _Cursor(msgspec.Struct):
 
     # These two may come from a damaged file.
     epoch: Annotated[int, msgspec.Meta(ge=0, le=1 << 32)] = 0
-    segments: Annotated[
-        list[tuple[_Number, _Number, _Number, _Number]], msgspec.Meta(max_length=64)
-    ] = []
+    segments: Annotated[list[_Numbers], msgspec.Meta(max_length=64)] = []
     given: int = 0
     steps: int = -1
     ended: int = -1

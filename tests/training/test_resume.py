@@ -92,6 +92,7 @@ def test_every_place_to_stop(folder):
     for done, state in enumerate(states):
         loader = loader_of(folder, 8, seed=4, epoch=7)
         loader.load_state_dict(through_json(state))
+        assert loader.state_dict() == state
         epoch, step = divmod(min(done, 12), 12)
         assert loader.epoch == epoch
         assert ids(loader) == expected[epoch][step:]
