@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import json
 import os
 import pathlib
 import shutil
@@ -26,6 +27,12 @@ from pcrshard.format.dataset_index import ShardEntry
 from pcrshard.format.group_table import decode_tables, group_starts
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+# Every page of the documentation.
+MARKDOWN = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "evidence").rglob("README.md")),
+]
 
 
 def run_tool(*command: str, data: bytes) -> subprocess.CompletedProcess[bytes]:
@@ -101,6 +108,20 @@ def read_samples(folder, scan="full"):
     index, urls = open_dataset(str(folder))
     shards = (Shard(url, entry=entry) for url, entry in zip(urls, index.shards, strict=True))
     return {sample["__key__"]: sample for shard in shards for sample in shard.samples(scan)}
+
+
+def without_place(samples):
+    """WebDataset's samples without what says where they were read."""
+    return [
+        {k: v for k, v in sample.items() if k not in ("__url__", "__local_path__")}
+        for sample in samples
+    ]
+
+
+def read_log(run):
+    """The rows of a training's log; none before it is written."""
+    path = pathlib.Path(run, "log.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def run_encode(src, dst, **options):

@@ -11,19 +11,14 @@ import sys
 import warnings
 
 import pytest
-from support import ROOT
+from support import MARKDOWN, ROOT
 
 from pcrshard.cli import main as cli
 from pcrshard.errors import MissingDependency
 
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-EVERY = [
-    *sorted(ROOT.glob("*.md")),
-    *sorted((ROOT / "docs").rglob("*.md")),
-    *sorted((ROOT / "evidence").rglob("README.md")),
-]
 # Pages with blocks that run.
-PAGES = [page for page in EVERY if BLOCK.search(page.read_text())]
+PAGES = [page for page in MARKDOWN if BLOCK.search(page.read_text())]
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +104,7 @@ def anchors(page):
 
 def test_links_lead_somewhere():
     """Relative links and pictures exist, and a link into a page ends at a heading."""
-    found = [(page, *link) for page in EVERY for link in LINK.findall(page.read_text())]
+    found = [(page, *link) for page in MARKDOWN for link in LINK.findall(page.read_text())]
     assert len(found) > 60
     for page, target, anchor in found:
         where = page.parent / target if target else page

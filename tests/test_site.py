@@ -8,18 +8,11 @@ import subprocess
 import sys
 
 import pytest
-from support import ROOT
+from support import MARKDOWN, ROOT
 
 import pcrshard
 
-PAGES = {
-    path: path.read_text()
-    for path in [
-        *sorted(ROOT.glob("*.md")),
-        *sorted((ROOT / "docs").rglob("*.md")),
-        *sorted((ROOT / "evidence").rglob("README.md")),
-    ]
-}
+PAGES = {path: path.read_text() for path in MARKDOWN}
 TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SOURCES = "".join(
     path.read_text() for ending in ("py", "c") for path in (ROOT / "pcrshard").rglob(f"*.{ending}")

@@ -1,8 +1,6 @@
 """The job scripts on a real SLURM cluster of one node: encode, stage, train, stop and go on."""
 
-import json
 import os
-import pathlib
 import re
 import shutil
 import subprocess
@@ -10,7 +8,7 @@ import sys
 import zipfile
 
 import pytest
-from support import ROOT, read_all, wait_for
+from support import ROOT, read_all, read_log, wait_for
 
 from pcrshard import ShardWriter
 from pcrshard.testing import make_jpeg
@@ -83,21 +81,15 @@ def pictures(tmp_path_factory):
     return folder
 
 
-def rows(run):
-    """The log of a training, by step."""
-    path = pathlib.Path(run, "log.jsonl")
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def sequence(run):
     """Steps with keys; nothing logged twice."""
-    return [(row["step"], row["keys"]) for row in rows(run)]
+    return [(row["step"], row["keys"]) for row in read_log(run)]
 
 
 def stop(cluster, job, run, steps):
     """Send the signal of the time limit after some steps."""
-    begin = len(rows(run))
-    wait_for(lambda: len(rows(run)) >= begin + steps, 120)
+    begin = len(read_log(run))
+    wait_for(lambda: len(read_log(run)) >= begin + steps, 120)
     cluster.run("scancel", "--signal=USR1", "--batch", job)
 
 
@@ -115,19 +107,19 @@ def test_a_requeued_job_goes_on_exactly(cluster, jobs, pictures, tmp_path):
     job = jobs("train", pictures, run, *options, TRAIN=MINIMAL)
     stop(cluster, job, run, 3)
     wait_for(lambda: "goes back into the queue" in log_of(tmp_path, job), 30)
-    assert 3 <= len(rows(run)) < 180, log_of(tmp_path, job)
+    assert 3 <= len(read_log(run)) < 180, log_of(tmp_path, job)
     stop(cluster, job, run, 3)
     wait_for(lambda: cluster.state(job) == "PENDING", 30)
     cluster.run("scancel", job)
     last = jobs("train", pictures, run, *options, options=["--ntasks=1"], TRAIN=MINIMAL)
     cluster.wait(last, seconds=240)
     assert reference.wait(240) == 0
-    worlds = [row["world"] for row in rows(run)]
+    worlds = [row["world"] for row in read_log(run)]
     assert worlds == sorted(worlds, reverse=True)
     assert set(worlds) == {2, 1}
     assert sequence(run) == sequence(whole)
     assert len(sequence(run)) == 180
-    losses, unbroken = ([row["loss"] for row in rows(each)] for each in (run, whole))
+    losses, unbroken = ([row["loss"] for row in read_log(each)] for each in (run, whole))
     assert losses == pytest.approx(unbroken, rel=1e-3)
     for epoch in range(15):
         keys = [key for *_, own in sequence(run)[12 * epoch : 12 * epoch + 12] for key in own]
@@ -145,8 +137,8 @@ def test_the_training_job_stages_to_its_scratch_folder(cluster, jobs, pictures, 
     job = jobs("staged_train", pictures, "2", *settings, JOBSCRATCH=str(scratch))
     cluster.wait(job, seconds=120)
     log = log_of(tmp_path, job)
-    assert [row["scan"] for row in rows(tmp_path / "run")] == [2, 2], log
-    assert [row["step"] for row in rows(tmp_path / "run")] == [3, 6]
+    assert [row["scan"] for row in read_log(tmp_path / "run")] == [2, 2], log
+    assert [row["step"] for row in read_log(tmp_path / "run")] == [3, 6]
     assert " images/s, loss=" in log
     assert "scan=2" in log
     assert f"{scratch}/pcrshard" in (tmp_path / "run" / "config.yaml").read_text()

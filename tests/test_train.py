@@ -11,7 +11,7 @@ import sys
 import hydra
 import pytest
 import torch
-from support import ROOT, wait_for
+from support import ROOT, read_log, wait_for
 
 import pcrshard
 from pcrshard import DeltaStore
@@ -71,13 +71,8 @@ def test_networks_are_those_of_the_papers(name, parameters):
     assert sum(parameter.numel() for parameter in network.parameters()) == parameters
 
 
-def rows(out):
-    path = pathlib.Path(out, "log.jsonl")
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def losses(out):
-    return [row["loss"] for row in rows(out)]
+    return [row["loss"] for row in read_log(out)]
 
 
 def test_a_run_goes_on_by_default(train, folder, capsys):

@@ -13,7 +13,7 @@ import fsspec
 import pytest
 import webdataset as wds
 from encode_support import make_tar, read_fields, write_files
-from support import CountingFS
+from support import CountingFS, without_place
 
 from pcrshard import Retry, ShardFormat, ShardWriter
 from pcrshard.encoding.samples import FieldRef
@@ -33,8 +33,7 @@ def make_folder(tmp_path):
 
 def stock_samples(url):
     """What unmodified WebDataset makes of a tar."""
-    samples = wds.WebDataset(url, shardshuffle=False, handler=wds.reraise_exception)
-    return [{k: v for k, v in s.items() if k not in ("__url__", "__local_path__")} for s in samples]
+    return without_place(wds.WebDataset(url, shardshuffle=False, handler=wds.reraise_exception))
 
 
 def our_samples(url, **options):

@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import webdataset as wds
-from support import CountingFS, damage, pieces, run_python
+from support import CountingFS, damage, pieces, run_python, without_place
 
 import pcrshard
 from pcrshard import ImageDecoder, JpegHandler, ScanLevel, View, pcr_scan
@@ -25,13 +25,6 @@ def dataset_of(urls, **kwargs):
 
 def keys(samples):
     return sorted(sample["__key__"] for sample in samples)
-
-
-def without_place(samples):
-    return [
-        {k: v for k, v in sample.items() if k not in ("__url__", "__local_path__")}
-        for sample in samples
-    ]
 
 
 def test_samples_are_those_of_the_plain_tar(shard_urls, plain_tars):
