@@ -109,7 +109,7 @@ def test_each_policy_begins_on_a_staged_copy(train, folder, policy):
     """There it reads the scans that the copy holds, without a setting more."""
     pcrshard.stage("train", "staged", 4)
     assert train("epochs=1", "data.train=staged", "out=run", f"policy={policy}") == 0
-    assert rows("run")[0]["scan"] <= 4
+    assert read_log("run")[0]["scan"] <= 4
 
 
 def test_wrong_settings_are_refused(train, folder):
