@@ -44,14 +44,14 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.cache_bytes is not None and self.cache_dir is None:
+        if self.cache_bytes is not None and not self.cache_dir:
             raise ValueError(f"expected cache_dir with cache_bytes={self.cache_bytes!r}")
         _ = self.cache  # created before the workers, so that all share its totals
 
     @cached_property
     def cache(self) -> PrefixCache | None:
         """The cache of all shards that are opened with these options."""
-        if self.cache_dir is None:
+        if not self.cache_dir:
             return None
         size = self.cache_bytes
         limit = None if size is None else num_bytes("cache_bytes", size)

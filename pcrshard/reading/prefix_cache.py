@@ -123,7 +123,9 @@ class PrefixCache:
     ) -> None:
         if isinstance(max_bytes, str):
             max_bytes = num_bytes("max_bytes", max_bytes)
-        self.folder = os.path.abspath(folder)
+        if not storage.is_local(folder):
+            raise ValueError(f"expected cache_dir to be a local folder, got {redact_url(folder)}")
+        self.folder = os.path.abspath(storage.plain_path(folder))
         self.max_bytes: float = math.inf if max_bytes is None else max_bytes
         self.since = time.time() if since is None else since
         # Nothing can be evicted before this monotonic time.

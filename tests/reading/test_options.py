@@ -5,11 +5,23 @@ import pytest
 from pcrshard import PrefixCache, ReadOptions, Retry
 
 
-@pytest.mark.parametrize(("name", "value"), [("prefetch", -1), ("cache_bytes", 0)])
-def test_impossible_numbers_are_refused(name, value):
+@pytest.mark.parametrize(
+    ("name", "value"), [("prefetch", -1), ("cache_bytes", 0), ("cache_dir", "s3://bucket/cache")]
+)
+def test_impossible_values_are_refused(name, value):
     """A negative prefetch would give an empty epoch; it is an error at construction."""
     with pytest.raises(ValueError, match=f"expected {name} to be"):
-        ReadOptions(cache_dir="cache", **{name: value})
+        ReadOptions(**{"cache_dir": "cache", name: value})
+
+
+@pytest.mark.parametrize(
+    ("given", "folder"), [("~/c", "/home/me/c"), ("file:///c", "/c"), ("", None)]
+)
+def test_a_cache_is_a_folder_like_any_other(monkeypatch, given, folder):
+    """A cache is where a shell would put it, and not in the current folder unless asked for."""
+    monkeypatch.setenv("HOME", "/home/me")
+    cache = ReadOptions(cache_dir=given).cache
+    assert (cache and cache.folder) == folder
 
 
 def test_a_cache_takes_a_size(tmp_path):
