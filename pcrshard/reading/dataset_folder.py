@@ -138,7 +138,7 @@ def find_datasets(
     if not storage.exists(index_url(url), options=storage_options):
         pattern = storage.join(url, f"*/{DATASET_INDEX}")
         found = storage.list_matching(pattern, options=storage_options)
-        names = sorted(storage.split_query(each)[0].split("/")[-2] for each in found)
+        names = sorted(storage.file_name(storage.parent(each)) for each in found)
     return {name: storage.join(url, name) for name in names} or {"": url}
 
 

@@ -38,7 +38,6 @@ from .urls import (
     join,
     parent,
     plain_path,
-    split_query,
 )
 
 __all__ = [
@@ -75,6 +74,5 @@ __all__ = [
     "read_ranges",
     "remove",
     "remove_temporary_files",
-    "split_query",
     "unchanged",
 ]

@@ -19,7 +19,7 @@ from ..errors import StorageError
 from ..redaction import PIPE, get_logger, redact_url, split_url
 from .retry import Retry
 from .stores import DEFAULT_RETRY, LISTING_SECONDS, Options, ask, mapped_errors, resolve
-from .urls import is_local, plain_path
+from .urls import is_local, plain_path, split
 
 log = get_logger(__name__)
 _WILDCARD = re.compile(r"[*?[]")
@@ -106,7 +106,14 @@ def exists(url: str, *, options: Options = None) -> bool:
     Raises:
         StorageError: The store cannot be reached, or refuses the request.
     """
-    return bool(ask(url, "look up", "exists", options))
+    # Not fsspec's exists, which takes any failure for a missing file.
+    try:
+        ask(url, "look up", "info", options)
+    except StorageError as error:
+        if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+            return False
+        raise
+    return True
 
 
 def is_folder(url: str, *, options: Options = None) -> bool:
@@ -195,9 +202,11 @@ def fixed_folder(pattern: str) -> str:
 def _wildcard(url: str) -> int | None:
     """Return the position of the first wildcard, ``None`` without one."""
     parts = split_url(url)
-    start = len(parts.scheme) + len(parts.user)
+    is_http = url.startswith("http")
+    # An IPv6 address has brackets.
+    start = len(parts.scheme + parts.user + parts.host * is_http)
     # In an HTTP URL, "?" begins the query.
-    stop = len(url) - len(parts.query) * url.startswith("http")
+    stop = len(url) - len(parts.query) * is_http
     found = _WILDCARD.search(url, start, stop)
     return found.start() if found else None
 
@@ -218,16 +227,16 @@ def list_matching(
     Raises:
         StorageError: The folder cannot be listed or the store does not answer.
     """
-    folder = fixed_folder(pattern)
+    folder, rest = fixed_folder(pattern), split(pattern)[2]
     if is_local(pattern):
         with mapped_errors(pattern, "list"):
             names = glob.iglob(plain_path(pattern), recursive=True)
             return {name: os.stat(name).st_size for name in names if os.path.isfile(name)}
-    _, root = resolve(folder, options)
+    _, root = resolve(folder + rest, options)
     files = ask(pattern, "list", "glob", options, seconds=LISTING_SECONDS, detail=True)
-    start = len(root.rstrip("/")) + 1
+    start = len(root.removesuffix(rest).rstrip("/"))
     return {
-        f"{folder}{name[start:]}": info["size"]
+        f"{folder}{name[start:].lstrip('/')}{rest}": info["size"]
         for name, info in files.items()
         if info["type"] == "file"
     }

@@ -52,25 +52,28 @@ def resolve(url: str, options: Options) -> tuple[Any, str]:
     if is_local(url):
         # Not url_to_fs, which takes "::" in a file name for two chained file systems.
         return LocalFileSystem(), plain_path(url)
-    with mapped_errors(url, "open this kind of URL", (ImportError, ValueError)):
-        fs, path = fsspec.core.url_to_fs(url, **_guarded_options(url, options or {}))
-    if not (options or {}).get("skip_instance_cache"):
+    given = options or {}
+    with mapped_errors(url, "open this kind of URL"):
+        if _HTTP.match(url):  # which url_to_fs would split at the "::" of an IPv6 address
+            fs, path = fsspec.filesystem("http", **_guarded(given)), url
+        else:
+            # In a chain of protocols, each store has its options under its name.
+            chained = ("http", "https") if _HTTP.search(url) else ()
+            own = {name: _guarded(given.get(name) or {}) for name in chained}
+            fs, path = fsspec.core.url_to_fs(url, **{**given, **own})
+    if not given.get("skip_instance_cache"):
         _used.add(fs)
     return fs, str(path)
 
 
-def _guarded_options(url: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+def _guarded(options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return options under which redirects carry none of the user's headers to another server."""
-    if _HTTP.search(url) is None or "get_client" in options:
+    if "get_client" in options:
         return options
     # aiohttp takes half a second to import; readers of other stores should not wait for it.
     from .redirects import with_redirect_guard
 
-    if _HTTP.match(url):
-        return with_redirect_guard(options)
-    # In a chain of protocols, each store has its options under its name.
-    chained = {name: with_redirect_guard(options.get(name) or {}) for name in ("http", "https")}
-    return {**options, **chained}
+    return with_redirect_guard(options)
 
 
 @contextmanager
@@ -115,7 +118,14 @@ def in_thread(call: Callable[[], T]) -> concurrent.futures.Future[T]:
 async def call(fs: Any, method: str, path: str, **kwargs: Any) -> Any:
     """Call a method of a file system for a path, in a way that can be canceled."""
     if fs.async_impl:
-        return await getattr(fs, f"_{method}")(path, **kwargs)
+        try:
+            return await getattr(fs, f"_{method}")(path, **kwargs)
+        except FileNotFoundError as error:
+            # The HTTP file system takes any failure to look up a file for a missing file.
+            cause = error.__cause__ if "https" in fs.protocol else None
+            if cause is None or getattr(cause, "status", None) == 404:
+                raise
+        raise cause  # here, where the missing file is not its context
     request = in_thread(partial(getattr(fs, method), path, **kwargs))
     return await asyncio.wrap_future(request)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 
 import braceexpand
@@ -14,6 +15,10 @@ Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _FILE = ("file://", "local://")
 _HTTP = ("http://", "https://")
+# Not within an IPv6 address.
+_SEPARATOR = re.compile(r"::(?![\da-fA-F:.]*\])")
+# In a chain such as ``simplecache::s3://``, the first link with a path.
+_PROTOCOL = re.compile(r"(?:[\w+.-]+::)*[\w+.-]+://")
 
 
 def is_local(url: str) -> bool:
@@ -40,41 +45,47 @@ def expand(urls: Urls) -> list[str]:
     ['a-000.tar', 'a-001.tar', 'a-002.tar', 'b.tar']
     """
     each = [urls] if isinstance(urls, os.PathLike) else urls
-    patterns = each.split("::") if isinstance(each, str) else [os.fspath(url) for url in each]
+    patterns = _SEPARATOR.split(each) if isinstance(each, str) else [os.fspath(url) for url in each]
     try:
         return [url for pattern in patterns for url in braceexpand.braceexpand(pattern)]
     except ValueError:
         raise StorageError(f"not a brace pattern: {redact_url('::'.join(patterns))}") from None
 
 
-def split_query(url: str) -> tuple[str, str]:
-    """Split an HTTP URL before its query, which may hold the signature of a folder.
+def split(url: str) -> tuple[str, str, str]:
+    """Split a URL before and after its path; a local URL is a path.
 
-    In other URLs, ``?`` may be part of a name.
+    The path ends at the query of an HTTP URL, which may hold the signature of a folder, or at the
+    rest of a chain. In other URLs, ``?`` may be part of a name.
+
+    >>> split("https://host/a?key=1"), split("zip://a::s3://bucket/b.zip")
+    (('https://', 'host/a', '?key=1'), ('zip://', 'a', '::s3://bucket/b.zip'))
     """
-    if not url.startswith(_HTTP):
-        return url, ""
-    path, mark, query = url.partition("?")
-    return path, mark + query
+    protocol = None if is_local(url) else _PROTOCOL.match(url)
+    if protocol is None:
+        return "", url, ""
+    end = "?" if protocol[0].endswith(_HTTP) else "::"
+    path, found, rest = url[protocol.end() :].partition(end)
+    return protocol[0], path, found + rest
 
 
 def file_name(url: str) -> str:
     """Return the last part of a URL's path."""
-    return split_query(url)[0].rpartition("/")[2]
+    return split(url)[1].rpartition("/")[2]
 
 
 def parent(url: str) -> str:
-    """Return the URL of the folder that a file is in, keeping the file's query.
+    """Return the URL of the folder that a file is in, keeping what follows the path.
 
     >>> parent("https://host/a/b.tar?key=1"), parent("b.tar"), parent("/b.tar")
     ('https://host/a?key=1', '.', '/')
     """
-    path, query = split_query(url)
+    protocol, path, rest = split(url)
     folder, separator, _ = path.rpartition("/")
-    return (folder or separator or ".") + query
+    return protocol + (folder or separator or "." * (not protocol)) + rest
 
 
 def join(folder: str, name: str) -> str:
-    """Return the URL of a file in a folder, keeping the folder's query."""
-    path, query = split_query(folder)
-    return f"{path.rstrip('/')}/{name}{query}"
+    """Return the URL of a file in a folder, keeping what follows the folder's path."""
+    protocol, path, rest = split(folder)
+    return f"{protocol}{path.rstrip('/')}/{name}{rest}"

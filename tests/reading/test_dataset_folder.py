@@ -1,6 +1,7 @@
 """A dataset is named by its folder or by its index."""
 
 import pathlib
+import shutil
 
 import pytest
 from msgspec.structs import replace
@@ -51,6 +52,17 @@ def test_what_is_no_dataset_is_an_error(tmp_path):
     (tmp_path / "pcr.json").write_text("{}")
     with pytest.raises(CorruptIndex, match=r"pcr\.json"):
         open_dataset(tmp_path)
+
+
+def test_a_dataset_in_an_archive(dataset, tmp_path):
+    """A chain of protocols names a dataset, its splits and its shards like any other URL."""
+    shutil.copytree(dataset, tmp_path / "d" / "val")
+    archive = shutil.make_archive(tmp_path / "a", "zip", tmp_path / "d")
+    assert find_datasets(f"zip://::{archive}") == {"val": f"zip:///val::{archive}"}
+    index, urls = open_dataset(f"zip://val::{archive}")
+    assert open_dataset(urls) == (index, urls)
+    with pytest.raises(StorageError, match=r"none\.zip"):
+        open_dataset(f"zip://val::{tmp_path}/none.zip")
 
 
 def test_the_splits_of_a_folder(dataset, tmp_path):

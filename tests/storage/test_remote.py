@@ -332,6 +332,15 @@ def test_reads_share_the_requests_of_a_process(raw):
     assert 8 < most <= 32
 
 
+@pytest.mark.parametrize("look_up", [storage.exists, storage.identity, storage.file_bytes])
+def test_a_busy_server_is_not_taken_for_a_missing_file(raw, look_up):
+    """A look-up is repeated if the server refuses it for a moment."""
+    policy = lambda ask: Fault(status=503) if ask.number < 2 else None
+    with servers.faulty(raw, policy) as server:
+        assert look_up(server.url("a.bin"))
+        assert not storage.exists(server.url("b.bin"))
+
+
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 410, 412])
 def test_hopeless_answers_are_asked_for_once(raw, status):
     """A missing file or a wrong password is reported at once."""

@@ -6,6 +6,7 @@ import time
 import servers
 
 from pcrshard import storage
+from pcrshard.storage import stores
 
 
 def _seconds_to_read(url, answer):
@@ -27,3 +28,10 @@ def test_a_forked_process_reads_at_once(tmp_path):
         child.start()
         child.join()
         assert answer.get() < 0.9
+
+
+def test_an_address_of_ipv6_is_no_chain():
+    """A server on an IPv6 network is reached, and its brackets are no pattern."""
+    url = "http://[2001:db8::1]:80/a"
+    assert stores.resolve(url, None)[1] == url
+    assert not storage.is_pattern(url)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from pcrshard import storage
 from pcrshard.errors import PCRError
+from pcrshard.storage import urls
 
 
 @pytest.mark.parametrize(
@@ -15,6 +16,7 @@ from pcrshard.errors import PCRError
     [
         ("a-{0..2}.tar", ["a-0.tar", "a-1.tar", "a-2.tar"]),
         ("s3://b/{x,y}.tar::c.tar", ["s3://b/x.tar", "s3://b/y.tar", "c.tar"]),
+        ("http://[fe80::1]:80/{x,y}::a", ["http://[fe80::1]:80/x", "http://[fe80::1]:80/y", "a"]),
         (["a{1,2}", pathlib.Path("b")], ["a1", "a2", "b"]),
         ("plain", ["plain"]),
         ([], []),
@@ -34,15 +36,20 @@ def test_expand_refuses_an_unbalanced_brace():
 NAMES = st.text(
     st.characters(exclude_characters="/\\?#{}:", exclude_categories=["Cs", "Cc"]), min_size=1
 )
+FOLDERS = [
+    "d", "/a/d", "s3://b/d/", "https://h/d?sig=x/y", "file:///d",
+    "http://[::1]:80/d", "zip://::s3://b/c.zip", "zip://d::c.zip", "simplecache::https://h/d?sig=x",
+]  # fmt: skip
 
 
 @given(name=NAMES)
-@pytest.mark.parametrize("folder", ["d", "/a/d", "s3://b/d/", "https://h/d?sig=x/y", "file:///d"])
+@pytest.mark.parametrize("folder", FOLDERS)
 def test_a_joined_name_comes_back(folder, name):
-    """The URL of a file in a folder ends with the file's name, whatever query the folder has."""
+    """A file in a folder has a URL with its name, and the folder's query or chain."""
     url = storage.join(folder, name)
     assert storage.file_name(url) == name
-    assert storage.split_query(url)[1] == storage.split_query(folder)[1]
+    assert urls.split(url)[2] == urls.split(folder)[2]
+    assert storage.join(storage.parent(url), name) == url
 
 
 @pytest.mark.parametrize(
