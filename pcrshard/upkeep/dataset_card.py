@@ -81,9 +81,9 @@ def _body(splits: Mapping[str, DatasetIndex], schema: Schema, name: str, url: st
         f"- {split}{split and ': '}{index.num_samples} samples in {len(index.shards)} shards"
         for split, index in splits.items()
     )
+    scans = (*range(1, first.num_groups + 1), FULL)[: first.scan]
     rows = "\n".join(
-        f"| {scan} | {first.prefix_bytes(scan) / first.num_samples / 1e3:.1f} |"
-        for scan in (*range(1, first.num_groups + 1), FULL)
+        f"| {scan} | {first.prefix_bytes(scan) / first.num_samples / 1e3:.1f} |" for scan in scans
     )
     preview = ""
     if schema.layout == "preview":
@@ -107,7 +107,7 @@ A job chooses what it reads by `scan`:
 ```python
 import pcrshard.hf  # pip install 'pcrshard[hf]'
 
-dataset = pcrshard.hf.load_dataset({url!r}, scan={min(5, first.num_groups)}, streaming=True)
+dataset = pcrshard.hf.load_dataset({url!r}, scan={scans[:5][-1]!r}, streaming=True)
 ```
 {preview}
 ## Source, license and contents

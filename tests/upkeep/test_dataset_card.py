@@ -51,3 +51,12 @@ def test_a_card_of_splits_names_all_of_them():
     ]
     assert "hf://x/train" in card.text
     assert "val: 24 samples in 1 shards" in card.text
+
+
+def test_a_card_of_a_staged_copy_lists_its_scans():
+    """A copy of the low scans can be published with a card of its own."""
+    index = DatasetIndex("s", 2, (ENTRY.staged(1),))
+    card = dataset_card({"": index}, PREVIEW, name="pets", url="hf://x")
+    assert "| 1 |" in card
+    assert "| 2 |" not in card
+    assert "scan=1," in card
