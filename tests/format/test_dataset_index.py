@@ -4,6 +4,7 @@ import json
 
 import pytest
 from msgspec.structs import asdict, replace
+from support import ROOT
 
 from pcrshard import DatasetIndex, Shard, open_dataset
 from pcrshard.errors import CorruptIndex, ScanUnavailable, UnsupportedVersion
@@ -21,6 +22,12 @@ def test_a_dataset_index_survives_encoding(dataset):
     assert [Shard(url).head.prefix_stops for url in urls] == [
         entry.prefix_stops for entry in index.shards
     ]
+
+
+def test_the_example_in_the_specification_is_valid():
+    """Another implementation can begin with the example of SPEC.md."""
+    example = (ROOT / "SPEC.md").read_text().partition("```json\n")[2].partition("```")[0]
+    assert DatasetIndex.decode(example.encode()).classes == ("cat", "dog")
 
 
 def dataset_json(**changes):
