@@ -72,7 +72,8 @@ def run_tasks(
                 yield from _run_on(pool, function, tasks, stop)
         except BrokenExecutor as error:
             raise EncodeError(
-                f"a worker process died, maybe out of memory ({error}); run again with --resume"
+                f"a worker process died, maybe out of memory ({error}); run again with fewer "
+                "workers, and `encode` with --resume"
             ) from error
 
 

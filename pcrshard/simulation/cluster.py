@@ -22,13 +22,14 @@ _Seconds = Annotated[float, Least(0), "a number of at least 0"]
 class Cluster:
     """A simulated cluster.
 
+    Bandwidths are in bytes per second.
+
     Attributes:
-        bandwidth: Storage bandwidth shared by all ranks, in bytes per second.
+        bandwidth: Storage bandwidth shared by all ranks.
         per_node: Accelerators per node.
         cores: CPU cores per node.
-        link: Network bandwidth per node, in bytes per second (default: unlimited).
-        stream: Bandwidth per request, which object stores limit, in bytes per second (default:
-            unlimited).
+        link: Network bandwidth per node (default: unlimited).
+        stream: Bandwidth per request, which object stores limit (default: unlimited).
         latency: Time to the first byte of a request in seconds: median and 99th percentile.
     """
 

@@ -30,6 +30,7 @@ from .urls import is_local, plain_path
 Options = Mapping[str, Any] | None
 T = TypeVar("T")
 _HTTP = re.compile("https?://")
+_EXTRAS = "; pip install 'pcrshard[http]', 'pcrshard[s3]', 'pcrshard[hf]', or fsspec's own package"
 DEFAULT_RETRY = Retry()
 _POLL_SECONDS = 0.2
 # Stores list a folder in one call without progress; a million files take a minute.
@@ -54,13 +55,16 @@ def resolve(url: str, options: Options) -> tuple[Any, str]:
         return LocalFileSystem(), plain_path(url)
     given = options or {}
     with mapped_errors(url, "open this kind of URL"):
-        if _HTTP.match(url):  # which url_to_fs would split at the "::" of an IPv6 address
-            fs, path = fsspec.filesystem("http", **_guarded(given)), url
-        else:
-            # In a chain of protocols, each store has its options under its name.
-            chained = ("http", "https") if _HTTP.search(url) else ()
-            own = {name: _guarded(given.get(name) or {}) for name in chained}
-            fs, path = fsspec.core.url_to_fs(url, **{**given, **own})
+        try:
+            if _HTTP.match(url):  # which url_to_fs would split at the "::" of an IPv6 address
+                fs, path = fsspec.filesystem("http", **_guarded(given)), url
+            else:
+                # In a chain of protocols, each store has its options under its name.
+                chained = ("http", "https") if _HTTP.search(url) else ()
+                own = {name: _guarded(given.get(name) or {}) for name in chained}
+                fs, path = fsspec.core.url_to_fs(url, **{**given, **own})
+        except ImportError as error:
+            raise StorageError(f"{error}{_EXTRAS}") from error
     if not given.get("skip_instance_cache"):
         _used.add(fs)
     return fs, str(path)

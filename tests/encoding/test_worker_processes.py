@@ -23,8 +23,8 @@ def die(_):
 
 
 def test_a_killed_worker_ends_the_run():
-    """When the kernel kills a worker process, the error says how to resume."""
-    with pytest.raises(EncodeError, match=r"a worker process died.*--resume"):
+    """When the kernel kills a worker process, the error says how to go on."""
+    with pytest.raises(EncodeError, match=r"a worker process died.*fewer workers.*--resume"):
         list(run_tasks(die, {0: 0, 1: 1}, workers=2))
 
 

@@ -1,11 +1,14 @@
 """File systems after a fork."""
 
 import multiprocessing
+import sys
 import time
 
+import pytest
 import servers
 
 from pcrshard import storage
+from pcrshard.errors import StorageError
 from pcrshard.storage import stores
 
 
@@ -35,3 +38,10 @@ def test_an_address_of_ipv6_is_no_chain():
     url = "http://[2001:db8::1]:80/a"
     assert stores.resolve(url, None)[1] == url
     assert not storage.is_pattern(url)
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    """Who reads from a store for the first time is told what to install."""
+    monkeypatch.setitem(sys.modules, "pcrshard.storage.redirects", None)
+    with pytest.raises(StorageError, match=r"pip install 'pcrshard\[http\]'.*http://h/a"):
+        storage.read("http://h/a", 0, 1)
