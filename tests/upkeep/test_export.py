@@ -143,7 +143,7 @@ def test_no_image_overwrites_another(tmp_path, samples):
         assert len(files_of(tmp_path / "out")) == 2
 
 
-@pytest.mark.parametrize("name", ["..", ".", "../..", "a/../../b", "\\", "", "a\0b", "/abs"])
+@pytest.mark.parametrize("name", ["..", ".", "../..", "a/../../b", "\\", "a\0b", "/abs"])
 def test_a_class_name_cannot_leave_the_folder(tmp_path, name):
     """Anyone may have written the class names: an image never lands outside the target."""
     write_dataset(tmp_path / "pcr", {"escaped": {"cls": 0}}, [name])
