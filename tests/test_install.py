@@ -23,6 +23,6 @@ def test_the_core_compiles_without_vector_kernels():
     """Where there is neither AVX2 nor NEON, as on RISC-V and POWER, pip builds plain C."""
     if (compiler := shutil.which("cc")) is None:
         pytest.skip("no C compiler")
-    flags = ("-std=c11", "-fsyntax-only", "-DPCR_AVX2_H", "-DPCR_HAVE_VECTORS=0")
+    flags = ["-Wall", "-Werror", "-fsyntax-only", "-DPCR_AVX2_H", "-DPCR_HAVE_VECTORS=0"]
     sources = (ROOT / "pcrshard/native/src").glob("*.c")
-    subprocess.run([compiler, *flags, *sources], check=True)
+    subprocess.run([compiler, "-std=c11", *flags, *sources], check=True)

@@ -8,14 +8,11 @@
 #include "avx2.h"
 #include "pcr.h"
 
-static int use_vectors(int backend) {
 #if PCR_HAVE_VECTORS
+static int use_vectors(int backend) {
     return backend != PCR_BACKEND_PORTABLE && pcr_have_vectors();
-#else
-    (void)backend;
-    return 0;
-#endif
 }
+#endif
 
 static size_t quantize_run(const void *values, size_t first, size_t count, int type, float scale,
                            int8_t *codes, int backend) {
