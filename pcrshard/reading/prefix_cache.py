@@ -130,6 +130,8 @@ class PrefixCache:
         self.since = time.time() if since is None else since
         # Nothing can be evicted before this monotonic time.
         self._full_until = 0.0
+        # How much of each file was last read.
+        self._read_stops: dict[str, int] = {}
         self._counts = SharedIntegers([0, 0])
 
     @property
@@ -160,9 +162,7 @@ class PrefixCache:
         stop = len(view)
         path = self._path(url, identity)
         self._make_folder()
-        # If space is needed, this reader does not need the rest of the file.
-        if time.monotonic() < self._full_until and stop > HEAD_STOP:
-            self._cut(path, stop)
+        self._read_stops[path] = stop
         with self._hold(path, shared=True, create=False, wait=False) as handle:
             held = _read(handle, view, start)
         if held < stop:
@@ -295,9 +295,12 @@ class PrefixCache:
         now = time.time()
         oldest = max(self.since, now - _FORGOTTEN_SECONDS)
         idle = [file.path for file in files if not oldest <= file.last_use <= now]
-        # High scans first, then whole files.
+        # High scans first, also those that this job no longer reads, then whole files.
         parts = ((path, stop) for path in idle for stop in reversed(_stops(path)[1:]))
-        for path, stop in itertools.chain(parts, zip(idle, itertools.repeat(0))):
+        # To read a head or an index is not to read at a lower scan.
+        last = self._read_stops.copy().items()
+        lowered = ((path, stop) for path, stop in last if stop in _stops(path)[1:])
+        for path, stop in itertools.chain(parts, lowered, zip(idle, itertools.repeat(0))):
             if total <= wanted:
                 break
             total -= self._cut(path, stop)

@@ -19,7 +19,7 @@ from ..errors import StorageError
 from ..redaction import PIPE, get_logger, redact_url, split_url
 from .retry import Retry
 from .stores import DEFAULT_RETRY, LISTING_SECONDS, Options, ask, mapped_errors, resolve
-from .urls import is_local, plain_path, split
+from .urls import is_local, is_there, plain_path, split
 
 log = get_logger(__name__)
 _WILDCARD = re.compile(r"[*?[]")
@@ -183,9 +183,7 @@ def is_pattern(url: str) -> bool:
 
     In an HTTP URL, ``?`` begins the query. Passwords and queries may have any character.
     """
-    if _wildcard(url) is None:
-        return False
-    return not (is_local(url) and os.path.exists(plain_path(url)))
+    return _wildcard(url) is not None and not is_there(url)
 
 
 def fixed_folder(pattern: str) -> str:

@@ -34,7 +34,7 @@ def plain_path(url: str) -> str:
 
 
 def expand(urls: Urls) -> list[str]:
-    """Expand brace patterns in one URL or several.
+    """Expand brace patterns in one URL or several, except in names of existing local files.
 
     ``::`` separates URLs in one string, as in WebDataset.
 
@@ -44,12 +44,21 @@ def expand(urls: Urls) -> list[str]:
     >>> expand("a-{000..002}.tar::b.tar")
     ['a-000.tar', 'a-001.tar', 'a-002.tar', 'b.tar']
     """
-    each = [urls] if isinstance(urls, os.PathLike) else urls
-    patterns = _SEPARATOR.split(each) if isinstance(each, str) else [os.fspath(url) for url in each]
+    named = [urls] if isinstance(urls, os.PathLike) else urls
+    patterns = _SEPARATOR.split(named) if isinstance(named, str) else [os.fspath(p) for p in named]
     try:
-        return [url for pattern in patterns for url in braceexpand.braceexpand(pattern)]
+        return [
+            url
+            for each in patterns
+            for url in ([each] if is_there(each) else braceexpand.braceexpand(each))
+        ]
     except ValueError:
         raise StorageError(f"not a brace pattern: {redact_url('::'.join(patterns))}") from None
+
+
+def is_there(url: str) -> bool:
+    """Return whether a URL is an existing local file or folder."""
+    return is_local(url) and os.path.exists(plain_path(url))
 
 
 def split(url: str) -> tuple[str, str, str]:

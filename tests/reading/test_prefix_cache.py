@@ -26,6 +26,7 @@ from pcrshard.cli.main import main
 from pcrshard.encoding.shard_writer import encode_sample, write_shard
 from pcrshard.errors import CorruptPiece, StorageError
 from pcrshard.format.shard_format import ShardFormat
+from pcrshard.reading import prefix_cache
 from pcrshard.storage import Retry
 from pcrshard.storage.locks import hold_lock
 from pcrshard.testing import make_jpeg
@@ -153,8 +154,8 @@ def test_a_new_job_takes_the_room_of_one_before(source, tmp_path):
     assert used(cache) <= room
 
 
-def test_a_job_that_reads_lower_scans_makes_room_of_higher_ones(source, tmp_path):
-    """Groups that only an earlier job wanted are cut before any shard is dropped."""
+def test_a_job_that_reads_lower_scans_makes_room_of_higher_ones(source, tmp_path, monkeypatch):
+    """Groups that only an earlier job or epoch wanted are cut before any shard is dropped."""
     cache = str(tmp_path / "cache")
     room = sum(len(data) for data, _ in source.values()) * 2 // 3
     epoch(Store(source, PrefixCache(cache, room, time.time())), range(8), 0)
@@ -162,6 +163,11 @@ def test_a_job_that_reads_lower_scans_makes_room_of_higher_ones(source, tmp_path
     second = Store(source, PrefixCache(cache, room, time.time()))
     epoch(second, range(8), 1, 2)
     assert epoch(second, range(8), 2, 2) == 0
+    monkeypatch.setattr(prefix_cache, "_PAUSE", 0)  # as if reads were slow
+    job = Store(source, PrefixCache(str(tmp_path / "job"), room, time.time()))
+    epoch(job, range(8), 0)
+    epoch(job, range(8), 1, 2)
+    assert epoch(job, range(8), 2, 2) == 0
 
 
 def test_lists_and_clears(store, capsys):

@@ -27,6 +27,14 @@ def test_expand(urls, expected):
     assert storage.expand(urls) == expected
 
 
+def test_braces_of_an_existing_name_are_no_pattern(tmp_path):
+    """A folder is found whatever its name is, as it is with wildcards."""
+    (tmp_path / "a{1,2}").mkdir()
+    (tmp_path / "a{3").mkdir()
+    names = [f"{tmp_path}/a{{1,2}}", f"{tmp_path}/a{{3"]
+    assert storage.expand(names) == names
+
+
 def test_expand_refuses_an_unbalanced_brace():
     """A typing error in a pattern is one of our errors, not a library's traceback."""
     with pytest.raises(PCRError, match=r"a-\{0"):
