@@ -112,7 +112,7 @@ class PrefixCache:
             eviction is plain least recently used.
 
     Raises:
-        ValueError: ``max_bytes`` is not a size.
+        ValueError: ``folder`` is not local, or ``max_bytes`` is not a size.
     """
 
     def __init__(
