@@ -24,11 +24,10 @@ from .retry import Attempts, Refused, Retry
 from .stores import call, retried, run, time_limit
 
 log = get_logger(__name__)
-# Measured: a request to an object store takes 2 to 4 ms of CPU time, most of it in botocore.
-PART_BYTES = 4 << 20
-# Concurrent requests of one read; streamed bodies need no buffer of their own.
-IN_FLIGHT = 3
-STREAMED_IN_FLIGHT = 8
+# Size of a part, and concurrent requests of one read. Measured: a request to an object store takes
+# 2 to 4 ms of CPU time, most of it in botocore. Streamed bodies need no buffer of their own.
+STREAMED = (8 << 20, 8)
+BUFFERED = (4 << 20, 3)
 # Parts are not halved below this size.
 LEAST_PART_BYTES = 64 << 10
 # Concurrent requests of all reads of this process.
@@ -78,6 +77,7 @@ class RangeRead:
     Attributes:
         todo: What to request.
         part_bytes: Size of a part.
+        most_in_flight: Number of concurrent requests.
         received: Bytes received.
         requests: Requests sent.
         attempts: Consecutive failures.
@@ -91,7 +91,7 @@ class RangeRead:
         self.timeout = retry.timeout
         self.store = split_url(path).host or path.partition("/")[0]
         self.todo = collections.deque([self.all] if view else [])
-        self.part_bytes = PART_BYTES
+        self.part_bytes, self.most_in_flight = STREAMED if _is_streamed(fs) else BUFFERED
         self.received = 0
         self.requests = 0
         self.attempts = Attempts(retry)
@@ -99,9 +99,8 @@ class RangeRead:
     @property
     def _in_flight(self) -> int:
         """Parts to request at a time."""
-        if self.attempts.failures or self.store not in _with_ranges:
-            return 1
-        return STREAMED_IN_FLIGHT if _is_streamed(self.fs) else IN_FLIGHT
+        is_known = not self.attempts.failures and self.store in _with_ranges
+        return self.most_in_flight if is_known else 1
 
     async def run(self) -> None:
         """Request all parts, several at a time.
