@@ -3,6 +3,7 @@
 import functools
 import io
 import pathlib
+import struct
 import tempfile
 from functools import partial
 
@@ -206,6 +207,16 @@ def test_a_broken_tag_is_none(damage):
     assert broken != tagged
     assert np.array_equal(decode_image(broken), decode_image(plain))
     assert [map_jpeg(jpeg).orientation for jpeg in (tagged, broken)] == [6, 0]
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_a_tag_of_four_bytes_turns_the_picture(order):
+    """Some writers store the orientation as a LONG, which Pillow reads like the SHORT of EXIF."""
+    tiff = {"<": b"II*\0", ">": b"MM\0*"}[order]
+    tiff += struct.pack(f"{order}IHHHIII", 8, 1, 0x0112, 4, 1, 6, 0)
+    jpeg = make_jpeg(3, *SHAPE, exif=b"Exif\0\0" + tiff)
+    assert by_pillow(jpeg).shape[:2] == SHAPE[::-1]
+    assert np.array_equal(decode_image(jpeg), by_pillow(jpeg))
 
 
 def test_photographs_of_cameras(data_folder):

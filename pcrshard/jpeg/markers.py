@@ -213,10 +213,12 @@ def _add_segment(found: JpegMap, segment: Segment) -> None:
         payload = segment.payload
         is_jfif = code == APP0 and payload.startswith(b"JFIF\0") and len(payload) >= 14
         is_adobe = code == APP14 and payload.startswith(b"Adobe") and len(payload) >= 12
-        if (is_jfif or is_adobe) and found.scans:
-            # Here they do not affect the color space, but before the first scan they would.
+        is_turned = code == _APP1 and exif_orientation(payload) > 1
+        if (is_jfif or is_adobe or is_turned) and found.scans:
+            # Decoders ignore these here, but before the first scan, where the tail puts them, they
+            # would change the color space or turn the picture.
             raise UnsupportedJpeg(
-                "JFIF or Adobe segment after the first scan", offset=segment.start
+                "JFIF, Adobe or EXIF orientation after the first scan", offset=segment.start
             )
         found.has_jfif |= is_jfif
         if is_adobe:

@@ -11,6 +11,7 @@ from PIL import Image
 from pcrshard import join_scans, split_scans
 from pcrshard.errors import CorruptJpeg, FormatError, UnsupportedJpeg
 from pcrshard.jpeg.markers import EOI, SOI, map_jpeg, read_segment
+from pcrshard.jpeg.orientation import with_orientation
 from pcrshard.jpeg.pixels import make_baseline
 from pcrshard.jpeg.split import check_complete
 from pcrshard.native import exif_orientation
@@ -94,7 +95,12 @@ REFUSED = {
     "Adobe behind a scan": (
         PROGRESSIVE[:-2] + b"\xff\xee\0\x0eAdobe\0\x64" + bytes(5) + EOI,
         UnsupportedJpeg,
-        "Adobe segment",
+        "Adobe or EXIF",
+    ),
+    "orientation behind a scan": (
+        PROGRESSIVE[:-2] + with_orientation(b"", 6) + EOI,
+        UnsupportedJpeg,
+        "EXIF orientation",
     ),
     "300 scans": (
         PROGRESSIVE[:-2] + PROGRESSIVE[SOS_AT : SOS_AT + 14] * 300 + EOI,

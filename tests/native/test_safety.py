@@ -84,7 +84,8 @@ def test_progressive_bomb_is_refused() -> None:
 @pytest.mark.parametrize(
     ("stream", "unsupported", "match"),
     [
-        (b"", False, "FF D8"),
+        (b"", False, "no bytes"),
+        (b"\x89PNG", False, "FF D8"),
         (b"\xff\xd8\xff\xd9", False, "frame header"),
         (frame(HUFFMAN, 8, 8), False, "at least one scan"),
         (frame(ARITHMETIC, 8, 8), True, "SOF9"),

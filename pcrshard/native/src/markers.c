@@ -92,10 +92,12 @@ int pcr_exif_orientation(const uint8_t *payload, size_t size) {
     uint32_t entries = read_number(tiff + at, 2, big);
     for (at += 2; entries > 0 && at + 12 <= size; entries--, at += 12) {
         const uint8_t *entry = tiff + at;
-        if (read_number(entry, 2, big) != 0x0112 || read_number(entry + 2, 2, big) != 3 ||
+        /* Some writers use LONG (4) where the standard says SHORT (3). */
+        uint32_t type = read_number(entry + 2, 2, big);
+        if (read_number(entry, 2, big) != 0x0112 || (type != 3 && type != 4) ||
             read_number(entry + 4, 4, big) != 1)
             continue;
-        uint32_t value = read_number(entry + 8, 2, big);
+        uint32_t value = read_number(entry + 8, type == 3 ? 2 : 4, big);
         return value <= 8 ? (int)value : 0;
     }
     return 0;
@@ -315,6 +317,7 @@ static int parse_until(pcr_decoder *dec, bool stop_at_frame, bool *found) {
 int pcr_parse_frame(pcr_decoder *dec) {
     int first = pcr_cursor_byte(&dec->cursor), second = pcr_cursor_byte(&dec->cursor);
     bool found;
+    if (!dec->cursor.total) return pcr_fail(dec, PCR_CORRUPT, "expected a JPEG, got no bytes");
     if (first != 0xFF || second != M_SOI)
         return pcr_fail(dec, PCR_CORRUPT,
                         "expected a JPEG that starts with FF D8, got %02X %02X in %zu bytes",
