@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import posixpath
 import re
@@ -38,9 +39,9 @@ def list_rows(path: str, options: StorageOptions) -> list[ListedImage]:
 
     def lines() -> Iterator[str]:
         nonlocal number
-        for line in data.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
+        for line in io.BytesIO(data.removeprefix(b"\xef\xbb\xbf")):
             number += 1
-            yield line.removesuffix(b"\r").decode() + "\n"
+            yield line.decode()
 
     rows = []
     found: Iterator[Row]
@@ -78,11 +79,12 @@ def list_rows(path: str, options: StorageOptions) -> list[ListedImage]:
 
 def _table_rows(lines: Iterator[str], is_tsv: bool) -> Iterator[Row]:
     """Yield rows with the columns of the header, by default path, label, extra."""
-    how: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if is_tsv else {"strict": True}
+    how: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if is_tsv else {}
     columns: list[str] = []
-    for cells in filter(any, csv.reader(lines, **how)):
+    for row in filter(any, csv.reader(lines, strict=True, skipinitialspace=True, **how)):
+        cells = list(map(str.strip, row))
         if not columns:
-            columns = [cell.strip() for cell in cells]
+            columns = cells
             label = next((name for name in _LABEL_COLUMNS if name in columns), None)
             if not set(_PATH_COLUMNS).isdisjoint(columns):
                 columns = ["label" if name == label else name for name in columns]

@@ -48,6 +48,12 @@ def write_list(tmp_path):
             {"json": b'{"text": "a, \\"b\\"\\nc"}'},
         ),
         ("a.csv", "label,path,split\n3,img/x.jpg,\n\n", {"cls": b"3"}),
+        # Blanks beside a comma belong to no path, number or name.
+        (
+            "a.csv",
+            'path, label, text\nimg/x.jpg , 3 , "a, b"\n',
+            {"cls": b"3", "json": b'{"text": "a, b"}'},
+        ),
         ("a.tsv", "\ufeffpath\tlabel\nimg/x.jpg\t1\n", {"cls": b"1"}),  # as a spreadsheet saves it
         ("a.jsonl", '{"path": "img/x.jpg"}\n', {}),
         ("a.jsonl", '\n{"path": "img/x.jpg", "label": -3}\n', {"cls": b"-3"}),
