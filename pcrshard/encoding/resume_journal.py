@@ -244,7 +244,7 @@ class Run(NamedTuple):
             files.update(storage.list_files(self.dst, options=self.dst_options))
         except StorageError:
             # An empty folder of an object store does not exist.
-            if storage.is_folder(self.dst, options=self.dst_options):
+            if storage.exists(self.dst, options=self.dst_options):
                 raise
         # Another part may merge and remove the files meanwhile. It writes the merged file first, so
         # reading that one last misses nothing.

@@ -116,15 +116,6 @@ def exists(url: str, *, options: Options = None) -> bool:
     return True
 
 
-def is_folder(url: str, *, options: Options = None) -> bool:
-    """Return whether the URL is a folder; one request.
-
-    Raises:
-        StorageError: The store cannot be reached, or refuses the request.
-    """
-    return bool(ask(url, "look up", "isdir", options))
-
-
 def list_files(
     folder: str,
     *,

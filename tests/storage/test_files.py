@@ -137,7 +137,7 @@ def test_remove_and_exists(tmp_path):
     storage.make_folder(folder)
     with storage.atomic_write(storage.join(folder, "f")) as file:
         file.write(b"x")
-    assert storage.is_folder(folder)
+    assert storage.exists(folder)
     storage.remove(folder)
     assert not storage.exists(folder)
 
