@@ -221,7 +221,8 @@ class Run:
             self.checkpoint()
 
     def train_epoch(self, num_steps):
-        """Train for the remaining steps of an epoch."""
+        """Train for the remaining steps of an epoch, of which a resumed run may have none."""
+        self.loader.set_epoch(self.epoch)
         self.model.train()
         progress = tqdm(
             self.policy.watch(self.loader),

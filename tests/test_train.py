@@ -75,14 +75,16 @@ def losses(out):
     return [row["loss"] for row in read_log(out)]
 
 
-def test_a_run_goes_on_by_default(train, folder, capsys):
-    """A stopped run resumes to an unbroken run's losses; a finished one is kept as it is.
+@pytest.mark.parametrize("stop", [3, 4])
+def test_a_run_goes_on_by_default(train, folder, capsys, stop):
+    """A run that stopped in an epoch, or after its last step, resumes to an unbroken run's losses;
+    a finished one is kept as it is.
 
     The scale of fp16 gradients is kept, too.
     """
     settings = ("epochs=3", "precision=fp16")
     assert train(*settings, "out=whole") == 0
-    assert train(*settings, "out=run", "stop_after=3") == 0
+    assert train(*settings, "out=run", f"stop_after={stop}") == 0
     with open("run/log.jsonl", "a") as file:
         file.write('{"epoch": 1, "loss": 7}\n')  # as of a job that was killed before it saved
     assert train(*settings, "out=run") == 0
@@ -98,18 +100,22 @@ def test_a_run_goes_on_by_default(train, folder, capsys):
     "policy", [["bandwidth"], ["milestones"], ["tuner", "policy.first=0", "policy.images=8"]]
 )
 def test_each_policy_sets_the_scan(train, folder, policy):
-    """The loop is the same with every policy, and the log says which scan was read."""
-    assert train("epochs=1", "model=small_cnn", "out=run", f"policy={policy[0]}", *policy[1:]) == 0
-    row = json.loads((folder / "run" / "log.jsonl").read_text())
-    assert row["scan"] in (*range(1, 11), "full")
-
-
-@pytest.mark.parametrize("policy", ["bandwidth", "milestones", "tuner"])
-def test_each_policy_begins_on_a_staged_copy(train, folder, policy):
-    """There it reads the scans that the copy holds, without a setting more."""
+    """The loop is the same with every policy, also on a staged copy, and the log says which scan
+    was read.
+    """
     pcrshard.stage("train", "staged", 4)
-    assert train("epochs=1", "data.train=staged", "out=run", f"policy={policy}") == 0
-    assert read_log("run")[0]["scan"] <= 4
+    for data in ("train", "staged"):
+        settings = ("epochs=1", f"data.train={data}", f"out=of/{data}")
+        assert train(*settings, f"policy={policy[0]}", *policy[1:]) == 0
+    assert read_log("of/train")[0]["scan"] in (*range(1, 11), "full")
+    assert read_log("of/staged")[0]["scan"] <= 4
+
+
+def test_milestones_are_those_given(train, folder):
+    """The setting replaces the milestones of the file."""
+    given = "policy.milestones=[[0,1],[1,3]]"
+    assert train("epochs=3", "out=run", "policy=milestones", given) == 0
+    assert [row["scan"] for row in read_log("run")] == [1, 3, 3]
 
 
 def test_wrong_settings_are_refused(train, folder):
