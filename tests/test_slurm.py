@@ -73,9 +73,9 @@ def test_encode_array_and_stage(cluster, jobs, synthetic_folder, dataset, tmp_pa
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
-    """96 images in three classes, 8 shards."""
+    """96 images in three classes without names, 8 shards."""
     folder = tmp_path_factory.mktemp("pictures")
-    with ShardWriter(folder, samples_per_shard=12, classes=list("abc")) as writer:
+    with ShardWriter(folder, samples_per_shard=12) as writer:
         for i in range(96):
             writer.write({"__key__": f"k{i}", "jpg": make_jpeg(i, 48, 40), "cls": i % 3})
     return folder

@@ -92,7 +92,7 @@ def main():
         torch.nn.ReLU(),
         torch.nn.AdaptiveAvgPool2d(2),
         torch.nn.Flatten(),
-        torch.nn.Linear(64, max(2, len(dataset.classes))),
+        torch.nn.Linear(64, max(2, dataset.num_classes)),
     ).to(device)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     parts = {"model": model, "optimizer": optimizer, "loader": loader}
