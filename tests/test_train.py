@@ -1,7 +1,6 @@
 """scripts/train.py: what it refuses, how it resumes, and networks of the published size."""
 
 import doctest
-import json
 import os
 import pathlib
 import signal
