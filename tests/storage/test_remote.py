@@ -341,6 +341,17 @@ def test_a_busy_server_is_not_taken_for_a_missing_file(raw, look_up):
         assert not storage.exists(server.url("b.bin"))
 
 
+def test_a_folder_that_cannot_be_listed_is_not_left_out(tmp_path):
+    """No class is missing because a server dropped a connection."""
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class" / "a.jpg").write_bytes(b"")
+    drop = lambda ask: Fault(drop=True, reset=True) if "class" in ask.path else None
+    with servers.nginx(tmp_path) as origin, servers.proxy(origin.url(), drop) as server:
+        assert storage.list_files(origin.url()) == [("class/a.jpg", None)]
+        with pytest.raises(StorageError, match="cannot list"):
+            storage.list_files(server.url(), retry=HASTY)
+
+
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 410, 412])
 def test_hopeless_answers_are_asked_for_once(raw, status):
     """A missing file or a wrong password is reported at once."""
