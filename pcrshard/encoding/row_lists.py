@@ -17,8 +17,8 @@ from .samples import FieldRef, ListedImage, StorageOptions
 LISTS = (".csv", ".tsv", ".jsonl", ".ndjson")
 Row = dict[str, Any]
 _DIGITS = re.compile("-?[0-9]+")
-# Fits in an int64; a longer one is a name.
-_NUMBER = re.compile("0|-?[1-9][0-9]{0,17}")
+# Fits in an int64; a longer one is a name. pandas writes 3.0 if other labels are missing.
+_NUMBER = re.compile(r"(?:0|-?[1-9][0-9]{0,17})(?:\.0)?")
 _MAX_LIST_BYTES = 1 << 31
 # Column names used by other programs; the first one found is used.
 _PATH_COLUMNS = ("path", "file_name", "filename", "file", "image")
@@ -124,4 +124,7 @@ def _read_numbers(labels: list[Any]) -> list[Any]:
     are_digits = all(map(_DIGITS.fullmatch, given))
     if are_digits and not all(map(_NUMBER.fullmatch, given)):
         return labels
-    return [int(label) if label and _NUMBER.fullmatch(label) else label for label in labels]
+    return [
+        int(label.removesuffix(".0")) if label and _NUMBER.fullmatch(label) else label
+        for label in labels
+    ]
