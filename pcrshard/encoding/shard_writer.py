@@ -147,7 +147,7 @@ def _field_bytes(name: str, value: object) -> bytes:
             return value.encode()
         if isinstance(value, numbers.Integral):
             return str(int(value)).encode()
-        if isinstance(value, list | dict | float) and name.endswith(("json", "jsn")):
+        if name.endswith(("json", "jsn")):
             return json.dumps(value).encode()
     except (TypeError, ValueError) as error:
         raise EncodeError(f"cannot store field {name!r}: {error}") from error

@@ -144,6 +144,7 @@ def test_a_key_twice_in_a_shard(tmp_path):
 def test_other_fields_become_bytes_as_webdataset_reads_them():
     """Numbers and text are kept as text, JSON as JSON."""
     fields = {"cls": 7, "txt": "é", "json": {"a": [1]}, "npy": bytearray(b"x")}
+    fields |= {"box.json": (1, 2.5), "no.json": None}
     encoded = encode_sample({"__key__": "k", "__url__": "left out"} | fields)
     assert encoded.images == {}
     assert encoded.fields == {
@@ -151,4 +152,6 @@ def test_other_fields_become_bytes_as_webdataset_reads_them():
         "txt": "é".encode(),
         "json": b'{"a": [1]}',
         "npy": b"x",
+        "box.json": b"[1, 2.5]",
+        "no.json": b"null",
     }
