@@ -128,6 +128,11 @@ class Hooks:
 
     def begin(self, model: nn.Module) -> None:
         """Start a forward pass."""
+        if "torch._dynamo" in sys.modules:
+            # Where compiled code breaks its graph, it would compile the hooks that eager code runs.
+            for graph, hook in zip(self.graphs, (self.pack, self.unpack), strict=True):
+                eager: Any = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+                type(graph).__call__ = staticmethod(eager)  # type: ignore[method-assign]
         self._names = {module: name for name, module in model.named_modules()}
         self._parameters = {
             _storage_of(tensor)

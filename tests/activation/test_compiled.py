@@ -253,3 +253,33 @@ def test_zstd_is_for_eager_parts():
     assert any(row.kind == "lossy" and not row.compiled for row in rows)
     assert "torch.compile" in str(saver.report())
     assert saver.ledger.live_bytes == 0
+
+
+class Broken(nn.Module):
+    """A graph breaks where an LSTM and a selection run eagerly."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+        self.memory = nn.LSTM(16, 16)
+
+    def forward(self, values):
+        features, _ = self.memory(self.layer(values))
+        return functional.gelu(self.layer(features)[values > 0])
+
+
+def test_what_runs_between_graphs_is_packed_eagerly():
+    """Compiled code that breaks its graph does not compile the packing of tensors."""
+    torch.manual_seed(0)
+    model = Broken()
+    compiled = torch.compile(model, backend="aot_eager")
+    values = torch.randn(20, 8, 16)
+    saver = compress_activations(compiled, options=SMALL)
+    found = []
+    for block in (contextlib.nullcontext(), saver, saver):
+        with block:
+            loss = compiled(values).square().mean()
+        found.append(torch.autograd.grad(loss, model.layer.weight)[0])
+    assert 0 < float((found[2] - found[0]).norm() / found[0].norm()) < 0.03
+    assert any(row.kind == "lossy" and not row.compiled for row in saver.report().rows)
+    assert saver.ledger.live_bytes == 0
