@@ -31,7 +31,7 @@ _LEAST = {torch.float16: 2.0**-23}
 _LEAST_OF_OTHERS = 2.0**-120
 # The number of factors by which the step may have to grow.
 _LEVELS = 96
-NONNEGATIVE = {"relu", "sigmoid", "hardtanh"}
+NONNEGATIVE = {"relu", "sigmoid"}
 
 
 class Width(NamedTuple):

@@ -222,6 +222,28 @@ def test_no_tensor_is_too_odd(codec):
         assert float(wrong.mean()) <= 0.2 * float(exact.std()), name
 
 
+@pytest.mark.parametrize("name", ["hardtanh", "leaky_relu", "relu", "relu6", "sigmoid", "tanh"])
+def test_results_of_activation_functions_keep_their_signs(name):
+    """Codes have a sign bit unless a function has no negative results, whatever its arguments."""
+    torch.manual_seed(0)
+    function = getattr(functional, name)
+    values = torch.randn(8, 4, 32, 32, requires_grad=True)
+    kernel = torch.randn(4, 4, 3, 3, requires_grad=True)
+
+    def forward(values, kernel):
+        return functional.conv2d(function(values * 2.0), kernel).square().sum()
+
+    saver = compress_activations(nn.Identity(), 0.05, "bits", SMALL)
+    with saver:
+        out = torch.compile(forward, backend="aot_eager", fullgraph=True)(values, kernel)
+    for found, plain in zip(
+        torch.autograd.grad(out, [values, kernel]),
+        torch.autograd.grad(forward(values, kernel), [values, kernel]),
+        strict=True,
+    ):
+        assert float((found - plain).norm() / plain.norm()) < 0.1
+
+
 def test_other_batch_sizes():
     """Graphs of any batch size pack the short last batch, too."""
     torch.manual_seed(0)
