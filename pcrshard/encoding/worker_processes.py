@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
+    CancelledError,
     Executor,
     Future,
     ProcessPoolExecutor,
@@ -43,7 +44,7 @@ def run_tasks(
     """Run tasks and yield (number, result) as they complete; raise the first error.
 
     Once the iterator has raised or was closed (``contextlib.closing``), no task is running: worker
-    processes are killed at once, and an executor's tasks are awaited.
+    processes are killed at once, and an executor's tasks are awaited unless it canceled one.
 
     Args:
         function: Called with each task.
@@ -97,10 +98,12 @@ def _run_on(
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 result = future.result()
                 yield running.pop(future), result
-    finally:
-        if running:
-            on_stop()
+    except BaseException as error:
+        on_stop()
+        # A lost cluster cancels tasks, and cannot tell when the others end.
+        if not isinstance(error, CancelledError):
             wait(running)
+        raise
 
 
 @contextlib.contextmanager

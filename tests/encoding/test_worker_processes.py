@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import CancelledError, Executor, Future
+from unittest.mock import Mock
 
 import pytest
 from encode_support import CLI, start_encode
@@ -26,6 +28,28 @@ def test_a_killed_worker_ends_the_run():
     """When the kernel kills a worker process, the error says how to go on."""
     with pytest.raises(EncodeError, match=r"a worker process died.*fewer workers.*--resume"):
         list(run_tasks(die, {0: 0, 1: 1}, workers=2))
+
+
+class LostCluster(Executor):
+    """It cancels its first task when it loses its scheduler, and forgets the second."""
+
+    def __init__(self):
+        self.submitted = []
+
+    def submit(self, *_):
+        self.submitted.append(Future())
+        if len(self.submitted) == 2:
+            self.submitted[0].cancel()
+            self.submitted[0].set_running_or_notify_cancel()
+        return self.submitted[-1]
+
+
+def test_a_lost_cluster_ends_the_run():
+    """When a cluster is lost, the run ends, though some of its tasks never do."""
+    on_stop = Mock()
+    with pytest.raises(CancelledError):
+        list(run_tasks(die, {0: 0, 1: 1}, executor=LostCluster(), on_stop=on_stop))
+    on_stop.assert_called_once()
 
 
 def test_workers_die_with_their_parent(larger_folder, tmp_path):
