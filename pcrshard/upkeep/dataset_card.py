@@ -12,6 +12,7 @@ from typing import Any
 from ..format.dataset_index import DatasetIndex
 from ..format.scan import FULL
 from ..format.schema import Schema
+from ..redaction import redact_url
 
 # Column types that the stock `webdataset` loader gives preview fields.
 _KINDS = {"cls": "int64", "txt": "string"}
@@ -90,7 +91,7 @@ def _body(splits: Mapping[str, DatasetIndex], schema: Schema, name: str, url: st
         preview = f"""
 The preview, `tar` and every WebDataset reader show scans 1 to {schema.base} of each image.
 """
-    url = f"{url}/{first_split}" if first_split else url
+    url = redact_url(f"{url}/{first_split}" if first_split else url)
     return f"""# {" ".join(name.split())}
 
 Progressive Compressed Records: each JPEG is stored once, losslessly, as progressive scans, and the

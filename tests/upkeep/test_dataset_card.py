@@ -60,3 +60,10 @@ def test_a_card_of_a_staged_copy_lists_its_scans():
     assert "| 1 |" in card
     assert "| 2 |" not in card
     assert "scan=1," in card
+
+
+def test_a_card_has_no_password():
+    """A card is published, with a URL that has no secrets."""
+    index = DatasetIndex("s", 2, (ENTRY,))
+    card = dataset_card({"": index}, PREVIEW, name="pets", url="https://me:secret@h/x")
+    assert "load_dataset('https://h/x'" in card
