@@ -204,7 +204,8 @@ class PrefixCache:
         return sum(self._cut(file.path, 0) for file in self.entries())
 
     def _path(self, url: str, identity: str) -> str:
-        digest = hashlib.sha256(f"{url}\0{identity}".encode()).hexdigest()[:32]
+        named = f"{url}\0{identity}".encode(errors="surrogateescape")
+        digest = hashlib.sha256(named).hexdigest()[:32]
         name = _UNSAFE.sub("_", storage.file_name(redact_url(url, query="")))[-100:]
         return os.path.join(self.folder, f"{digest}-{name}")
 

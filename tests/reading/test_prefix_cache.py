@@ -194,6 +194,16 @@ def test_lists_and_clears(store, capsys):
     }  # fmt: skip
 
 
+def test_a_path_that_is_no_utf8_is_cached(dataset, tmp_path):
+    """A cache serves a dataset in a folder of any name."""
+    folder = tmp_path / os.fsdecode(b"\xff")
+    folder.symlink_to(dataset)
+    cache = PrefixCache(str(tmp_path / "cache"))
+    for _ in range(2):
+        Shard(folder / "data-000000.tar", cache=cache).load(1)
+    assert cache.stats.hit_bytes > 0
+
+
 def test_another_version_is_another_shard(store):
     """After a shard was replaced, nothing of the old version is served."""
     store(0, 8)
