@@ -149,7 +149,10 @@ class DatasetIndex:
 
     def encode(self) -> bytes:
         """Return the JSON of SPEC section 6, one line per shard."""
-        described = {name: value for name, value in msgspec.to_builtins(self).items() if value}
+        # Folders need not have names in UTF-8, which JSON needs.
+        classes = tuple(name.encode(errors="replace").decode() for name in self.classes)
+        fields = msgspec.to_builtins(self) | {"classes": classes}
+        described = {name: value for name, value in fields.items() if value}
         lines = ",\n".join(f"  {json.dumps(shard)}" for shard in described.pop("shards"))
         start = {
             "format": "pcrshard",

@@ -24,6 +24,12 @@ def test_a_dataset_index_survives_encoding(dataset):
     ]
 
 
+def test_a_class_folder_that_is_no_utf8_has_a_name():
+    """A dataset of any folder can be read again."""
+    index = DatasetIndex("s", 2, (ENTRY,), ("\udcff",))
+    assert DatasetIndex.decode(index.encode()).classes == ("?",)
+
+
 def test_the_example_in_the_specification_is_valid():
     """Another implementation can begin with the example of SPEC.md."""
     example = (ROOT / "SPEC.md").read_text().partition("```json\n")[2].partition("```")[0]
