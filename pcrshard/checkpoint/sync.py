@@ -30,12 +30,14 @@ from ..errors import (
     ConcurrentWriter,
     CorruptCheckpoint,
     FormatError,
+    StorageError,
     UnsupportedState,
     VersionUnavailable,
 )
 from ..redaction import redact_url
 from .folder import Folder, memory_bytes
 from .frame import (
+    HEAD_BYTES,
     MAX_TEXT,
     Digest,
     Number,
@@ -354,10 +356,10 @@ class WeightMirror:
         self.url = os.fspath(url)
         self.step = 0
         self.path = os.path.join(folder, MODEL_NAME)
-        limit = memory_bytes() if max_bytes is None else max_bytes
+        limit = max_bytes or memory_bytes()
         self._folder = Folder(self.url, options, workers, limit)
         self._local = Folder(folder)
-        self._id = b""
+        self._id = self._head = b""
         # Of the mapped file: the tensors, and their words.
         self._layout: Layout = []
         self._words: list[Words] = []
@@ -403,7 +405,7 @@ class WeightMirror:
         newest = self._latest()
         if newest == 0:
             raise VersionUnavailable("no weights were published", url=self.url)
-        if self._is_news(newest, self.step):
+        if self._is_news(newest, self.step) or self._is_replaced():
             steps: list[_Step] = []
             if self.step:
                 with suppress(CorruptCheckpoint, BrokenChain):
@@ -428,9 +430,15 @@ class WeightMirror:
         """Return whether there is a step after a known one, or the stream was replaced."""
         if not 0 < latest < self.step:
             return latest > known
-        # A cache may also give an older number.
-        url = self._folder.join(f"step-{self.step:09d}.pcw")
-        return not storage.exists(url, options=self._folder.options)
+        return self._is_replaced()  # a cache may also give an older number
+
+    def _is_replaced(self) -> bool:
+        """Return whether the stream's file of the mirror's step is gone, or of another stream."""
+        with suppress(StorageError):
+            head = self._folder.read(f"step-{self.step:09d}.pcw", 0, HEAD_BYTES)
+            # After a keyframe, the head of its step is unknown.
+            return self._head not in (b"", head)
+        return True
 
     def _latest(self) -> int:
         text = self._folder.read_bytes(_LATEST, 20)
@@ -497,8 +505,10 @@ class WeightMirror:
         if header.sha256 is not None:
             is_same &= _sha256(blocks) == header.sha256
         require(is_same, "the weights do not match their checksums")
-        self._local.put(_STATE_NAME, [pack_frame(MAGIC, header)])
+        state = pack_frame(MAGIC, header)
+        self._local.put(_STATE_NAME, [state])
         self.step, self._id = header.number, header.id
+        self._head = b"" if header.step else state[:HEAD_BYTES]
 
     def _map(self, layout: Layout) -> None:
         with open(self.path, "r+b") as file:

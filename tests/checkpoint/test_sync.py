@@ -208,6 +208,16 @@ def test_a_stream_that_began_again_is_loaded_whole(stream, tmp_path):
     other.publish(weights(4))
     assert mirror.wait(timeout=1) == 1
     check(mirror, weights(4))
+    shutil.rmtree(tmp_path / "stream")
+    other = WeightPublisher(mirror.url)
+    assert other.publish(weights(5)) == 1  # the number that the mirror has
+    assert mirror.wait(newer_than=0) == 1
+    check(mirror, weights(5))
+    shutil.rmtree(tmp_path / "stream")
+    other = WeightPublisher(mirror.url)
+    other.publish(weights(4))
+    assert mirror.update() == 1
+    check(mirror, weights(4))
     for step in (5, 6):
         other.publish(weights(step))
     shutil.rmtree(tmp_path / "stream")
