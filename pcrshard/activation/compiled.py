@@ -64,7 +64,8 @@ def kind_of(
         options: Selects the floats to compress.
         has_gradient: Whether a gradient is computed for it.
     """
-    if row.raw_bytes < max(options.min_bytes, 1):
+    is_byte = row.dtype.is_floating_point and row.dtype.itemsize == 1  # float8 is small already
+    if row.raw_bytes < max(options.min_bytes, 1) or is_byte:
         return "exact"
     if not row.dtype.is_floating_point or not has_gradient:
         return "lossless"  # integers, masks; inputs and statistics, which are seldom smaller

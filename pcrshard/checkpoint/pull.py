@@ -68,7 +68,7 @@ def pull(
         ConcurrentWriter: Another process is writing to the store.
         UnsupportedVersion: A store has another format version.
     """
-    limit = max_bytes or memory_bytes()
+    limit = memory_bytes() if max_bytes is None else max_bytes
     source = StoreIO(os.fspath(url), options, max_bytes=limit)
     offered = source.existing()
     wanted = offered.record(version)

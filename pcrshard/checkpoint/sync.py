@@ -356,7 +356,7 @@ class WeightMirror:
         self.url = os.fspath(url)
         self.step = 0
         self.path = os.path.join(folder, MODEL_NAME)
-        limit = max_bytes or memory_bytes()
+        limit = memory_bytes() if max_bytes is None else max_bytes
         self._folder = Folder(self.url, options, workers, limit)
         self._local = Folder(folder)
         self._id = self._head = b""

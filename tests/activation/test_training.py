@@ -230,6 +230,19 @@ def test_autocast_leaves_copies_of_weights_alone():
     assert max(errors(plain, gradients(model))) < 0.1
 
 
+class Float8(torch.autograd.Function):
+    """Keeps its input for backward in eight bits, as training in float8 does."""
+
+    @staticmethod
+    def forward(context, values):
+        context.save_for_backward(values.to(torch.float8_e4m3fn))
+        return values * 2
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * context.saved_tensors[0].float()
+
+
 @pytest.mark.parametrize(
     ("make", "kind"),
     [
@@ -243,10 +256,11 @@ def test_autocast_leaves_copies_of_weights_alone():
         (lambda values: (values[:0] * 1.0).pow(2), "exact"),
         (lambda values: (values[:, :1] * 1.0).expand(8, 9, 32, 32).pow(2), "exact"),
         (lambda values: (values * 1.0j).pow(2).abs(), "exact"),
+        (Float8.apply, "exact"),
         (lambda values: torch.sparse.mm(torch.eye(32).to_sparse(), values[0, 0]), "exact"),
     ],
     ids=["input", "small", "features", "softmax", "turned", "dead", "constant", "empty", "expanded",
-         "complex", "sparse"],
+         "complex", "float8", "sparse"],
 )  # fmt: skip
 def test_other_tensors_are_exact(make, kind):
     """What no error bound fits is kept as it is; tensors of one value in a few bytes."""
