@@ -62,13 +62,12 @@ def _names(text: str) -> tuple[str, ...]:
     return () if text in ("none", "") else tuple(text.split(","))
 
 
-_NAMES = {"type": _names, "metavar": "A,B"}
 Options = Annotated[
     EncodeOptions,
     {
         "classes": from_file(read_classes),
         "script": from_file(_script, "SCRIPT"),
-        "preview_fields": _NAMES,
+        "preview_fields": {"type": _names, "metavar": "A,B"},
         "deferred": pairs(_deferred, "FIELD=SCAN")
         | {
             "help": "First scan at which a field (or extension) is present, such as npy=5; "
@@ -122,7 +121,9 @@ def encode(
     """
     fmt = options.fmt
     wrong = {
-        "--preview-fields: needs --layout preview": fmt.preview_fields and fmt.layout != "preview",
+        "--base, --preview-fields: need --layout preview": (
+            fmt.layout == "compact" and (fmt.base, fmt.preview_fields) != (2, ())
+        ),
         "--slurm-option: needs --engine slurm": slurm_option and engine != "slurm",
         "--workers: a Dask cluster has its own workers": workers and engine == "dask",
         "--part: --engine slurm creates the parts itself": part and engine == "slurm",

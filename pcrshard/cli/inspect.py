@@ -301,13 +301,14 @@ def fidelity(
             path = _of_split(contact_sheet, split)
             draw_contact_sheet(url, path, seed=seed, storage_options=storage_option)
         found = advice.recommend(rows, min_msssim)
-        figures = {
-            "num_images": first.num_images,
-            "recommended": found.scan,
-            "reason": found.reason,
-            "scans": advice.with_throughput(rows, bandwidth, cores),
-        }
-        return Report(figures)
+        return Report(
+            {
+                "num_images": first.num_images,
+                "recommended": found.scan,
+                "reason": found.reason,
+                "scans": advice.with_throughput(rows, bandwidth, cores),
+            }
+        )
 
     return by_split(src, storage_option, report)
 

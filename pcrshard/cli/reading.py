@@ -96,10 +96,8 @@ def export(
     top: Scan = resolve_scan(index.shards, scan)
 
     def leave_out(error: PCRError) -> bool:
-        is_skipped = on_error == "skip"
-        if is_skipped:
-            print(f"left out: {error}", file=sys.stderr)
-        return is_skipped
+        print(f"left out: {error}", file=sys.stderr)
+        return True
 
     taken: set[str] = set()
     total = 0
@@ -113,7 +111,7 @@ def export(
                 baseline=baseline,
                 classes=index.classes,
                 taken=taken,
-                on_error=leave_out,
+                on_error=leave_out if on_error == "skip" else None,
                 overwrite=overwrite,
                 options=storage_option,
             )

@@ -75,6 +75,7 @@ def test_datasets_and_stores_are_read_with_storage_options():
         ("encode a b --workers 0", "got '0'"),
         ("encode a b --slurm-option partition", "'partition'"),
         ("encode a b --preview-fields cls", "--layout preview"),
+        ("encode a b --base 5", "--layout preview"),
         ("encode a b --engine dask", "dask worker ADDRESS"),
         ("encode a b --engine dask --scheduler tcp://x:1 --workers 3", "has its own workers"),
         ("encode a b --scheduler tcp://x:1", "--scheduler: needed by --engine dask and by no"),
