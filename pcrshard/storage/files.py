@@ -143,8 +143,6 @@ def list_files(
     if is_local(folder):
         with mapped_errors(folder, "list"):
             found = dict(_walk(root))
-    elif "https" in fs.protocol:
-        found = dict(_walk_links(folder, options, retry))
     else:
         files = ask(folder, "list", "find", options, retry, seconds=LISTING_SECONDS, detail=True)
         found = {name: info["size"] for name, info in files.items()}
@@ -249,15 +247,6 @@ def _walk(folder: str, above: tuple[str, ...] = ()) -> Iterator[tuple[str, int |
             yield from _walk(path, (*above, real))
         else:
             yield path, status.st_size
-
-
-def _walk_links(url: str, options: Options, retry: Retry) -> Iterator[tuple[str, None]]:
-    """Yield what a web server lists; fsspec leaves out folders whose request fails."""
-    for name in ask(url, "list", "ls", options, retry, seconds=LISTING_SECONDS, detail=False):
-        if not name.endswith("/"):
-            yield name, None
-        elif name.rstrip("/.") != url.rstrip("/."):  # not a link to the page itself
-            yield from _walk_links(name, options, retry)
 
 
 def make_folder(url: str, *, options: Options = None) -> None:

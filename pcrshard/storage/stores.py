@@ -58,6 +58,8 @@ def resolve(url: str, options: Options) -> tuple[Any, str]:
         try:
             if _HTTP.match(url):  # which url_to_fs would split at the "::" of an IPv6 address
                 fs, path = fsspec.filesystem("http", **_guarded(given)), url
+                # Otherwise, listings leave out folders whose request fails.
+                fs._walk = partial(type(fs)._walk, fs, on_error="raise")
             else:
                 # In a chain of protocols, each store has its options under its name.
                 chained = ("http", "https") if _HTTP.search(url) else ()
