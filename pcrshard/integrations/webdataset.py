@@ -406,7 +406,7 @@ def pcr_decode(
     """
     if not isinstance(size, ImageDecoder):
         size = ImageDecoder(size, crop, layout=layout, **options)
-    elif crop or options:
+    elif crop or options or layout != "chw":
         raise TypeError("expected crop and other options in the ImageDecoder, not beside it")
     if threads < 0:
         raise ValueError(f"expected threads to be a whole number of at least 0, got {threads}")

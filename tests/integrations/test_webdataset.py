@@ -208,8 +208,9 @@ def test_pcr_decode_takes_a_decoder():
     decoder = ImageDecoder(16, "center", layout="hwc")
     (found,) = pcrshard.pcr_decode(decoder)(samples)
     assert np.array_equal(found["jpg"], decoder(samples[0]["jpg"]))
-    with pytest.raises(TypeError, match="in the ImageDecoder"):
-        pcrshard.pcr_decode(decoder, "random")
+    for beside in ({"crop": "random"}, {"layout": "hwc"}):
+        with pytest.raises(TypeError, match="in the ImageDecoder"):
+            pcrshard.pcr_decode(ImageDecoder(16), **beside)
     with pytest.raises(ValueError, match="threads to be a whole number of at least 0, got -1"):
         pcrshard.pcr_decode(8, threads=-1)
 
