@@ -15,7 +15,7 @@ from ..encoding.resume_journal import read_journal
 from ..encoding.samples import SampleRef, read_samples
 from ..encoding.shard_plan import list_samples
 from ..encoding.worker_processes import run_tasks
-from ..errors import EncodeError, PCRError, UnsupportedJpeg
+from ..errors import EncodeError, FormatError, PCRError
 from ..format.dataset_index import DATASET_INDEX, ShardEntry
 from ..format.group_table import GroupTable, decode_tables
 from ..format.scan import FULL, Scan, check_scan
@@ -262,5 +262,5 @@ def _have_equal_pixels(source: bytes, jpeg: bytes) -> bool:
     mode = "cmyk" if map_jpeg(source).color in ("cmyk", "ycck") else "rgb"
     try:
         return np.array_equal(decode(jpeg, mode), decode(source, mode))
-    except UnsupportedJpeg:  # its pixels need too much memory relative to its bytes
+    except FormatError:  # too much memory for its bytes, or sampling that no decoder upsamples
         return make_baseline(jpeg) == make_baseline(source)

@@ -11,6 +11,7 @@ from support import CountingFS, damage, pieces
 from pcrshard import EncodeOptions, Shard, ShardFormat, encode, open_dataset
 from pcrshard.cli.main import main
 from pcrshard.errors import EncodeError
+from pcrshard.native import rescan
 from pcrshard.testing import make_jpeg
 from pcrshard.upkeep.verify import VerifyTask, verify, verify_shard
 
@@ -173,6 +174,19 @@ def test_a_kept_file_is_compared_byte_for_byte(tmp_path):
     (tmp_path / "src" / "b.jpg").write_bytes(b"\xff\xd8 no JPEg")
     (problem,) = compare(tmp_path / "dst", tmp_path / "src")
     assert "key=b" in problem
+
+
+def test_an_image_that_no_decoder_shows_is_compared_by_its_coefficients(tmp_path):
+    """Decoders refuse sampling factors such as 3, 2 and 1, but shards keep such images whole."""
+    jpeg = make_jpeg(0, 8, 8, subsampling=0)
+    jpeg = rescan(jpeg, [((component,), 0, 63, 0, 0) for component in range(3)])
+    start = jpeg.index(b"\xff\xc0") + 11
+    factors = {start: 0x31, start + 3: 0x21}  # of 8 x 8 pixels, each component is still one block
+    odd = bytes(factors.get(i, byte) for i, byte in enumerate(jpeg))
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "odd.jpg").write_bytes(odd)
+    encode(tmp_path / "in", tmp_path / "out", workers=1)
+    assert compare(tmp_path / "out", tmp_path / "in") == []
 
 
 @pytest.mark.parametrize(
