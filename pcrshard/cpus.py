@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,15 +23,9 @@ def usable_cpus(root: str = "/") -> int:
     return max(cpus, 1)
 
 
-def decoding_threads(
-    environment: Mapping[str, str] = os.environ,
-    root: str = "/",
-) -> int:
+def decoding_threads() -> int:
     """Return the decoding threads for one rank: its CPUs minus one for training, at least one.
 
-    Args:
-        environment: Environment variables; torchrun sets ``LOCAL_WORLD_SIZE``, the number of ranks
-            that share the CPUs.
-        root: Root of the file system.
+    torchrun sets ``LOCAL_WORLD_SIZE``, the number of ranks that share the CPUs.
     """
-    return max(usable_cpus(root) // int(environment.get("LOCAL_WORLD_SIZE", "1")) - 1, 1)
+    return max(usable_cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) - 1, 1)

@@ -9,28 +9,26 @@ from pcrshard.encoding import worker_processes
 
 
 @pytest.mark.parametrize(
-    ("quota", "ranks", "cpus", "expected"),
-    [
-        (None, 1, 8, 7),
-        ("max 100000\n", 1, 8, 7),
-        ("damaged\n", 1, 8, 7),
-        ("450000 100000\n", 1, 4, 3),
-        ("50000 100000\n", 1, 1, 1),
-        (None, 2, 8, 3),
-        (None, 16, 8, 1),
-    ],
+    ("quota", "expected"),
+    [("", 8), ("max 100000\n", 8), ("450000 100000\n", 4), ("50000 100000\n", 1)],
 )
-def test_threads_are_the_cpus_of_a_rank(tmp_path, monkeypatch, quota, ranks, cpus, expected):
-    """A job bound to eight CPUs leaves one to training; a container's quota counts, whatever the
-    machine has, and the ranks of a node share its CPUs.
-    """
+def test_a_quota_counts(tmp_path, monkeypatch, quota, expected):
+    """A job bound to eight CPUs has what a container's quota leaves, whatever the machine has."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    if quota is not None:
-        path = tmp_path / "sys/fs/cgroup/cpu.max"
-        path.parent.mkdir(parents=True)
-        path.write_text(quota)
-    assert usable_cpus(str(tmp_path)) == cpus
-    assert decoding_threads({"LOCAL_WORLD_SIZE": str(ranks)}, str(tmp_path)) == expected
+    path = tmp_path / "sys/fs/cgroup/cpu.max"
+    path.parent.mkdir(parents=True)
+    path.write_text(quota)
+    assert usable_cpus(str(tmp_path)) == expected
+
+
+@pytest.mark.parametrize(
+    ("cpus", "ranks", "expected"), [(8, 1, 7), (1, 1, 1), (8, 2, 3), (8, 16, 1)]
+)
+def test_threads_are_the_cpus_of_a_rank(monkeypatch, cpus, ranks, expected):
+    """The ranks of a node share its CPUs, and each leaves one of them to training."""
+    monkeypatch.setattr("pcrshard.cpus.usable_cpus", lambda: cpus)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    assert decoding_threads() == expected
 
 
 def test_workers_are_the_usable_cpus(monkeypatch):
