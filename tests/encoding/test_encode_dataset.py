@@ -5,11 +5,10 @@ import re
 import shutil
 import subprocess
 
-import fsspec
 import numpy as np
 import pytest
 from encode_support import CLI, encode_parts, make_tar, write_files
-from support import digest, read_all, read_samples, run_encode
+from support import read_all, read_samples, run_encode
 
 from pcrshard import EncodeOptions, encode, open_dataset
 from pcrshard.cli.main import main
@@ -77,18 +76,8 @@ def test_several_streams_and_missing_fields(tmp_path):
     assert (samples["b"]["txt"], samples["c"]["txt"]) == (b"", b"no image")
 
 
-def test_remote_destination(synthetic_folder, dataset):
-    """Writing to an object store gives the same bytes, and can be resumed there."""
-    memory = fsspec.filesystem("memory")
-    dst = "memory://encode-test/out"
-    run_encode(synthetic_folder, dst, num_shards=4)
-    memory.rm("/encode-test/out/data-000001.tar")
-    run_encode(synthetic_folder, dst, num_shards=4, resume=True)
-    found = {
-        path.rpartition("/")[2]: digest(memory.cat_file(path))
-        for path in memory.find("/encode-test/out")
-    }
-    assert {name: what for name, what in found.items() if name != JOURNAL} == read_all(dataset)
+def test_a_store_in_memory_needs_one_worker(synthetic_folder):
+    """Other processes would write to a memory of their own."""
     with pytest.raises(EncodeError, match=r"memory://, which needs workers=1"):
         encode(synthetic_folder, "memory://encode-test/other", workers=2)
 
