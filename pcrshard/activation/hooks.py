@@ -269,9 +269,10 @@ def _as_compared(values: Tensor) -> Tensor:
             f"{node.name()} compares a saved tensor with its result, which a compressed tensor "
             "never equals: use max(dim=) or amax, or compute it outside of `with saver:`"
         )
-    if name not in _EXTREMES:
+    result = getattr(node, "_saved_result", None) if name in _EXTREMES else None
+    if result is None:  # another function, which may have the same name
         return values
     # Negative dimensions come as unsigned numbers.
     dims = [(dim + 2**63) % 2**64 - 2**63 for dim in getattr(node, "_saved_dim", ())]
     extreme = _EXTREMES[name](values, dims, keepdim=True)
-    return values.where(values != extreme, node._saved_result.detach().reshape(extreme.shape))
+    return values.where(values != extreme, result.detach().reshape(extreme.shape))

@@ -134,6 +134,19 @@ def test_maxima_are_found_among_restored_values(reduce, count):
     assert float(found.detach()) == pytest.approx(float(out.sum().detach()), abs=0.1 * count)
 
 
+class Max(torch.autograd.Function):
+    """A function of the user's, with the name of one of PyTorch's."""
+
+    @staticmethod
+    def forward(context, values):
+        context.save_for_backward(values)
+        return values * values
+
+    @staticmethod
+    def backward(context, gradient):
+        return 2 * gradient * context.saved_tensors[0]
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -142,6 +155,7 @@ def test_maxima_are_found_among_restored_values(reduce, count):
         (lambda values: values.scatter_reduce(0, INDEX, values, "amax"), "ScatterReduceBackward0"),
         (lambda values: values.scatter_reduce(0, INDEX, values, "mean"), None),
         (lambda values: values.norm(2), None),
+        (Max.apply, None),
     ],
 )
 def test_what_compares_restored_values_in_other_ways_is_refused(function, message):
