@@ -14,7 +14,7 @@ from ..checksum import crc32c
 from ..errors import CorruptIndex, CorruptJpeg, CorruptPiece, PCRError, ScanUnavailable
 from ..format.columns import ABSENT
 from ..format.group_table import GroupTable, decode_tables, group_starts, late_starts
-from ..format.names import is_other_image, numbered
+from ..format.names import OTHER_IMAGE_EXTENSIONS, is_other_image, numbered
 from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_index import ShardIndex
 from ..jpeg.markers import EOI
@@ -233,11 +233,12 @@ class Prefix:
         """Return whether to decode a field of a sample.
 
         These are the JPEG fields, and images of other formats if the sample has no JPEG; next to a
-        JPEG, such images are taken for masks.
+        JPEG, such images are taken for masks. So is ``mask.png`` next to ``png`` or ``webp``.
         """
         if field in self.streams or not is_other_image(field):
             return field in self.streams
-        unchanged = [self.fields[name][row] for name in self.streams if name in self.fields]
+        names = [*self.streams, *(OTHER_IMAGE_EXTENSIONS if "." in field else ())]
+        unchanged = [self.fields[name][row] for name in names if name in self.fields]
         return not any([*unchanged, *(self.units_of(row, name) for name in self.streams)])
 
     def table(self, units: list[int]) -> Table:

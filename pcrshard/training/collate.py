@@ -106,7 +106,8 @@ class Collator:
             found = sum(value is not None for value in values)
             if found == len(rows) or (found and self.fields is None):
                 is_list = any(name in prefix.index.schema.lists for prefix in prefixes)
-                batch[name] = self._column(name, values, found == len(rows) and not is_list)
+                has_one_each = not is_list and len(set(map(type, values))) == 1
+                batch[name] = self._column(name, values, has_one_each)
         return self._chosen(batch, rows)
 
     def _sample(self, columns: Columns, place: int, row: Row) -> Any:
@@ -179,7 +180,7 @@ class Collator:
         return None if value is None else decode(value)
 
     def _column(self, name: str, values: list[Any], has_one_each: bool) -> Any:
-        """Collate the values of a field; missing ones are ``None``."""
+        """Collate the values of a field; missing ones are ``None``, and some images bytes."""
         last = extension(name)
         image = None if last in CONVERSIONS else self.image
         if has_one_each and (last in INTEGERS or (image is not None and image.is_sized)):

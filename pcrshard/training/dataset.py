@@ -231,7 +231,10 @@ class PCRDataset(Dataset[Any]):
         picked = self.ids[chosen] if chosen.size else chosen
         ids = np.unique(picked)
         if not 0 < len(ids) == len(picked):
-            raise ValueError(f"expected different samples, got {len(ids)} with repetitions or none")
+            raise ValueError(
+                f"expected one or more samples, each once, got {len(picked)} numbers of "
+                f"{len(ids)} samples"
+            )
         view = copy.copy(self)
         for name in ("fingerprint", "keys", "labels", "_numbers"):
             vars(view).pop(name, None)

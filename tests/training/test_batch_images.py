@@ -44,7 +44,10 @@ MAKERS = {
     "images": lambda i: {"jpg": jpeg(i)},
     "pairs": lambda i: {"left.jpg": jpeg(i), "right.jpg": jpeg(i + 100), "txt": f"{i}"},
     "some missing": lambda i: {"jpg": jpeg(i)} if i % 5 else {"cls": i},
-    "JPEGs and PNGs": lambda i: {"jpg": jpeg(i), "mask.png": png(i)} if i % 5 else {"png": png(i)},
+    "JPEGs and PNGs": lambda i: (
+        {"mask.png": png(i)} | ({"jpg": jpeg(i)} if i % 5 else {"png": png(i)})
+    ),
+    "PNGs beside": lambda i: {"left.png": png(i)} | ({"jpg": jpeg(i)} if i % 2 else {}),
     "lists": lambda i: {"views.jpg": [jpeg(i + k) for k in range(i % 3)], "jpg": jpeg(i)},
 }
 # Files that cannot be layered are kept.
@@ -202,11 +205,19 @@ def test_views_of_a_batch_are_those_of_each_image(folders, how):
 
 
 def test_a_png_is_an_image_where_there_is_no_jpeg(folders):
-    """In tars that mix JPEGs and PNGs, a sample's only image is decoded, and a mask is not."""
+    """In tars that mix JPEGs and PNGs, a sample's image is decoded and its mask is not, in batches
+    of both, too.
+    """
     dataset = PCRDataset(folders["JPEGs and PNGs"], scan=3, decoder=16)
-    assert dataset[5]["png"].shape == (3, 16, 16)
-    assert dataset[6]["jpg"].shape == (3, 16, 16)
-    assert dataset[6]["mask.png"] == png(6)
+    for place, name in ((5, "png"), (6, "jpg")):
+        assert dataset[place][name].shape == (3, 16, 16)
+        assert dataset[place]["mask.png"] == png(place)
+    how = {"scan": 3, "decoder": 16, "shuffle": False}
+    batch = next(iter(loader_of(folders["JPEGs and PNGs"], 7, **how)))
+    assert batch["mask.png"] == [png(place) for place in range(7)]
+    decoded, kept = next(iter(loader_of(folders["PNGs beside"], 2, **how)))["left.png"]
+    assert decoded.shape == (3, 16, 16)
+    assert kept == png(1)
 
 
 @pytest.mark.parametrize("kind", ["some kept", "no JPEG", "lists", "some missing", "pairs"])
