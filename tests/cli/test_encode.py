@@ -1,7 +1,6 @@
 """``pcrshard encode``: what it tells, what it refuses, and how it ends."""
 
 import os
-import re
 import signal
 import subprocess
 
@@ -20,16 +19,6 @@ def source(tmp_path):
     folder.mkdir()
     (folder / "good.jpg").write_bytes(make_jpeg())
     return folder
-
-
-def test_files_that_are_not_encoded_are_told(source, tmp_path, cli):
-    """How many images were skipped, where they are listed, the first; and files beside images."""
-    (source / "b.jpg").write_bytes(b"bad")
-    (source / "README.md").write_text("x")
-    status, text, err = cli("encode", source, tmp_path / "dst", "--on-error", "skip")
-    assert status == 0
-    assert re.search(r"first skipped: \S*b\.jpg: .*\n.*skipped\.jsonl\nskipped: 1\n", text)
-    assert "README.md" in err
 
 
 def test_a_skipped_file_whose_name_is_not_utf8(source, tmp_path):

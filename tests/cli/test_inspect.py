@@ -8,12 +8,6 @@ from pcrshard import ShardFormat, ShardWriter, open_dataset
 from pcrshard.testing import make_jpeg
 
 
-def test_one_shard_is_a_dataset(shard_urls, cli):
-    """info and verify take a single shard, too."""
-    assert cli("info", shard_urls[0], "--json")[1]["samples"] == 6
-    assert cli("verify", shard_urls[0])[0] == 0
-
-
 def test_system(cli):
     """info --system tells what a bug report needs."""
     assert {"pcrshard", "native core", "numpy"} <= cli("info", "--system", "--json")[1].keys()

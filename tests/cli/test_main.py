@@ -74,6 +74,7 @@ def test_a_file_that_is_no_dataset_or_shard(tmp_path, monkeypatch, cli, command,
             for option in ("--num-shards 0", "--resize-short 0", "--samples-per-shard 0")
         ),
         "info http://127.0.0.1:1/x -> 127.0.0.1:1",
+        "cache ls none -> none",
         "plan dataset --latency 10,1 -> median, 0.01",
         "plan dataset --latency 1,nan -> at least 0",
         "plan dataset --ranks 25 -> at most 24 ranks, got 25",

@@ -1,12 +1,11 @@
-"""The commands that read shards and write something else: export, stage, cache."""
+"""The commands that read shards and write something else: export, stage, card."""
 
-import os
 import shutil
 
 import fsspec
 import pytest
 
-from pcrshard import PrefixCache, Shard, open_dataset
+from pcrshard import open_dataset
 
 
 def test_stage_copies_the_difference(dataset, tmp_path, cli):
@@ -18,18 +17,6 @@ def test_stage_copies_the_difference(dataset, tmp_path, cli):
         counts = {"shards": 4, "samples": 24, "copied_bytes": copied, "kept_bytes": kept}
         assert figures == {"scan": scan} | counts
     assert "copied bytes: 0 B" in cli("stage", dataset, tmp_path, "--scan", "5")[1]
-
-
-def test_a_cache_is_listed_and_cleared(shard_urls, tmp_path, cli, fails):
-    """ls shows what a job has kept, clear frees it, and a folder that is not there is an error."""
-    Shard(shard_urls[0], cache=PrefixCache(str(tmp_path))).load(2)
-    listed = cli("cache", "ls", tmp_path, "--json")[1]
-    (entry,) = listed["shards"]
-    assert (entry["scan"], entry["name"]) == (2, os.path.basename(shard_urls[0]))
-    assert listed["num_bytes"] == entry["num_bytes"]
-    assert cli("cache", "clear", tmp_path, "--json")[1] == {"freed_bytes": entry["num_bytes"]}
-    assert cli("cache", "ls", tmp_path, "--json")[1] == {"num_bytes": 0, "shards": []}
-    fails("cache", "ls", tmp_path / "none", words=["none"])
 
 
 @pytest.mark.parametrize(

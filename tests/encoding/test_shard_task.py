@@ -16,6 +16,8 @@ from pcrshard.cli.main import main
 from pcrshard.encoding.resume_journal import JOURNAL, KEPT, SKIPPED
 from pcrshard.errors import EncodeError, FormatError, PCRError
 from pcrshard.jpeg import pixels
+from pcrshard.jpeg.markers import map_jpeg
+from pcrshard.jpeg.orientation import with_orientation
 from pcrshard.testing import make_jpeg
 
 
@@ -149,15 +151,18 @@ def test_of_two_convertible_fields_the_first_becomes_the_image(tmp_path):
 
 @pytest.mark.parametrize(
     ("height", "width", "expected"),
-    [(80, 120, (40, 60)), (120, 80, (60, 40)), (30, 90, (30, 90)), (40, 40, (40, 40))],
+    [(80, 120, (40, 60)), (133, 80, (66, 40)), (30, 90, (30, 90)), (40, 40, (40, 40))],
 )
 def test_resize_short(tmp_path, height, width, expected):
-    """Larger images get the shorter side asked for; smaller ones stay as they are, lossless."""
-    jpeg = make_jpeg(1, height, width, quality=95)
+    """Larger images get the shorter side asked for; smaller ones stay as they are, lossless; the
+    way up is kept.
+    """
+    jpeg = with_orientation(make_jpeg(1, height, width, quality=95), 6)
     src = write_files(tmp_path / "src", {"a.jpg": jpeg})
     run_encode(src, tmp_path / "dst", resize_short=40)
-    decoded = pixels.decode(read_samples(tmp_path / "dst")["a"]["jpg"])
-    assert decoded.shape[:2] == expected
+    stored = read_samples(tmp_path / "dst")["a"]["jpg"]
+    decoded = pixels.decode(stored)
+    assert (decoded.shape[:2], map_jpeg(stored).orientation) == (expected, 6)
     if expected == (height, width):
         assert np.array_equal(decoded, pixels.decode(jpeg))
 

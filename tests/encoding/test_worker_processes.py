@@ -3,17 +3,15 @@
 import contextlib
 import os
 import pathlib
-import random
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import CancelledError, Executor, Future
 from unittest.mock import Mock
 
 import pytest
-from encode_support import CLI, start_encode
+from encode_support import start_encode
 from support import wait_for
 
 from pcrshard.encoding.worker_processes import run_tasks
@@ -94,29 +92,3 @@ def test_one_worker_is_this_process():
     assert list(run_tasks(lambda _: os.getpid(), {7: None}, workers=4)) == [(7, os.getpid())]
     with pytest.raises(EncodeError, match="at least one worker, got 0"):
         list(run_tasks(abs, {0: 0}, workers=0))
-
-
-@pytest.mark.parametrize("count", [4, pytest.param(56, marks=pytest.mark.long)])
-def test_ctrl_c_shows_no_traceback(larger_folder, tmp_path, count):
-    """Whenever Ctrl-C comes, to all processes of a terminal, ``encode`` ends with one line."""
-    for number in range(count):
-        target = tmp_path / str(number)
-        command = [*CLI, "encode", str(larger_folder), str(target), "--workers=2"]
-        with subprocess.Popen(
-            [*command, "--num-shards=12"],
-            start_new_session=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as process:
-            wait_for(target.exists)
-            time.sleep(random.Random(number).uniform(0, 1.0))
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGINT)
-            _, said = process.communicate(timeout=60)
-        # Python itself ends so when its work is done and it takes no signals any more.
-        is_late = process.returncode == -signal.SIGINT and (target / "pcr.json").exists()
-        assert is_late or process.returncode in (0, 130)
-        advice = "; the same command with --resume continues from here"
-        stopped = ("pcrshard: stopped\n", f"pcrshard encode: stopped{advice}\n")
-        assert said in ("", *stopped)

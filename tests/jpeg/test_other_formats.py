@@ -74,14 +74,3 @@ def test_resize_short_keeps_the_sampling(subsampling):
     """The colors of a 4:4:4 source stay as fine as its luma."""
     source = make_jpeg(1, 100, 200, subsampling=subsampling)
     assert map_jpeg(to_jpeg(source, None, 50)).frame.components == map_jpeg(source).frame.components
-
-
-@pytest.mark.parametrize(
-    ("size", "expected"), [((100, 200), (50, 100)), ((333, 100), (166, 50)), ((40, 300), (40, 300))]
-)
-def test_resize_short_keeps_the_shape(size, expected):
-    """The shorter side becomes N, the other follows, small images stay, and EXIF is kept."""
-    exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
-    found = map_jpeg(to_jpeg(make_jpeg(1, *size, exif=exif), None, 50))
-    assert (found.frame.height, found.frame.width) == expected
-    assert found.orientation == 6

@@ -15,7 +15,7 @@ from pcrshard.format.shard_format import ShardFormat
 from pcrshard.jpeg.orientation import with_orientation
 from pcrshard.testing import make_jpeg
 
-SCANS = [1, 2, 5, 10, FULL]
+SCANS = [1, 2, np.int64(5), 10, FULL]
 EXIF = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
 
 
@@ -175,8 +175,7 @@ def test_files_are_closed(url, tmp_path):
     ("scan", "error"),
     [
         (1.5, TypeError),
-        ("5", TypeError),
-        (True, TypeError),
+        *((wrong, TypeError) for wrong in ("5", "FULL", None, [1], True, np.True_)),
         (-1, ScanUnavailable),
         (11, ScanUnavailable),
     ],

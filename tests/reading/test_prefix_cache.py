@@ -3,6 +3,7 @@ whatever happens to its files.
 """
 
 import contextlib
+import json
 import logging
 import math
 import multiprocessing
@@ -179,15 +180,16 @@ def test_lists_and_clears(store, capsys):
     old = pathlib.Path(store.cache.folder) / "entries" / "a" / "b"
     old.mkdir(parents=True)
     (old / "00000000000000-00000000000004-00000000").write_bytes(b"old")
-    listed = store.cache.entries()
-    expected = [(1, 10), (0, 5)]
-    assert [(e.name, e.num_bytes, e.scan) for e in listed] == [
-        (sorted(store.source)[n], store.stop(n, scan), scan) for n, scan in expected
+    expected = [
+        (sorted(store.source)[n], store.stop(n, scan), scan) for n, scan in [(1, 10), (0, 5)]
     ]
+    listed = store.cache.entries()
+    assert [(e.name, e.num_bytes, e.scan) for e in listed] == expected
     assert time.time() - listed[0].last_use < 60
-    assert main(["cache", "ls", store.cache.folder]) == 0
-    assert sorted(store.source)[1] in capsys.readouterr().out
-    assert store.cache.clear() == sum(store.stop(n, scan) for n, scan in expected)
+    assert main(["cache", "ls", store.cache.folder, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [(row["name"], row["num_bytes"], row["scan"]) for row in told["shards"]] == expected
+    assert store.cache.clear() == told["num_bytes"] == sum(size for _, size, _ in expected)
     assert store.cache.entries() == []
     assert {path.name for path in pathlib.Path(store.cache.folder).iterdir()} <= {
         "CACHEDIR.TAG", "room",

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import tarfile
 
 import fsspec
 import pytest
@@ -50,11 +49,6 @@ def copy(whole, tmp_path):
     return tmp_path, Shard(str(whole[1] / "data-000000.tar")).index
 
 
-def members_of(folder):
-    with tarfile.open(folder / "data-000000.tar") as tar:
-        return {info.name: info for info in tar}
-
-
 def test_a_clean_dataset(whole):
     """What was just written has no problems, alone and against its source."""
     source, target, _ = whole
@@ -77,27 +71,6 @@ def test_a_damaged_piece_is_named(copy, scan):
             assert f"key={key}, scan={scan}" in problem
             assert "data-000000.tar" in problem
             damage(folder / "data-000000.tar", int(starts[row, s, 0]) + at)
-
-
-def test_every_byte_is_checked(copy):
-    """A flipped bit anywhere is found and named: headers, index, pieces, padding and trailer.
-
-    Tests every 997th byte, and of each member the name, mode, checksum and type, the last byte,
-    and what follows it.
-    """
-    folder, index = copy
-    path = folder / "data-000000.tar"
-    size = path.stat().st_size
-    members = members_of(folder).values()
-    offsets = {info.offset + at for info in members for at in (0, 100, 136, 156, 265, 511)}
-    offsets |= {info.offset_data + info.size - at for info in members for at in (0, 1)}
-    offsets |= {512, 520, 524, 528, 560, 1023, 1024, 1024 + index.head.body_bytes - 1, size - 1}
-    for offset in sorted(offsets.union(range(0, size, 997))):
-        damage(path, offset)
-        problems = problems_of(folder)
-        assert problems, offset
-        assert "data-000000.tar" in problems[0], offset
-        damage(path, offset)
 
 
 @pytest.mark.parametrize("change", ["cut", "longer", "missing", "other shard", "empty"])
@@ -144,26 +117,6 @@ def test_a_dataset_index_that_does_not_fit(copy, field):
     assert len(problems_of(folder)) >= 1
 
 
-def change_pixels(source):
-    (source / "a" / "0.jpg").write_bytes(make_jpeg(99, 40, 50))
-
-
-def change_size(source):
-    (source / "a" / "0.jpg").write_bytes(make_jpeg(0, 48, 50))
-
-
-def remove_image(source):
-    (source / "a" / "0.jpg").unlink()
-
-
-def add_image(source):
-    shutil.copy(source / "a" / "0.jpg", source / "a" / "new.jpg")
-
-
-def break_image(source):
-    (source / "a" / "0.jpg").write_bytes(b"\xff\xd8 no longer a JPEG")
-
-
 def test_a_kept_file_is_compared_byte_for_byte(tmp_path):
     """A file that is no image is equal to its source, and a changed byte of it is found."""
     (tmp_path / "src").mkdir()
@@ -190,20 +143,21 @@ def test_an_image_that_no_decoder_shows_is_compared_by_its_coefficients(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("change", "key", "word"),
+    ("key", "data", "word"),
     [
-        (change_pixels, "a/0", "pixels"),
-        (change_size, "a/0", "pixels"),
-        (remove_image, "a/0", "source has no such sample"),
-        (add_image, "a/new", "in no shard"),
-        (break_image, "a/0", "a/0"),
+        ("a/0", make_jpeg(99, 40, 50), "pixels"),
+        ("a/0", make_jpeg(0, 48, 50), "pixels"),
+        ("a/0", None, "source has no such sample"),
+        ("a/new", make_jpeg(0, 40, 50), "in no shard"),
+        ("a/0", b"\xff\xd8 no longer a JPEG", "a/0"),
     ],
 )
-def test_against_a_changed_source(whole, tmp_path, change, key, word):
+def test_against_a_changed_source(whole, tmp_path, key, data, word):
     """Different, missing and additional samples are each told in one line with the key."""
     source = tmp_path / "source"
     shutil.copytree(whole[0], source)
-    change(source)
+    path = source / f"{key}.jpg"
+    path.write_bytes(data) if data else path.unlink()
     (problem,) = compare(whole[1], source)
     assert key in problem
     assert word in problem
