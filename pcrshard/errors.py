@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _ARGS: Any = vars(BaseException)["args"]
+_MAX_CAUSES = 100
 _PLAIN_ERRORS = (FileNotFoundError, NotADirectoryError, PermissionError, TimeoutError)
 
 
@@ -42,7 +43,9 @@ def redacted_cause(error: BaseException | None, *urls: str) -> BaseException | N
     end up in job logs.
     """
     chain = error
-    while chain is not None and redact(str(chain), *urls) == str(chain):
+    for _ in range(_MAX_CAUSES):  # a library may make an error its own cause
+        if chain is None or redact(str(chain), *urls) != str(chain):
+            break
         chain = chain.__cause__ or chain.__context__
     if chain is None or error is None:
         return error

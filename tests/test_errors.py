@@ -30,6 +30,13 @@ def test_appended_arguments_do_not_change_the_message():
     assert str(error) == "bad"
 
 
+def test_an_error_may_be_its_own_cause():
+    """An error of a library is reported, whatever it says that its cause is."""
+    error, cause = OSError("a"), ValueError("b")
+    error.__cause__, cause.__cause__ = cause, error
+    assert errors.redacted_cause(error) is None
+
+
 def test_the_tree_is_drawn_in_the_docstring():
     """Every class is in the tree that users read."""
     assert all(name in (errors.__doc__ or "") for name in NAMES)
