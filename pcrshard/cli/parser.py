@@ -155,7 +155,7 @@ def convert(hint: Any, text: str | list[str]) -> Any:
     try:
         return msgspec.convert(text, hint, strict=False)
     except msgspec.ValidationError as error:
-        expected, _, _ = str(error).lower().partition(", got")
+        expected = str(error).lower().partition(", got")[0]
         raise ArgumentTypeError(f"{expected}, got {text!r}") from error
 
 
@@ -180,7 +180,8 @@ def key_value(text: str) -> tuple[str, str]:
 def _storage_option(text: str) -> tuple[str, Any]:
     key, value = key_value(text)
     try:
-        return key, json.loads(value)
+        # Python's words, too: the word False would be true.
+        return key, json.loads(value.lower() if value in ("True", "False") else value)
     except ValueError:
         return key, value
 
@@ -208,7 +209,7 @@ Count = Annotated[int, Meta(ge=1, le=1 << 20)]
 Parallel = Annotated[int, Meta(ge=1, le=4096)]
 ParallelOrZero = Annotated[int, Meta(ge=0, le=4096)]
 Positive = Annotated[float, Meta(gt=0, lt=1e18)]
-parse_scan: Callable[[str], Scan | float] = partial(
+parse_scan: Any = partial(
     convert, Annotated[int, Meta(ge=1)] | Annotated[float, Meta(gt=0, lt=1)] | Literal["full"]
 )
 ScanOrFraction = Annotated[Scan | float, Keywords(type=parse_scan, metavar="SCAN")]

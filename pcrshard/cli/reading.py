@@ -186,13 +186,12 @@ def cache(action: Literal["ls", "clear"], folder: str) -> Report:
     if action == "clear":
         return Report({"freed_bytes": prefixes.clear()})
     entries = prefixes.entries()
-    now = time.time()
     shards = [
         {
             "scan": entry.scan,
             "name": entry.name,
             "num_bytes": entry.num_bytes,
-            "idle_seconds": now - entry.last_use,
+            "idle_seconds": time.time() - entry.last_use,
         }
         for entry in entries
     ]

@@ -69,6 +69,16 @@ def test_datasets_and_stores_are_read_with_storage_options():
 
 
 @pytest.mark.parametrize(
+    ("word", "value"),
+    [("false", False), ("False", False), ("eu-1", "eu-1"), ('{"a": 1}', {"a": 1})],
+)
+def test_values_of_storage_options(word, value):
+    """A value is JSON, a word, or a truth value as Python writes it."""
+    args = build_parser().parse_args(["info", "a", "--storage-option", f"k={word}"])
+    assert args.storage_option == [("k", value)]
+
+
+@pytest.mark.parametrize(
     ("line", "expected"),
     [
         ("encode a b --part 1", "of length 2, got ['1']"),
