@@ -177,7 +177,7 @@ class Shard:
             prefix: A prefix of this shard; do not use it afterwards.
             scan: As for :meth:`load`, which also lists the errors.
         """
-        if self.prefix_stop(scan) <= prefix.num_bytes:
+        if self._stop(prefix.index.head, scan) <= prefix.num_bytes:
             return prefix.at(scan)
         known = b"" if prefix.damaged else prefix.buffer.data
         return self.load(scan, known=known)

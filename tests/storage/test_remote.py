@@ -153,7 +153,7 @@ def bodies(server):
 @pytest.mark.parametrize("store", ["http", "s3"])
 def test_one_request_of_exactly_the_prefix(request, dataset, index, truth, store):
     """With the dataset index a shard costs one GET for its prefix, to the byte, by the log of nginx
-    and of an object store.
+    and of an object store; without it, one more.
     """
     with contextlib.ExitStack() as stack:
         reading = {"index": index, "retry": Retry()}
@@ -172,6 +172,10 @@ def test_one_request_of_exactly_the_prefix(request, dataset, index, truth, store
             ]
             assert sorted(bodies(server)) == sorted(expected)
             assert sum(r.body_bytes for r in server.requests()) == index.prefix_bytes(scan)
+        del reading["index"]
+        server.reset()
+        samples_of(pipeline(urls, 2, **reading))
+        assert len(bodies(server)) == 2 * len(urls)
 
 
 # One range against every fault
