@@ -56,8 +56,9 @@ def open_dataset(
         retry: How to retry failed requests.
 
     Returns:
-        The index, and the URL of each shard, in order. Costs one request. For tars without a
-        ``pcr.json``, one more request per shard for its head, which does not name the classes.
+        The index, and the URL of each shard, in order. Costs one request. For tars whose
+        ``pcr.json`` is missing or refused, one more request per shard for its head, which does not
+        name the classes.
 
     Raises:
         StorageError: The index or a shard cannot be read, the index is larger than 256 MiB, or does
@@ -75,7 +76,9 @@ def open_dataset(
     try:
         index = DatasetIndex.decode(storage.read_bytes(found, **how), url=found)
     except StorageError as error:
-        if not isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+        # The signature of a shard's URL is not one for pcr.json.
+        denied = (PermissionError,) * by_name
+        if not isinstance(error.__cause__, (FileNotFoundError, NotADirectoryError, *denied)):
             raise
         if not by_name:
             hint = "name the folder of a dataset, or make one with `pcrshard encode`"

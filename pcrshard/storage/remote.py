@@ -223,6 +223,8 @@ async def _request(
     async with session.get(fs.encode_url(path), **{**fs.kwargs, "headers": headers}) as response:
         if response.status == 404:
             raise FileNotFoundError(path)
+        if response.status in (401, 403):
+            raise PermissionError(f"{response.status} {response.reason}")
         response.raise_for_status()
         if part is None and "Content-Encoding" in response.headers:
             raise Refused("expected the file as it is, the server compressed it")

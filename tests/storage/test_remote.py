@@ -90,6 +90,14 @@ def test_a_signature_for_a_folder(dataset, capsys):
             pcrshard.open_dataset(server.url())
 
 
+def test_shards_with_signatures_of_their_own(dataset, index):
+    """Shards are a dataset even if their signatures do not open its pcr.json."""
+    deny = lambda ask: Fault(status=403) if "pcr.json" in ask.path else None
+    with servers.faulty(dataset, deny) as server:
+        urls = [f"{server.url(entry.name)}?sig=secret{entry.name}" for entry in index.shards]
+        assert pcrshard.open_dataset(urls)[0].num_samples == index.num_samples
+
+
 @pytest.mark.parametrize("name", ["pcr.json", "data-000000.tar"])
 def test_a_server_that_asks_for_a_pause_gets_it(dataset, name):
     """A store that limits requests says when to come again; earlier requests would only be refused,
