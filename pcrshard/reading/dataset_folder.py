@@ -18,6 +18,7 @@ from ..format.dataset_index import (
     DatasetIndex,
     ShardEntry,
 )
+from ..format.tar_members import TRAILER
 from ..storage.retry import Retry
 from .shard import Shard
 
@@ -117,7 +118,7 @@ def _entry(shard: Shard) -> ShardEntry:
         name=storage.file_name(shard.url),
         num_samples=head.num_samples,
         head_crc32c=head.crc32c,
-        shard_bytes=head.prefix_stops[-1],
+        shard_bytes=head.prefix_stops[-1] + len(TRAILER),
         shard_crc32c=0,
         prefix_stops=head.prefix_stops,
         index_stop=head.index_stop,

@@ -36,7 +36,7 @@ class Staged(NamedTuple):
 
 
 def stage(
-    src: str | os.PathLike[str],
+    src: storage.Urls,
     dst: str | os.PathLike[str],
     scan: Scan | float,
     *,
@@ -53,7 +53,7 @@ def stage(
     index is written last, so readers of an earlier stage are not disturbed.
 
     Args:
-        src: Dataset folder or its ``pcr.json``, local or any fsspec URL.
+        src: Dataset folder, its ``pcr.json``, or shards by name, local or any fsspec URL.
         dst: Local folder.
         scan: Highest scan to copy, 1..N; ``"full"`` copies whole shards, and a fraction in (0, 1)
             selects the highest scan that takes at most that fraction of the full bytes.
@@ -171,7 +171,9 @@ class _Copy(NamedTuple):
             if prefix.damaged:
                 list(prefix.samples())  # raises the first error
             data = prefix.buffer.data
-            if self.scan != FULL or crc32c(TRAILER, crc32c(data)) == self.entry.shard_crc32c:
+            # Without a dataset index, the checksum of the file is not known, and 0.
+            known_crc = self.scan == FULL and self.entry.shard_crc32c
+            if not known_crc or crc32c(TRAILER, crc32c(data)) == known_crc:
                 return data
         raise CorruptIndex(
             "the checksum of the file is not that of the dataset index", url=self.source.url

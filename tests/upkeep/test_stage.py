@@ -73,6 +73,18 @@ def test_grows_by_the_difference(dataset, index, tmp_path):
         assert_staged(tmp_path, dataset, index, "full")
 
 
+def test_shards_without_an_index_are_staged(dataset, tmp_path, capsys):
+    """Shards that somebody named one by one can be copied, and the copy is a dataset."""
+    for path in dataset.glob("*.tar"):
+        shutil.copy(path, tmp_path)
+    names = sorted(tmp_path.glob("*.tar"))
+    for scan in (2, "full"):
+        stage(names, tmp_path / "copy", scan)
+        assert main(["verify", str(tmp_path / "copy")]) == 0
+    whole = [path.read_bytes() for path in names]
+    assert [(tmp_path / "copy" / path.name).read_bytes() for path in names] == whole
+
+
 def test_more_than_is_there_names_both_numbers(dataset, tmp_path):
     """Staging too high a scan from a staged copy raises an error with both scan numbers."""
     stage(str(dataset), str(tmp_path), 2)
