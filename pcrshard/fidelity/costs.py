@@ -26,7 +26,7 @@ class ScanCost(msgspec.Struct, frozen=True):
 def scan_costs(index: DatasetIndex) -> list[ScanCost]:
     """Return the cost of each available scan, lowest first and ``"full"`` last."""
     totals = prefix_totals(index.shards)
-    scans = [*range(1, index.num_groups + 1), FULL]
+    scans = [*range(1, len(totals)), FULL]
     costs = [
         ScanCost(scan, total, total / index.num_samples, totals[-1] / total)
         for scan, total in zip(scans, totals, strict=True)
