@@ -138,12 +138,12 @@ def find_datasets(
         dataset.
     """
     url = os.fspath(url)
-    names = []
-    if not storage.exists(index_url(url), options=storage_options):
-        pattern = storage.join(url, f"*/{DATASET_INDEX}")
-        found = storage.list_matching(pattern, options=storage_options)
-        names = sorted(storage.file_name(storage.parent(each)) for each in found)
-    return {name: storage.join(url, name) for name in names} or {"": url}
+    if storage.exists(index_url(url), options=storage_options):
+        return {"": url}
+    pattern = storage.join(url, f"*/{DATASET_INDEX}")
+    found = storage.list_matching(pattern, options=storage_options)
+    folders = map(storage.parent, sorted(found))
+    return {storage.file_name(folder): folder for folder in folders} or {"": url}
 
 
 def check_claims(

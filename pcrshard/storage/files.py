@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import StorageError
-from ..redaction import PIPE, get_logger, redact_url, split_url
+from ..redaction import PIPE, get_logger, redact_url
 from .retry import Retry
 from .stores import DEFAULT_RETRY, LISTING_SECONDS, Options, ask, mapped_errors, resolve
 from .urls import is_local, is_there, plain_path, split
@@ -78,7 +78,7 @@ def identity(
         StorageError: The file does not exist, or the store cannot be reached.
     """
     if url.startswith(PIPE):
-        return url.removeprefix(PIPE)
+        return url
     fs, _ = resolve(url, options)
     fs.invalidate_cache()  # a listing may be older than the file
     info = ask(url, "look up", "info", options, retry)
@@ -189,15 +189,11 @@ def fixed_folder(pattern: str) -> str:
 
 
 def _wildcard(url: str) -> int | None:
-    """Return the position of the first wildcard, ``None`` without one."""
-    parts = split_url(url)
-    is_http = url.startswith("http")
-    # An IPv6 address has brackets.
-    start = len(parts.scheme + parts.user + parts.host * is_http)
-    # In an HTTP URL, "?" begins the query.
-    stop = len(url) - len(parts.query) * is_http
-    found = _WILDCARD.search(url, start, stop)
-    return found.start() if found else None
+    """Return the position of the first wildcard in a URL's path, ``None`` without one."""
+    protocol, path, _ = split(url)
+    # A password may have any character, and an IPv6 address has brackets.
+    found = _WILDCARD.search(path, max(path.find("/"), 0) if protocol else 0)
+    return len(protocol) + found.start() if found else None
 
 
 def list_matching(
