@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
-from ..errors import ScanUnavailable
+from ..errors import naming
 from ..format.dataset_index import ShardEntry, resolve_scan
 from ..format.scan import FULL, Scan, check_scan
 from ..format.scan_script import MAX_GROUPS
@@ -25,11 +25,9 @@ def highest_scan(entries: Iterable[ShardEntry]) -> Scan:
 
 def _check_available(entries: Iterable[ShardEntry], scan: Scan, name: str) -> None:
     """Raise ``ScanUnavailable`` unless every shard of a dataset has a scan."""
-    try:
+    with naming(where=name):
         for entry in entries:
             entry.prefix_stop(scan)
-    except ScanUnavailable as error:
-        raise ScanUnavailable(f"{name}: {error}") from error
 
 
 class ScanLevel:

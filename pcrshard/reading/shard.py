@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import storage
-from ..errors import CorruptIndex, FormatError, ScanUnavailable
+from ..errors import CorruptIndex, FormatError, naming
 from ..format.dataset_index import DATASET_INDEX, ShardEntry
 from ..format.scan import FULL, Scan
 from ..format.shard_head import HEAD_STOP, Head, read_head
@@ -81,10 +81,8 @@ class Shard:
         return self._stop(self.entry or self.head, scan)
 
     def _stop(self, known: ShardEntry | Head, scan: Scan) -> int:
-        try:
+        with naming(self.url):
             return known.prefix_stop(scan)
-        except ScanUnavailable as error:
-            raise ScanUnavailable(str(error), url=self.url) from error
 
     def samples(
         self,
