@@ -72,7 +72,7 @@ def kind_of(
     if row.function in SENSITIVE:
         return "exact"
     # Flattened features of a classifier have one row per sample; tokens have more.
-    least = options.min_dims
+    least = max(options.min_dims, 1)
     is_tokens = len(row.shape) > 1 and any(
         len(shape) >= least and size_hint(shape[0]) < row.shape[0] for shape in relatives
     )
