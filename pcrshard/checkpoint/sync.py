@@ -335,6 +335,7 @@ class WeightMirror:
 
     Raises:
         ValueError: ``folder`` is not local.
+        StorageError: ``folder`` cannot be created.
 
     Attributes:
         step: Number of the last applied step; 0 for none.
@@ -363,7 +364,7 @@ class WeightMirror:
         # Of the mapped file: the tensors, and their words.
         self._layout: Layout = []
         self._words: list[Words] = []
-        os.makedirs(folder, exist_ok=True)
+        storage.make_folder(folder)
         storage.remove_temporary_files(folder)
         # Continue with the file of an earlier mirror if it matches its checksums.
         with suppress(FileNotFoundError, FormatError), damage_named("the state is damaged"):

@@ -331,7 +331,7 @@ def _temporary_file(url: str, folder: str) -> Iterator[BinaryIO]:
             with suppress(OSError):  # on a full disk, the failed flush has said so already
                 file.close()
     finally:
-        with suppress(FileNotFoundError, NotADirectoryError):
+        with suppress(OSError):  # not created, as where all is read-only
             os.unlink(temporary)
         _begun.discard(begun)
 

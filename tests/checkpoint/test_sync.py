@@ -25,6 +25,7 @@ from pcrshard.errors import (
     ConcurrentWriter,
     CorruptCheckpoint,
     PCRError,
+    StorageError,
     UnsupportedState,
     VersionUnavailable,
 )
@@ -156,6 +157,8 @@ def test_the_folder_of_a_mirror_is_any_local_one(tmp_path, monkeypatch):
         check(mirror, weights(0))
     with pytest.raises(ValueError, match="expected a local folder"):
         WeightMirror(url, "memory://mirror")
+    with pytest.raises(StorageError, match="make the folder"):
+        WeightMirror(url, tmp_path / "mirror" / "model.safetensors" / "folder")
 
 
 def test_an_object_store_can_hold_a_stream(tmp_path, s3):

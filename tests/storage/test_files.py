@@ -83,9 +83,14 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch, function):
     assert temporaries(tmp_path) == []
 
 
-def test_a_folder_that_cannot_be_made(tmp_path):
-    """Writing below a file is a StorageError."""
+def test_a_folder_that_cannot_be_made(tmp_path, monkeypatch):
+    """Writing below a file is a StorageError, also where all is read-only."""
     (tmp_path / "f").write_bytes(b"")
+
+    def refuse(*_):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(os, "unlink", refuse)
     with (
         pytest.raises(StorageError, match="write"),
         storage.atomic_write(str(tmp_path / "f" / "g")),
