@@ -18,7 +18,7 @@ from ..memory import Buffer
 from ..native import Box, Color, Size
 from . import libjpeg_turbo
 from .limits import check_cost
-from .markers import EOI, Frame, JpegMap, ScanHeader, map_jpeg, other_format
+from .markers import EOI, JpegMap, ScanHeader, map_jpeg, other_format
 from .other_formats import Pixels, crop_and_resize, decode
 from .split import cut_tail, join_pieces
 
@@ -50,6 +50,8 @@ def make_progressive(jpeg: bytes, found: JpegMap, scans: Sequence[ScanHeader]) -
         CorruptJpeg: The entropy-coded data is damaged, even if decoders could continue.
         UnsupportedJpeg: The coding is not supported, or the scans do not fit the image.
     """
+    if sum(component.h * component.v for component in found.frame.components) > _MAX_MCU_BLOCKS:
+        scans = [scan._replace(components=(i,)) for scan in scans for i in scan.components]
     if found.frame.arithmetic:
         check_cost(found, len(jpeg))
         jpeg = libjpeg_turbo.make_progressive(jpeg)
@@ -76,17 +78,9 @@ def make_baseline(jpeg: bytes) -> bytes:
             size.
     """
     found = map_jpeg(jpeg)
-    sequential = make_progressive(jpeg, found, _sequential_scans(found.frame))
+    scan = ScanHeader(tuple(range(len(found.frame.components))), 0, 63, 0, 0)
+    sequential = make_progressive(jpeg, found, [scan])
     return join_pieces([sequential.removesuffix(EOI)], cut_tail(jpeg, found))
-
-
-def _sequential_scans(frame: Frame) -> list[ScanHeader]:
-    """Return one scan of all components, or one each if an MCU would have too many blocks."""
-    indexes = tuple(range(len(frame.components)))
-    blocks = sum(component.h * component.v for component in frame.components)
-    fits = blocks <= _MAX_MCU_BLOCKS
-    groups = [indexes] if fits else [(index,) for index in indexes]
-    return [ScanHeader(group, 0, 63, 0, 0) for group in groups]
 
 
 def decode_image(

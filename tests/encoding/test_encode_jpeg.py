@@ -9,6 +9,7 @@ from pcrshard.errors import CorruptJpeg, UnsupportedJpeg
 from pcrshard.format.scan_script import Q95, STANDARD
 from pcrshard.jpeg import pixels
 from pcrshard.jpeg.markers import map_jpeg
+from pcrshard.native import rescan
 from pcrshard.testing import make_jpeg
 
 EOI = b"\xff\xd9"
@@ -111,6 +112,23 @@ def test_rare_sampling_factors_are_kept(jpegtran):
     source = join_grays((48, 32, 16))
     *groups, _ = encode_jpeg(source).pieces
     assert b"".join(groups) + EOI == jpegtran(source, "-copy", "none", "-progressive")
+
+
+@pytest.mark.parametrize("script", [STANDARD, Q95], ids=lambda script: script.name)
+def test_many_blocks_are_sent_by_scans_of_one_component(script):
+    """Images of more than 10 blocks in an MCU, which JPEG only allows without one, are stored."""
+    alone = [((component,), 0, 63, 0, 0) for component in range(3)]
+    changed = bytearray(rescan(make_jpeg(3, 50, 70, subsampling=0), alone))
+    start = changed.index(b"\xff\xc0")
+    changed[start + 11 : start + 18 : 3] = b"\x22" * 3  # as 1x1 each, but 12 blocks
+    jpeg = bytes(changed)
+    groups = encode_jpeg(jpeg, script).pieces[:-1]
+    for same in (b"".join(groups) + EOI, pixels.make_baseline(jpeg)):
+        assert np.array_equal(pixels.decode(same), pixels.decode(jpeg))
+    for scan in range(1, script.num_groups):
+        prefix = b"".join(groups[:scan]) + EOI
+        smooth = pixels.decode_image(prefix, smoothing=True)
+        assert np.array_equal(smooth, pixels.decode(prefix))
 
 
 def test_some_tables_are_missing(jpegtran):

@@ -8,7 +8,6 @@ from pcrshard.format.scan_script import STANDARD, scans_for
 from pcrshard.jpeg.markers import EOI, map_jpeg
 from pcrshard.jpeg.other_formats import decode
 from pcrshard.jpeg.pixels import (
-    _sequential_scans,
     make_baseline,
     make_progressive,
 )
@@ -61,15 +60,6 @@ def test_a_baseline_export_keeps_the_metadata():
     assert b"profile" in baseline
     assert baseline.endswith(EOI + b"trailing")
     assert np.array_equal(decode(baseline), decode(source))
-
-
-def test_many_blocks_become_scans_of_one_component():
-    """More than ten blocks do not fit into the MCU of a common scan."""
-    frame = map_jpeg(make_jpeg(3, 40, 40, "CMYK")).frame
-    for factor, groups in ((1, [(0, 1, 2, 3)]), (2, [(0,), (1,), (2,), (3,)])):
-        wide = [component._replace(h=factor, v=factor) for component in frame.components]
-        scans = _sequential_scans(frame._replace(components=tuple(wide)))
-        assert [scan.components for scan in scans] == groups
 
 
 def test_damage_is_an_error_even_where_decoding_could_go_on():
