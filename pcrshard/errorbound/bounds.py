@@ -15,6 +15,8 @@ from .lattice import LinearLattice, LogLattice, log_lattice
 # Median magnitude of a normal distribution, in standard deviations.
 MEDIAN_OF_NORMAL = 0.6744897501960817
 _SAMPLE = 1 << 14
+# Below this fraction of the mean square, too few digits of a variance are left.
+_CANCELED = 1e-8
 _BLOCK = 1 << 15
 
 
@@ -134,13 +136,17 @@ class PointwiseRelative:
 Bound = RelativeStd | Absolute | PointwiseRelative
 
 
-def _deviation(words: Words, float_type: FloatType) -> float:
-    """Return the standard deviation of the finite values, in float64."""
+def _deviation(words: Words, float_type: FloatType, center: float = 0.0) -> float:
+    """Return the standard deviation of the finite values, in float64, from sums about a center."""
     sums = np.zeros(3)
     for start in range(0, len(words), _BLOCK):
-        linear_codes.add_moments(float_type.widen(words[start : start + _BLOCK]), sums)
+        values = float_type.widen(words[start : start + _BLOCK])
+        linear_codes.add_moments(values - center if center else values, sums)
     mean, square = (sums[1:] / max(sums[0], 1)).tolist()
-    return math.sqrt(max(square - mean * mean, 0.0))
+    variance = square - mean * mean
+    if variance < _CANCELED * square and not center:
+        return _deviation(words, float_type, center=mean)
+    return math.sqrt(max(variance, 0.0))
 
 
 def _typical(words: Words, float_type: FloatType) -> float:

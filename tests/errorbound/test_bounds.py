@@ -29,6 +29,13 @@ def test_huge_outliers_do_not_erase_the_other_values():
     assert blind.error_bound > 4 * 0.02  # every ordinary value would become 0
 
 
+def test_a_large_mean_leaves_the_deviation_exact():
+    """Times in seconds since 1970 that differ by one keep a bound of a fraction of a second."""
+    values = np.random.default_rng(0).normal(1.7e9, 1, 100_000)
+    lattice = RelativeStd(0.01).lattice(values.view(np.uint64), FLOAT_TYPES["float64"])
+    assert lattice.error_bound == pytest.approx(0.01 * values.std(), rel=1e-3)
+
+
 @pytest.mark.parametrize("values", [[], [0.0] * 9, [2.5] * 9, [math.nan] * 9, [math.inf, 1.0]])
 def test_without_a_deviation_there_is_no_lattice(values):
     """Such tensors are stored losslessly."""
