@@ -34,7 +34,7 @@ def make_progressive(jpeg: bytes) -> bytes:
 
     Raises:
         CorruptJpeg: The JPEG cannot be read.
-        UnsupportedJpeg: The library is not installed.
+        UnsupportedJpeg: The library is not installed, or does not know the sampling factors.
     """
     library = _library()
     if library is None:
@@ -58,7 +58,8 @@ def make_progressive(jpeg: bytes) -> bytes:
     finally:
         library.tjFree(output)
         library.tjDestroy(pointer)
-    raise CorruptJpeg(f"libjpeg-turbo: {message}")
+    kind = UnsupportedJpeg if "subsampling" in message else CorruptJpeg
+    raise kind(f"libjpeg-turbo: {message}")
 
 
 def system() -> dict[str, str]:

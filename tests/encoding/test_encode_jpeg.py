@@ -108,10 +108,14 @@ def join_grays(widths):
 
 
 def test_rare_sampling_factors_are_kept(jpegtran):
-    """Factors that do not divide the largest, which few decoders read, are transcoded as well."""
+    """Factors that do not divide the largest, which few decoders read, are transcoded as well,
+    unless the coding is arithmetic.
+    """
     source = join_grays((48, 32, 16))
     *groups, _ = encode_jpeg(source).pieces
     assert b"".join(groups) + EOI == jpegtran(source, "-copy", "none", "-progressive")
+    with pytest.raises(UnsupportedJpeg, match="subsampling"):  # not damage
+        encode_jpeg(jpegtran(source, "-arithmetic"))
 
 
 @pytest.mark.parametrize("script", [STANDARD, Q95], ids=lambda script: script.name)
