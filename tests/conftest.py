@@ -23,7 +23,7 @@ settings.register_profile("loaded", deadline=None, suppress_health_check=[Health
 settings.load_profile("loaded")
 
 
-def _data_folder() -> pathlib.Path | None:
+def _data_folder():
     folder = pathlib.Path(os.environ.get("PCRSHARD_DATA", ROOT.parent / "shared" / "data"))
     return folder if (folder / "photos.tar").exists() else None
 
@@ -54,7 +54,7 @@ def pytest_configure(config):
 
 
 @pytest.fixture(scope="session")
-def data_folder() -> pathlib.Path:
+def data_folder():
     """The folder of real photographs."""
     folder = _data_folder()
     if folder is None:
@@ -66,7 +66,7 @@ def data_folder() -> pathlib.Path:
 
 
 @pytest.fixture(scope="session")
-def photos(data_folder, tmp_path_factory) -> pathlib.Path:
+def photos(data_folder, tmp_path_factory):
     """photos.tar, unpacked: photos/SET/CLASS/FILE."""
     target = tmp_path_factory.mktemp("photos")
     with tarfile.open(data_folder / "photos.tar") as tar:
@@ -75,7 +75,7 @@ def photos(data_folder, tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.fixture(scope="session")
-def synthetic_folder(tmp_path_factory) -> pathlib.Path:
+def synthetic_folder(tmp_path_factory):
     """24 synthetic JPEGs in two classes: color, gray and CMYK."""
     folder = tmp_path_factory.mktemp("synthetic")
     for i in range(24):
@@ -87,7 +87,7 @@ def synthetic_folder(tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.fixture(scope="session")
-def dataset(synthetic_folder, tmp_path_factory) -> pathlib.Path:
+def dataset(synthetic_folder, tmp_path_factory):
     """The synthetic folder as 4 shards; read only."""
     target = tmp_path_factory.mktemp("dataset")
     pcrshard.encode(
@@ -97,7 +97,7 @@ def dataset(synthetic_folder, tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.fixture(scope="session")
-def shard_urls(dataset) -> list[str]:
+def shard_urls(dataset):
     """The URLs of the synthetic dataset's shards."""
     return sorted(str(path) for path in dataset.glob("*.tar"))
 
@@ -106,7 +106,7 @@ def shard_urls(dataset) -> list[str]:
 def djpeg():
     """Decode by djpeg, the oracle: PNM bytes; asserts that it neither fails nor warns."""
 
-    def decode(jpeg: bytes) -> bytes:
+    def decode(jpeg):
         result = run_tool("djpeg", "-pnm", data=jpeg)
         assert result.returncode == 0, result.stderr
         assert result.stderr == b""
@@ -119,7 +119,7 @@ def djpeg():
 def jpegtran():
     """Transcode by jpegtran, the oracle."""
 
-    def transcode(jpeg: bytes, *options: str) -> bytes:
+    def transcode(jpeg, *options):
         result = run_tool("jpegtran", *options, data=jpeg)
         assert result.returncode == 0, result.stderr
         return result.stdout

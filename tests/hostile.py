@@ -55,11 +55,11 @@ def case(function):
     return function
 
 
-def segment(code: int, body: bytes) -> bytes:
+def segment(code, body):
     return bytes([0xFF, code]) + struct.pack(">H", len(body) + 2) + body
 
 
-def frame(code: int, height: int, width: int, components: int = 1) -> bytes:
+def frame(code, height, width, components=1):
     """SOI, a quantization table, and a frame header."""
     table = segment(0xDB, bytes([0]) + bytes([1]) * 64)
     parts = b"".join(bytes([number, 0x11, 0]) for number in range(1, components + 1))
@@ -70,27 +70,27 @@ def frame(code: int, height: int, width: int, components: int = 1) -> bytes:
     )
 
 
-def scan(ss: int, se: int, al: int = 0, components: int = 1, ah: int = 0) -> bytes:
+def scan(ss, se, al=0, components=1, ah=0):
     parts = b"".join(bytes([number, 0]) for number in range(1, components + 1))
     return segment(0xDA, bytes([components]) + parts + bytes([ss, se, ah << 4 | al]))
 
 
-def huffman(table: int, symbol: int) -> bytes:
+def huffman(table, symbol):
     """A table whose only code is 0, for one symbol."""
     return segment(0xC4, bytes([table, 1, *bytes(15), symbol]))
 
 
-def arithmetic(height: int, width: int) -> bytes:
+def arithmetic(height, width):
     return frame(ARITHMETIC, height, width) + scan(0, 63) + bytes(16) + EOI
 
 
-def arithmetic_scans(side: int, count: int) -> bytes:
+def arithmetic_scans(side, count):
     """A DC scan and many AC scans of nothing."""
     first = frame(ARITHMETIC_PROGRESSIVE, side, side) + scan(0, 0, 1) + bytes(8)
     return first + b"".join(scan(1 + i % 63, 1 + i % 63) + bytes(4) for i in range(count)) + EOI
 
 
-def flat(height: int, width: int, code: int = HUFFMAN, components: int = 1) -> bytes:
+def flat(height, width, code=HUFFMAN, components=1):
     """Every block by the fewest bits."""
     blocks = -(-height // 8) * -(-width // 8) * components
     ends = 0 if code == HUFFMAN else 63
@@ -102,14 +102,14 @@ def flat(height: int, width: int, code: int = HUFFMAN, components: int = 1) -> b
     )
 
 
-def dense(side: int) -> bytes:
+def dense(side):
     """Every block has a coefficient besides DC, by two bits more."""
     blocks = (side // 8) ** 2
     first = flat(side, side)[: -len(EOI)]
     return first + huffman(0x10, 0x01) + scan(1, 1) + bytes(2 * blocks // 8 + 1) + EOI
 
 
-def dense_baseline(side: int) -> bytes:
+def dense_baseline(side):
     """A sequential image of which every block has a coefficient besides DC, in five bits."""
     blocks = (side // 8) ** 2
     # DC 0 is "0", a coefficient of one bit is "0" and its sign, "10" ends the block.
@@ -118,8 +118,8 @@ def dense_baseline(side: int) -> bytes:
     return frame(0xC0, side, side) + tables + scan(0, 63) + data + EOI
 
 
-def png(width: int, height: int) -> bytes:
-    def chunk(name: bytes, body: bytes) -> bytes:
+def png(width, height):
+    def chunk(name, body):
         return (
             struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
         )
@@ -131,17 +131,17 @@ def png(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 
 
-def check_bytes(data: bytes) -> None:
+def check_bytes(data):
     assert len(data) <= MAX_BYTES, len(data)
 
 
-def _decode(jpeg: bytes) -> None:
+def _decode(jpeg):
     for cropped in (None, "random"):
         ImageDecoder(32, cropped)(jpeg, 0)
     decode_image(jpeg)
 
 
-def _layered(picture: bytes) -> None:
+def _layered(picture):
     to_jpeg(picture, 90, None)
 
 
@@ -170,7 +170,7 @@ IMAGES = {
 }
 
 
-def use_image(name: str) -> None:
+def use_image(name):
     use, make, *sides = IMAGES[name]
     image = make(*sides)
     check_bytes(image)
@@ -180,7 +180,7 @@ def use_image(name: str) -> None:
 CASES |= {name: lambda _, name=name: use_image(name) for name in IMAGES}
 
 
-def entries(count: int, samples: int) -> bytes:
+def entries(count, samples):
     """Return a dataset index of ``count`` shards that each claim this number of samples."""
     shards = [
         ShardEntry(f"{i}.tar", samples, 7, 1 << 50, 8, (1 << 50, 1 << 50), 1 << 50)
@@ -189,13 +189,13 @@ def entries(count: int, samples: int) -> bytes:
     return DatasetIndex("x", 1, tuple(shards)).encode()
 
 
-def write_index(folder: pathlib.Path, data: bytes) -> str:
+def write_index(folder, data):
     check_bytes(data)
     (folder / "pcr.json").write_bytes(data)
     return str(folder)
 
 
-def with_unknown(value: bytes) -> bytes:
+def with_unknown(value):
     """A sound index with a value of an unknown name."""
     return b'{"x": ' + value + b"," + entries(1, 100)[1:]
 
@@ -242,7 +242,7 @@ def shard_of_many_samples(folder):
     list(Shard(str(folder / "a.tar")).samples())
 
 
-def chroma_only(side: int) -> bytes:
+def chroma_only(side):
     """A large luma of which nothing is sent, and a small chroma by the fewest bits."""
     components = bytes([1, 0x44, 0, 2, 0x11, 0, 3, 0x11, 0])
     head = struct.pack(">BHHB", 8, side, side, 3) + components
@@ -257,7 +257,7 @@ def chroma_only(side: int) -> bytes:
     )
 
 
-def _shard_case(name: str, make, use) -> None:
+def _shard_case(name, make, use):
     """A shard of as many copies of a JPEG as there is room for, all of which are decoded."""
 
     def decode_all(folder):
@@ -282,7 +282,7 @@ def _shard_case(name: str, make, use) -> None:
     CASES[name] = decode_all
 
 
-def _crop(jpeg: bytes) -> None:
+def _crop(jpeg):
     ImageDecoder(224, "random")(jpeg, 0)
 
 
@@ -318,13 +318,13 @@ def tar_of_large_members(folder):
     encode(str(folder / "src.tar"), str(folder / "out"), EncodeOptions(num_shards=1), workers=1)
 
 
-def run(name: str) -> dict[str, object]:
+def run(name):
     """Do one case; return what it took."""
     decode_image(make_jpeg(1))
     with tempfile.TemporaryDirectory() as folder:
         before = peak_kilobytes()
         start = time.process_time()
-        error: Exception | None = None
+        error = None
         try:
             CASES[name](pathlib.Path(folder))
         except Exception as found:
@@ -339,11 +339,11 @@ def run(name: str) -> dict[str, object]:
     }
 
 
-def peak_kilobytes() -> int:
+def peak_kilobytes():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def print_each(run, items) -> None:
+def print_each(run, items):
     """Print what each took as JSON; each runs in a child, so that peaks of memory are its own."""
     for each in items:
         if not (child := os.fork()):

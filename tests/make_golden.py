@@ -5,8 +5,6 @@ prefixes that each break one rule of SPEC.md, named RULE--WHY--ERROR.bin; they w
 never change.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import pathlib
@@ -24,7 +22,7 @@ GOLDEN = TESTS / "golden" / "v2"
 EXIF = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
 
 
-def sources() -> list[dict[str, Any]]:
+def sources():
     return [
         {
             "__key__": "a/colour",  # codespell:ignore colour
@@ -49,11 +47,11 @@ def sources() -> list[dict[str, Any]]:
     ]
 
 
-def encode(sample: dict[str, Any]) -> Any:
+def encode(sample):
     return encode_sample(sample, lambda _, file: encode_jpeg(file) if file[:1] == b"\xff" else None)
 
 
-def formats() -> dict[str, ShardFormat]:
+def formats():
     late = {"npy": 5, "json": "full"}
     return {
         "compact": ShardFormat(deferred=late),
@@ -61,7 +59,7 @@ def formats() -> dict[str, ShardFormat]:
     }
 
 
-def make_golden() -> None:
+def make_golden():
     (GOLDEN / "sources").mkdir(parents=True, exist_ok=True)
     samples = sources()
     for number, sample in enumerate(samples):
@@ -81,12 +79,12 @@ def make_golden() -> None:
     (GOLDEN / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 
 
-def digest(shard: Shard, scan: Any) -> list[dict[str, Any]]:
+def digest(shard, scan):
     """Each sample with its values as short hashes."""
     return [{k: _digest(v) for k, v in sample.items()} for sample in shard.samples(scan)]
 
 
-def _digest(value: Any) -> Any:
+def _digest(value):
     if isinstance(value, list):
         return [_digest(one) for one in value]
     return value if isinstance(value, str) else hashlib.sha256(value).hexdigest()[:16]

@@ -21,7 +21,6 @@ import email.utils
 import http.client
 import http.server
 import importlib.util
-import io
 import json
 import os
 import pathlib
@@ -40,13 +39,8 @@ import unittest
 import urllib.parse
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 SECONDS = 20.0  # until something that should happen at once is called a failure
-ByteRange = tuple[int, int | None]
-Headers = Mapping[str, str | None]
-Fields = email.message.Message  # a request's headers: no Mapping, but names of any case
 
 
 class Unavailable(unittest.SkipTest):
@@ -70,13 +64,13 @@ class Request:
 
     method: str
     path: str
-    range: ByteRange | None
+    range: tuple[int, int | None] | None
     status: int
     body_bytes: int
     query: str = ""
 
 
-def parse_range(header: str | None) -> ByteRange | None:
+def parse_range(header):
     """A Range header as ``Request.range``; nonsense and several ranges are no range.
 
     >>> parse_range("bytes=2-3"), parse_range("bytes=2-"), parse_range("bytes=-2"),
@@ -92,7 +86,7 @@ def parse_range(header: str | None) -> ByteRange | None:
     return (int(first), int(last) + 1 if last else None)
 
 
-def _poll(check: Callable[[], object], seconds: float, failure: Callable[[], str]) -> None:
+def _poll(check, seconds, failure):
     deadline = time.monotonic() + seconds
     while not check():
         if time.monotonic() > deadline:
@@ -103,22 +97,22 @@ def _poll(check: Callable[[], object], seconds: float, failure: Callable[[], str
 class Server(abc.ABC):
     """What the servers have in common: URLs, and a log that is complete when it is read."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host, port):
         self.host, self.port = host, port
         self._forgotten = 0
 
-    def url(self, name: str = "") -> str:
+    def url(self, name=""):
         """The URL of a file, or of the folder."""
         return f"http://{self.host}:{self.port}/{urllib.parse.quote(name)}"
 
-    def requests(self) -> list[Request]:
+    def requests(self):
         """All requests since ``reset``, in the order in which they ended; waits until none is in
         progress.
         """
         self.settle()
         return self._ended()[self._forgotten :]
 
-    def settle(self, seconds: float = SECONDS) -> None:
+    def settle(self, seconds=SECONDS):
         """Wait until no request is in progress.
 
         Raises:
@@ -130,16 +124,16 @@ class Server(abc.ABC):
             lambda: f"{self._in_progress()} requests still in progress",
         )
 
-    def reset(self) -> None:
+    def reset(self):
         """Forget the requests so far."""
         self.settle()
         self._forgotten = len(self._ended())
 
     @abc.abstractmethod
-    def _ended(self) -> list[Request]: ...
+    def _ended(self): ...
 
     @abc.abstractmethod
-    def _in_progress(self) -> int: ...
+    def _in_progress(self): ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,16 +143,16 @@ class Link:
     host: str
     namespace: str
 
-    def command(self, *command: str) -> list[str]:
+    def command(self, *command):
         """A command that runs at the far end."""
         return ["ip", "netns", "exec", self.namespace, *command]
 
-    def listen(self) -> socket.socket:
+    def listen(self):
         """A listening socket at the far end; a namespace belongs to a thread, so a short one makes
         it.
         """
 
-        def enter_and_listen() -> socket.socket:
+        def enter_and_listen():
             with open(f"/run/netns/{self.namespace}") as namespace:
                 if libc.setns(namespace.fileno(), 0x40000000):  # CLONE_NEWNET
                     raise OSError(
@@ -171,27 +165,20 @@ class Link:
             return thread.submit(enter_and_listen).result()
 
 
-def _listen(link: Link | None = None) -> socket.socket:
+def _listen(link=None):
     """A socket that already listens and is handed to the server: no other process can take the port
     in between.
     """
     return link.listen() if link else socket.create_server(("127.0.0.1", 0), backlog=511)
 
 
-def _answers(host: str, port: int) -> bool:
+def _answers(host, port):
     with contextlib.suppress(OSError, http.client.HTTPException):
         return bool(_ask(host, port, "GET", "/.status")[0])
     return False
 
 
-def _ask(
-    host: str,
-    port: int,
-    method: str,
-    path: str,
-    body: Any = None,
-    headers: Mapping[str, str] | None = None,
-) -> tuple[int, bytes]:
+def _ask(host, port, method, path, body=None, headers=None):
     connection = http.client.HTTPConnection(host, port, timeout=SECONDS)
     with contextlib.closing(connection):
         connection.request(method, path, body, dict(headers or {}))
@@ -225,11 +212,11 @@ http {{
 class Nginx(Server):
     """A running nginx."""
 
-    def __init__(self, host: str, port: int, log: pathlib.Path) -> None:
+    def __init__(self, host, port, log):
         super().__init__(host, port)
         self._log, self._lock, self._own_requests = log, threading.Lock(), 0
 
-    def _ended(self) -> list[Request]:
+    def _ended(self):
         whole_lines, _, _ = self._log.read_bytes().rpartition(b"\n")
         found = []
         for line in map(json.loads, whole_lines.splitlines()):
@@ -237,7 +224,7 @@ class Nginx(Server):
             found.append(Request(**line))
         return found
 
-    def _in_progress(self) -> int:
+    def _in_progress(self):
         """nginx counts a request when it begins and logs it when it ends."""
         with self._lock:
             _, status = _ask(self.host, self.port, "GET", "/.status")
@@ -248,12 +235,7 @@ class Nginx(Server):
 
 
 @contextlib.contextmanager
-def nginx(
-    folder: str | os.PathLike[str],
-    *,
-    limit_rate: int | None = None,
-    link: Link | None = None,
-) -> Iterator[Nginx]:
+def nginx(folder, *, limit_rate=None, link=None):
     """Serve a folder by nginx.
 
     Args:
@@ -337,7 +319,7 @@ class Fault:
     cut_after: int | None = None
     status: int | None = None
     body: bytes = b""
-    headers: Headers = dataclasses.field(default_factory=dict)
+    headers: dict[str, str | None] = dataclasses.field(default_factory=dict)
     length_error: int = 0
     ignore_range: bool = False
     shift: int = 0
@@ -357,13 +339,10 @@ class Ask:
     method: str
     path: str
     query: str
-    range: ByteRange | None
+    range: tuple[int, int | None] | None
 
 
-Faults = Sequence[Fault | None] | Callable[[Ask], Fault | None]
-
-
-def _listed(faults: Sequence[Fault | None]) -> Callable[[Ask], Fault | None]:
+def _listed(faults):
     left = iter(faults)
     return lambda ask: next(left, None) if ask.method == "GET" else None
 
@@ -375,15 +354,13 @@ class Answer:
     body: bytes = b""
 
 
-# (method, target as sent, headers, body) -> a correct answer
-_Origin = Callable[[str, str, Fields, bytes], Answer]
-
-
-def folder_origin(folder: str | os.PathLike[str]) -> _Origin:
-    """Correct answers for the files of a folder."""
+def folder_origin(folder):
+    """An origin, which gives a correct answer to (method, target as sent, headers, body): here the
+    files of a folder.
+    """
     root = pathlib.Path(folder).resolve(strict=True)
 
-    def answer(method: str, target: str, headers: Fields, _: bytes) -> Answer:
+    def answer(method, target, headers, _):
         if method not in {"GET", "HEAD"}:
             return Answer(405, {"Allow": "GET, HEAD"})
         path = (root / urllib.parse.unquote(target.partition("?")[0]).lstrip("/")).resolve()
@@ -395,9 +372,9 @@ def folder_origin(folder: str | os.PathLike[str]) -> _Origin:
     return answer
 
 
-def _answer_file(file: io.BufferedReader, method: str, headers: Fields) -> Answer:
+def _answer_file(file, method, headers):
     stat = os.fstat(file.fileno())
-    common: dict[str, str | None] = {
+    common = {
         "ETag": f'"{stat.st_ino:x}-{stat.st_mtime_ns:x}-{stat.st_size:x}"',
         "Last-Modified": email.utils.formatdate(stat.st_mtime, usegmt=True),
         "Accept-Ranges": "bytes",
@@ -426,12 +403,12 @@ def _answer_file(file: io.BufferedReader, method: str, headers: Fields) -> Answe
     )
 
 
-def _titled(headers: Headers) -> dict[str, str | None]:
+def _titled(headers):
     """With names of one spelling, so that each is there once."""
     return {name.title(): value for name, value in headers.items()}
 
 
-def _with_range(headers: Fields, byte_range: str | None) -> Fields:
+def _with_range(headers, byte_range):
     changed = copy.copy(headers)
     del changed["Range"]
     if byte_range is not None:
@@ -442,10 +419,10 @@ def _with_range(headers: Fields, byte_range: str | None) -> Fields:
 _OF_THE_CONNECTION = {"connection", "transfer-encoding", "keep-alive", "date", "server"}
 
 
-def _proxy_origin(upstream: str) -> _Origin:
+def _proxy_origin(upstream):
     host = urllib.parse.urlsplit(upstream).netloc
 
-    def answer(method: str, target: str, headers: Fields, body: bytes) -> Answer:
+    def answer(method, target, headers, body):
         connection = http.client.HTTPConnection(host, timeout=SECONDS)
         with contextlib.closing(connection):
             connection.request(
@@ -455,7 +432,7 @@ def _proxy_origin(upstream: str) -> _Origin:
                 {k: v for k, v in headers.items() if k.lower() not in {"connection", "expect"}},
             )
             reply = connection.getresponse()
-            kept: Headers = {
+            kept = {
                 name: value
                 for name, value in reply.getheaders()
                 if name.lower() not in _OF_THE_CONNECTION
@@ -465,9 +442,7 @@ def _proxy_origin(upstream: str) -> _Origin:
     return answer
 
 
-def _faulty_answer(
-    origin: _Origin, fault: Fault, ask: Ask, target: str, headers: Fields, body: bytes
-) -> Answer:
+def _faulty_answer(origin, fault, ask, target, headers, body):
     """The answer with all that a fault changes in its content."""
     if fault.status is not None and fault.status >= 300:
         answer = Answer(fault.status, {}, fault.body)
@@ -485,7 +460,7 @@ def _faulty_answer(
     return answer
 
 
-def _moved(origin: _Origin, fault: Fault, ask: Ask, target: str, headers: Fields) -> Answer:
+def _moved(origin, fault, ask, target, headers):
     assert ask.range
     start, stop = ask.range
     assert stop
@@ -503,12 +478,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     """One connection of a fault server."""
 
     protocol_version = "HTTP/1.1"
-    server: "FaultServer._Sockets"
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         """Quiet."""
 
-    def _respond(self) -> None:
+    def _respond(self):
         owner = self.server.owner
         self.status = self.body_bytes = 0
         ask = owner._begin(self.command, self.path, self.headers.get("Range"))
@@ -524,7 +498,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_OPTIONS = _respond
 
-    def _play(self, fault: Fault, ask: Ask, body: bytes) -> None:
+    def _play(self, fault, ask, body):
         if fault.stall and fault.stall_after is None:
             self._stall(fault.stall)
         if not fault.drop:
@@ -540,7 +514,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
                 self.connection.close()  # before the server would send FIN
 
-    def _send_head(self, answer: Answer, fault: Fault, method: str) -> None:
+    def _send_head(self, answer, fault, method):
         if method != "HEAD" and answer.status not in {204, 304}:
             answer.headers["Content-Length"] = str(len(answer.body) + fault.length_error)
         headers = {**_titled(answer.headers), **_titled(fault.headers)}
@@ -557,7 +531,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 self.send_header(name, value)
         self.end_headers()
 
-    def _send_body(self, body: bytes, fault: Fault) -> None:
+    def _send_body(self, body, fault):
         body = body[: fault.cut_after]
         if fault.stall and fault.stall_after is not None and fault.stall_after <= len(body):
             self._write(body[: fault.stall_after])
@@ -565,11 +539,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             body = body[fault.stall_after :]
         self._write(body)
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data):
         for start in range(0, len(data), 1 << 16):
             self.body_bytes += self.wfile.write(data[start : start + (1 << 16)])
 
-    def _stall(self, seconds: float) -> None:
+    def _stall(self, seconds):
         """Wait so long for the other side to close."""
         poll = select.poll()
         poll.register(self.connection, select.POLLRDHUP)
@@ -583,49 +557,49 @@ class FaultServer(Server):
     class _Sockets(socketserver.ThreadingTCPServer):
         daemon_threads = False  # so that server_close() waits for all of them
 
-        def __init__(self, listening: socket.socket, owner: "FaultServer") -> None:
+        def __init__(self, listening, owner):
             super().__init__(listening.getsockname(), _Handler, bind_and_activate=False)
             self.socket.close()
             self.socket, self.owner = listening, owner
-            self._open: set[socket.socket] = set()
+            self._open = set()
 
-        def get_request(self) -> tuple[socket.socket, Any]:
+        def get_request(self):
             connection, address = self.socket.accept()
             self._open.add(connection)
             return connection, address
 
-        def shutdown_request(self, request: Any) -> None:
+        def shutdown_request(self, request):
             self._open.discard(request)
             super().shutdown_request(request)
 
-        def handle_error(self, request: Any, client_address: Any) -> None:
+        def handle_error(self, request, client_address):
             """Clients may leave as they like; any other error is the test's."""
             error = sys.exception()
             if isinstance(error, Exception) and not isinstance(error, ConnectionError):
                 self.owner.errors.append(error)
 
-        def close_all(self) -> None:
+        def close_all(self):
             self.shutdown()
             for connection in list(self._open):
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
             self.server_close()
 
-    def __init__(self, origin: _Origin, faults: Faults) -> None:
+    def __init__(self, origin, faults):
         listening = _listen()
         super().__init__(*listening.getsockname())
-        self.errors: list[Exception] = []
+        self.errors = []
         self._origin = origin
         self.policy = faults if callable(faults) else _listed(faults)
         self._lock = threading.Lock()
-        self._log: list[Request] = []
+        self._log = []
         self._number = self._busy = 0
-        self._attempts: Counter[tuple[str, ...]] = Counter()
+        self._attempts = Counter()
         self._sockets = self._Sockets(listening, self)
         self._thread = threading.Thread(target=self._sockets.serve_forever, args=(0.02,))
         self._thread.start()
 
-    def close(self) -> None:
+    def close(self):
         """End every connection and thread.
 
         Raises:
@@ -636,7 +610,7 @@ class FaultServer(Server):
         if self.errors:
             raise RuntimeError(f"the fault server failed: {self.errors[0]!r}") from self.errors[0]
 
-    def _begin(self, method: str, target: str, byte_range: str | None) -> Ask:
+    def _begin(self, method, target, byte_range):
         path, _, query = target.partition("?")
         asked = parse_range(byte_range)
         with self._lock:
@@ -646,22 +620,22 @@ class FaultServer(Server):
             self._attempts[method, target, byte_range or ""] += 1
         return Ask(number, attempt, method, urllib.parse.unquote(path), query, asked)
 
-    def _end(self, request: Request) -> None:
+    def _end(self, request):
         with self._lock:
             self._log.append(request)
             self._busy -= 1
 
-    def _ended(self) -> list[Request]:
+    def _ended(self):
         with self._lock:
             return list(self._log)
 
-    def _in_progress(self) -> int:
+    def _in_progress(self):
         with self._lock:
             return self._busy
 
 
 @contextlib.contextmanager
-def faulty(folder: str | os.PathLike[str], faults: Faults = ()) -> Iterator[FaultServer]:
+def faulty(folder, faults=()):
     """Serve a folder correctly (HTTP/1.1, Range, ETag), except for these faults.
 
     Args:
@@ -674,7 +648,7 @@ def faulty(folder: str | os.PathLike[str], faults: Faults = ()) -> Iterator[Faul
 
 
 @contextlib.contextmanager
-def proxy(upstream: str, faults: Faults = ()) -> Iterator[FaultServer]:
+def proxy(upstream, faults=()):
     """Pass on requests to another server, with these faults in its answers."""
     with contextlib.closing(FaultServer(_proxy_origin(upstream), faults)) as server:
         yield server
@@ -686,19 +660,19 @@ def proxy(upstream: str, faults: Faults = ()) -> Iterator[FaultServer]:
 class S3(FaultServer):
     """A running S3 server with one bucket."""
 
-    def __init__(self, upstream: str) -> None:
+    def __init__(self, upstream):
         super().__init__(_proxy_origin(upstream), ())
         # fsspec keeps file systems and listings for the life of the process, and a port may come
         # back.
         self.bucket = f"bucket-{uuid.uuid4().hex[:12]}"
         self.prefix = "data"
 
-    def url(self, name: str = "") -> str:
+    def url(self, name=""):
         """``s3://bucket/prefix/name``."""
         return f"s3://{self.bucket}/{self.prefix}/{name}"
 
     @property
-    def storage_options(self) -> dict[str, Any]:
+    def storage_options(self):
         """What fsspec and s3fs need; nothing is read from ``~/.aws``, from AWS_* or from
         http_proxy.
         """
@@ -715,7 +689,7 @@ class S3(FaultServer):
             },
         }
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name, data):
         """Upload an object, or with an empty name make the bucket."""
         public = {"x-amz-acl": "public-read"}  # so that clients which sign nothing can read
         path = urllib.parse.quote(f"/{self.bucket}{name}")
@@ -725,7 +699,7 @@ class S3(FaultServer):
 
 
 @contextlib.contextmanager
-def s3(folder: str | os.PathLike[str] | None = None) -> Iterator[S3]:
+def s3(folder=None):
     """Run moto's S3 server, with the files of a folder in a bucket, behind a fault server.
 
     Args:
@@ -740,8 +714,6 @@ def s3(folder: str | os.PathLike[str] | None = None) -> Iterator[S3]:
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
         try:
             upstream = process.stdout.readline().decode().strip()
             with contextlib.closing(S3(upstream)) as server:

@@ -5,7 +5,7 @@ import torch
 from pcrshard.checkpoint import DeltaStore
 
 
-def tiny_state(step: int, rows: int = 24, columns: int = 16) -> dict:
+def tiny_state(step, rows=24, columns=16):
     """Return a state, of a few kilobytes by default, that depends only on its number."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(rows, columns, generator=generator) * 0.02
@@ -24,14 +24,14 @@ def tiny_state(step: int, rows: int = 24, columns: int = 16) -> dict:
 ADAM_GROUP = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "amsgrad": False, "params": [0]}
 
 
-def adam_state(step: int) -> dict:
+def adam_state(step):
     """Return the same state with a known optimizer."""
     state = tiny_state(step)
     state["opt"]["param_groups"] = [ADAM_GROUP]
     return state
 
 
-def saved(url, count: int, state=adam_state, **options) -> DeltaStore:
+def saved(url, count, state=adam_state, **options):
     """Save the states 1 to ``count`` with an accuracy of a tenth of their number."""
     with DeltaStore(str(url), **options) as store:
         for number in range(1, count + 1):
@@ -39,7 +39,7 @@ def saved(url, count: int, state=adam_state, **options) -> DeltaStore:
     return store
 
 
-def same(a, b) -> bool:
+def same(a, b):
     """Return whether two states have equal types and values, with tensors equal bit for bit."""
     if type(a) is not type(b):
         return False
@@ -54,5 +54,5 @@ def same(a, b) -> bool:
     return a == b
 
 
-def bits(tensor) -> bytes:
+def bits(tensor):
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -9,12 +9,12 @@ from pcrshard.errors import NotAShard, TruncatedShard
 from pcrshard.format.shard_head import HEAD_STOP, is_tar, read_head
 
 
-def first_bytes(url: str) -> bytes:
+def first_bytes(url):
     with open(url, "rb") as file:
         return file.read(HEAD_STOP)
 
 
-def plain_tar() -> bytes:
+def plain_tar():
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         tar.addfile(tarfile.TarInfo("a.txt"))

@@ -1,7 +1,5 @@
 """Fixtures of the native tests, and an independent oracle: libjpeg with block smoothing off."""
 
-from __future__ import annotations
-
 import ctypes
 import shutil
 import subprocess
@@ -10,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracle import PHOTO_STEP, Oracle, scan_ends, standard_scans
+from oracle import PHOTO_STEP, scan_ends, standard_scans
 
 from pcrshard import native
 
 
 @pytest.fixture(scope="session")
-def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
+def oracle(tmp_path_factory):
     """oracle(jpeg, color=0|1|2, scale=1|2|4|8) decodes with libjpeg; None where it refuses."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     library = tmp_path_factory.mktemp("oracle") / "oracle.so"
@@ -30,7 +28,7 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
         pytest.skip("the libjpeg oracle does not build: install libjpeg62-turbo-dev")
     lib = ctypes.CDLL(str(library))
 
-    def decode(jpeg: bytes, color: int = 0, scale: int = 1) -> np.ndarray | None:
+    def decode(jpeg, color=0, scale=1):
         pixels, shape = ctypes.c_void_p(), (ctypes.c_int * 3)()
         if (
             lib.oracle_decode(
@@ -49,22 +47,22 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
 
 
 @pytest.fixture(scope="session")
-def photos(data_folder: Path) -> list[tuple[str, bytes]]:
+def photos(data_folder):
     """(name, bytes) of photographs of every set, every PHOTO_STEP-th one."""
     with tarfile.open(data_folder / "photos.tar") as tar:
         members = [m for m in tar.getmembers() if m.isfile()][::PHOTO_STEP]
-        return [(m.name, tar.extractfile(m).read()) for m in members]  # type: ignore[union-attr]
+        return [(m.name, tar.extractfile(m).read()) for m in members]
 
 
 @pytest.fixture(scope="session")
-def odd_files(data_folder: Path) -> list[Path]:
+def odd_files(data_folder):
     """The odd, tricky and broken files."""
     files = (data_folder / "odd").iterdir()
     return sorted(path for path in files if path.suffix.lower().startswith(".jp"))
 
 
 @pytest.fixture(scope="session")
-def progressive(photos: list[tuple[str, bytes]]) -> list[tuple[str, bytes, list[bytes]]]:
+def progressive(photos):
     """(name, source, prefixes): photographs in the standard script, cut after every scan."""
     out = []
     for name, source in photos:

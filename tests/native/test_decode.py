@@ -1,12 +1,8 @@
 """The native decoder against libjpeg with block smoothing off, bit for bit."""
 
-from __future__ import annotations
-
 import contextlib
-from pathlib import Path
 
 import numpy as np
-from oracle import Oracle
 from PIL import Image
 from support import run_python
 
@@ -25,12 +21,9 @@ UNSUPPORTED = {
     "valid-lossless-sof3-gray16.jpg",
     "valid-lossless-sof3-rgb8.jpg",
 }
-Progressive = list[tuple[str, bytes, list[bytes]]]
 
 
-def test_every_scan_of_photographs_matches_libjpeg(
-    progressive: Progressive, oracle: Oracle
-) -> None:
+def test_every_scan_of_photographs_matches_libjpeg(progressive, oracle):
     """Every prefix of every photograph decodes to libjpeg's pixels, with both backends."""
     for name, source, prefixes in progressive:
         for scan, stream in enumerate([source, *prefixes]):
@@ -40,7 +33,7 @@ def test_every_scan_of_photographs_matches_libjpeg(
                 assert np.array_equal(got, expected), (name, scan, backend)
 
 
-def test_odd_files_match_libjpeg_or_are_refused(odd_files: list[Path], oracle: Oracle) -> None:
+def test_odd_files_match_libjpeg_or_are_refused(odd_files, oracle):
     """Whatever is not refused has libjpeg's pixels, and both backends agree on all of it."""
     compared = 0
     for path in odd_files:
@@ -67,7 +60,7 @@ def test_odd_files_match_libjpeg_or_are_refused(odd_files: list[Path], oracle: O
     assert compared > 100
 
 
-def test_pieces_may_be_cut_anywhere(progressive: Progressive) -> None:
+def test_pieces_may_be_cut_anywhere(progressive):
     """Scattered pieces, even of one byte, decode as the joined stream does."""
     _, _, prefixes = min(progressive, key=lambda item: len(item[2][-1]))
     stream = prefixes[2]
@@ -78,7 +71,7 @@ def test_pieces_may_be_cut_anywhere(progressive: Progressive) -> None:
     assert np.array_equal(native.decode([np.frombuffer(stream, np.uint8), b""]), expected)
 
 
-def test_without_the_core_the_import_says_what_to_install() -> None:
+def test_without_the_core_the_import_says_what_to_install():
     """A package that was built without a compiler is no half of one: it names what is missing."""
     program = """
 import sys

@@ -1,7 +1,5 @@
 """Crops and flips: the usual recipes, and the same for the same key, on every machine."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +27,7 @@ GOLDEN = {
 }
 
 
-def test_crops_are_those_of_earlier_versions() -> None:
+def test_crops_are_those_of_earlier_versions():
     """A job that resumes with a newer version, or on another machine, draws the same crops."""
     assert draw_key(0, 1, 2) == 17650578182555822980
     assert draw_key(2**70 + 5, 3, 11) == 14204240577734904211
@@ -45,7 +43,7 @@ def test_crops_are_those_of_earlier_versions() -> None:
 
 
 @given(st.integers(0, 1 << 70), st.integers(1, 3000), st.integers(1, 3000))
-def test_crops_stay_inside(seed: int, height: int, width: int) -> None:
+def test_crops_stay_inside(seed, height, width):
     """Every crop is a part of its image; the middle one is a square."""
     boxes = draw_boxes(draw_key(seed), (height, width), [RANDOM, NARROW, CENTER])[:, :4]
     for y, x, h, w in boxes.tolist():
@@ -54,7 +52,7 @@ def test_crops_stay_inside(seed: int, height: int, width: int) -> None:
     assert boxes[2, 2] == boxes[2, 3]
 
 
-def test_random_crops_have_the_asked_distribution() -> None:
+def test_random_crops_have_the_asked_distribution():
     """Areas and shapes spread over their ranges, as in torchvision; the largest areas fit less
     often.
     """

@@ -1,7 +1,5 @@
 """The fused quantizer against its formula in float64, value by value."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +10,7 @@ from pcrshard.native import fused_quantizer as native
 BACKENDS = ("auto", "portable")
 
 
-def codes_of(values: np.ndarray, step: float, backend: str) -> tuple[np.ndarray, int]:
+def codes_of(values, step, backend):
     codes = np.full(len(values) + 1, 99, np.int8)
     dtype = "bfloat16" if values.dtype == np.uint16 else "float32"
     address = codes.ctypes.data
@@ -21,7 +19,7 @@ def codes_of(values: np.ndarray, step: float, backend: str) -> tuple[np.ndarray,
     return codes[:-1], count
 
 
-def values_of(codes: np.ndarray, step: float, backend: str) -> np.ndarray:
+def values_of(codes, step, backend):
     values = np.full(len(codes) + 1, 7, np.float32)
     native.dequantize(codes.ctypes.data, len(codes), step, values.ctypes.data, backend)
     assert values[-1] == 7
@@ -31,7 +29,7 @@ def values_of(codes: np.ndarray, step: float, backend: str) -> np.ndarray:
 floats = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(floats, max_size=100), st.floats(2.0**-100, 2.0**100, width=32))
 def test_codes_are_exact_in_zero_sign_and_bound(numbers, step):
     """Whatever the floats: zero is zero, signs stay, and what is no escape is within the step; the

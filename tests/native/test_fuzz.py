@@ -1,12 +1,9 @@
 """Short runs of the fuzzing harness and of the threads, under the sanitizers."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from support import ROOT
@@ -15,9 +12,7 @@ from support import ROOT
 @pytest.mark.parametrize(
     ("every", "seconds", "flags"), [(40, 2, "-O0"), pytest.param(1, 30, "", marks=pytest.mark.long)]
 )
-def test_fuzzing_finds_nothing(
-    odd_files: list[Path], tmp_path: Path, every: int, seconds: int, flags: str
-) -> None:
+def test_fuzzing_finds_nothing(odd_files, tmp_path, every, seconds, flags):
     """Run libFuzzer with ASan and UBSan, seeded with odd files: all of them only in long runs."""
     if shutil.which("clang") is None:
         pytest.skip("no clang: install clang and its compiler-rt to fuzz")
@@ -39,7 +34,7 @@ def test_fuzzing_finds_nothing(
 
 
 @pytest.mark.long
-def test_threads_do_not_race(odd_files: list[Path]) -> None:
+def test_threads_do_not_race(odd_files):
     """Batches, transcoding and scattered reads by four threads at once, under ThreadSanitizer."""
     files = [str(path) for path in odd_files if path.name.startswith("valid-")][::10]
     command = [str(ROOT / "fuzz" / "threads.sh"), *files]

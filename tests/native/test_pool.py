@@ -1,7 +1,5 @@
 """Batches decoded by threads: the pixels of each image alone, whatever happens to the threads."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -26,7 +24,7 @@ TABLE = piece_table(PIECES)
 KEYS = draw_keys((3, 1), range(6))
 
 
-def num_threads() -> int:
+def num_threads():
     """Threads of this process, as the system counts them."""
     return len(os.listdir("/proc/self/task"))
 
@@ -34,7 +32,7 @@ def num_threads() -> int:
 # --- pixels
 
 
-def draw(crop: str | None = "random", flip: float = 0.0) -> Draw:
+def draw(crop="random", flip=0.0):
     """Half of the image or more."""
     return Draw(crop, (0.5, 1.0), (3 / 4, 4 / 3), flip)
 
@@ -44,9 +42,7 @@ def draw(crop: str | None = "random", flip: float = 0.0) -> Draw:
 @pytest.mark.parametrize("width", [18, 37])
 @pytest.mark.parametrize("flip", [0, 1])
 @pytest.mark.parametrize("backend", ["auto", "portable"])
-def test_threads_give_the_pixels_of_each_image(
-    threads: int, layout: native.Layout, width: int, flip: int, backend: native.Backend
-) -> None:
+def test_threads_give_the_pixels_of_each_image(threads, layout, width, flip, backend):
     """Pixels do not depend on how many threads there are, a flipped image is a mirror image, and a
     batch says which crops it drew.
     """
@@ -66,7 +62,7 @@ def test_threads_give_the_pixels_of_each_image(
 
 
 @pytest.mark.parametrize("threads", [0, 2])
-def test_what_cannot_be_decoded_does_not_stop_the_others(threads: int) -> None:
+def test_what_cannot_be_decoded_does_not_stop_the_others(threads):
     """A damaged or empty image is reported; the rest of the batch is decoded."""
     cut = make_jpeg(7, 30, 30)[:-200]
     images = [JPEGS[0], JPEGS[0][:200], b"", cut, JPEGS[1]]
@@ -92,7 +88,7 @@ def test_what_cannot_be_decoded_does_not_stop_the_others(threads: int) -> None:
         (np.empty((6, 8, 8, 3), np.uint8), {"orientations": np.ones(5, np.uint8)}),
     ],
 )
-def test_shapes_that_do_not_fit_are_refused(out: np.ndarray, how: dict) -> None:
+def test_shapes_that_do_not_fit_are_refused(out, how):
     """A batch of another shape is an error, not memory written elsewhere."""
     with Pool(1) as pool, pytest.raises(ValueError, match=r"expected|could not broadcast"):
         pool.decode(TABLE, [out], **how)
@@ -103,13 +99,13 @@ def test_shapes_that_do_not_fit_are_refused(out: np.ndarray, how: dict) -> None:
 # --- the threads
 
 
-def start(pool: Pool, batches: int = 50) -> None:
+def start(pool, batches=50):
     """Give a pool work for a while, and keep nothing of it."""
     for _ in range(batches):
         pool.decode(TABLE, [np.empty((6, 64, 64, 3), np.uint8)])
 
 
-def test_threads_end_with_the_pool() -> None:
+def test_threads_end_with_the_pool():
     """A loop that is left early leaves no thread; memory of batches is not freed under them."""
     before = num_threads()
     for _ in range(20):
@@ -125,16 +121,16 @@ def test_threads_end_with_the_pool() -> None:
         assert num_threads() == before
 
 
-def test_a_wait_ends_when_another_thread_closes_the_pool() -> None:
+def test_a_wait_ends_when_another_thread_closes_the_pool():
     """Using a closed pool raises an error instead of waiting for threads that have exited: an
     interpreter that exits closes pools that daemon threads wait for.
     """
     pool = Pool(1)
     start(pool, 6000)  # most of a second, also if this thread has to wait for a core
     last = pool.decode(TABLE, [np.empty((6, 64, 64, 3), np.uint8)])
-    seen: list[BaseException] = []
+    seen = []
 
-    def wait() -> None:
+    def wait():
         try:
             last.wait()
         except RuntimeError as error:
@@ -151,7 +147,7 @@ def test_a_wait_ends_when_another_thread_closes_the_pool() -> None:
         start(pool)
 
 
-def test_a_forked_child_is_told_and_ends() -> None:
+def test_a_forked_child_is_told_and_ends():
     """A child has none of the threads: it gets an error, and exits without waiting for them."""
     pool = Pool(2)
     start(pool, 200)
@@ -187,7 +183,7 @@ if sys.argv[1] == "wait":
 """
 
 
-def test_an_interpreter_exits_in_the_middle() -> None:
+def test_an_interpreter_exits_in_the_middle():
     """A script may end while threads decode: it ends at once, without a word."""
     done = subprocess.run(
         [sys.executable, "-c", LEFT, "exit"], capture_output=True, timeout=60, check=False
@@ -195,7 +191,7 @@ def test_an_interpreter_exits_in_the_middle() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, b"ready\n", b"")
 
 
-def test_ctrl_c_interrupts_a_wait() -> None:
+def test_ctrl_c_interrupts_a_wait():
     """Ctrl-C reaches the interpreter while it waits for threads, and they end with it."""
     command = [sys.executable, "-c", LEFT, "wait"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

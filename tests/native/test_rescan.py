@@ -1,9 +1,6 @@
 """Lossless transcoding with any scan script."""
 
-from __future__ import annotations
-
 import random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +9,10 @@ from oracle import scan_ends, standard_scans
 from pcrshard import native
 from pcrshard.testing import make_jpeg
 
-Photos = list[tuple[str, bytes]]
 
-
-def random_script(rng: random.Random, components: int) -> list[Any]:
+def random_script(rng, components):
     """A legal script: random bands, depths and order, each component's bits from the highest on."""
-    script: list[Any] = []
+    script = []
     al = rng.randint(0, 2)
     everything = tuple(range(components))
     dc = [(everything, 0, 0, 0, al)] + [(everything, 0, 0, a + 1, a) for a in range(al - 1, -1, -1)]
@@ -37,7 +32,7 @@ def random_script(rng: random.Random, components: int) -> list[Any]:
     return script
 
 
-def test_jpegtran_writes_the_same_bytes(photos: Photos, jpegtran: Any) -> None:
+def test_jpegtran_writes_the_same_bytes(photos, jpegtran):
     """A scan of everything gives the very baseline file that jpegtran writes, and libjpeg's own
     script its progressive file.
     """
@@ -50,7 +45,7 @@ def test_jpegtran_writes_the_same_bytes(photos: Photos, jpegtran: Any) -> None:
         assert native.rescan(baseline, scans, "portable") == expected, name
 
 
-def test_any_script_keeps_the_pixels(photos: Photos) -> None:
+def test_any_script_keeps_the_pixels(photos):
     """Random legal scripts give as many scans as asked and the same pixels, whatever the input."""
     rng = random.Random(4)
     for name, source in photos[::3]:
@@ -62,7 +57,7 @@ def test_any_script_keeps_the_pixels(photos: Photos) -> None:
         assert native.rescan(result, scans) == native.rescan(source, scans), name
 
 
-def test_prefixes_of_random_scripts_match_libjpeg(photos: Photos, oracle: Any) -> None:
+def test_prefixes_of_random_scripts_match_libjpeg(photos, oracle):
     """Every prefix of a random script decodes to libjpeg's pixels."""
     rng = random.Random(5)
     for name, source in photos[::9]:
@@ -85,7 +80,7 @@ def test_prefixes_of_random_scripts_match_libjpeg(photos: Photos, oracle: Any) -
         (lambda s: [((0, 1, 2), 0, 0, 0, 14), *s[1:]], "Al"),
     ],
 )
-def test_bad_scripts_are_refused(change: Any, match: str) -> None:
+def test_bad_scripts_are_refused(change, match):
     """A script that breaks T.81 G.1.1.1, or does not send everything, is a ValueError."""
     source = make_jpeg()
     with pytest.raises(ValueError, match=match):

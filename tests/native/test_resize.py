@@ -1,24 +1,19 @@
 """Crops, DCT-domain scaling and the resize."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np
 import pytest
-from oracle import Oracle
 
 from pcrshard import native
 
-Photos = list[tuple[str, bytes]]
 
-
-def random_box(rng: random.Random, height: int, width: int) -> tuple[int, int, int, int]:
+def random_box(rng, height, width):
     h, w = rng.randint(1, height), rng.randint(1, width)
     return rng.randint(0, height - h), rng.randint(0, width - w), h, w
 
 
-def test_crop_is_a_part_of_the_whole(photos: Photos, oracle: Oracle) -> None:
+def test_crop_is_a_part_of_the_whole(photos, oracle):
     """A cropped decode has exactly the pixels of the whole image, also at the crop's edges."""
     rng = random.Random(1)
     for name, source in photos:
@@ -30,7 +25,7 @@ def test_crop_is_a_part_of_the_whole(photos: Photos, oracle: Oracle) -> None:
             assert np.array_equal(got, whole[y : y + h, x : x + w]), (name, y, x, h, w)
 
 
-def test_dct_scaling_matches_libjpeg(photos: Photos, oracle: Oracle) -> None:
+def test_dct_scaling_matches_libjpeg(photos, oracle):
     """Forced scaling by 1/2, 1/4 and 1/8 gives libjpeg's scaled pixels."""
     for name, source in photos[::2]:
         for scale in (2, 4, 8):
@@ -39,7 +34,7 @@ def test_dct_scaling_matches_libjpeg(photos: Photos, oracle: Oracle) -> None:
                 assert np.array_equal(got, oracle(source, 0, scale)), (name, scale, backend)
 
 
-def test_resize_is_close_to_pillow(photos: Photos, oracle: Oracle) -> None:
+def test_resize_is_close_to_pillow(photos, oracle):
     """No pixel is more than 1 from Pillow's BILINEAR with a box; with DCT scaling, in the mean."""
     image = pytest.importorskip("PIL.Image")
     rng = random.Random(2)
@@ -62,7 +57,7 @@ def test_resize_is_close_to_pillow(photos: Photos, oracle: Oracle) -> None:
     assert max(scaled) < 8
 
 
-def test_backends_and_layouts_agree(photos: Photos) -> None:
+def test_backends_and_layouts_agree(photos):
     """The vector kernels give what the plain ones give, and chw is hwc transposed."""
     rng = random.Random(3)
     for name, source in photos[::2]:
@@ -77,7 +72,7 @@ def test_backends_and_layouts_agree(photos: Photos) -> None:
         ), name
 
 
-def test_crop_outside_the_image_is_refused(photos: Photos) -> None:
+def test_crop_outside_the_image_is_refused(photos):
     """A crop or size that does not fit is a ValueError that says what would."""
     _, source = photos[0]
     height, width, _ = native.decode([source]).shape

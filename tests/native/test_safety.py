@@ -1,29 +1,23 @@
 """Hostile bytes: refused with a message, never a crash, and at a cost bounded by their number."""
 
-from __future__ import annotations
-
 import random
 import time
 
 import numpy as np
 import pytest
 from hostile import ARITHMETIC, HUFFMAN, frame, huffman, scan, segment
-from oracle import Oracle, scan_ends
+from oracle import scan_ends
 
 from pcrshard import native
 from pcrshard.errors import CorruptJpeg, FormatError, UnsupportedJpeg
 from pcrshard.testing import make_jpeg
-
-Photos = list[tuple[str, bytes]]
 
 
 @pytest.mark.parametrize("color", ["rgb", "gray"])
 @pytest.mark.parametrize("transform", [0, 1, 2])
 @pytest.mark.parametrize("after", [0, 1, 2, 5])
 @pytest.mark.parametrize("jfif", [True, False])
-def test_late_color_markers_change_nothing(
-    oracle: Oracle, color: str, transform: int, after: int, jfif: bool
-) -> None:
+def test_late_color_markers_change_nothing(oracle, color, transform, after, jfif):
     """As for libjpeg, only the markers before the first scan tell the color space."""
     source = make_jpeg(3, 40, 50, progressive=True)
     source = source if jfif else source[:2] + source[20:]
@@ -37,7 +31,7 @@ def test_late_color_markers_change_nothing(
         assert np.array_equal(native.decode([marked], color=color, backend=backend), expected)
 
 
-def test_truncations_and_flips_never_crash(photos: Photos) -> None:
+def test_truncations_and_flips_never_crash(photos):
     """Cut and damaged streams decode or raise a FormatError, the same with both backends."""
     rng = random.Random(6)
     name, source = min(photos, key=lambda item: len(item[1]))
@@ -56,7 +50,7 @@ def test_truncations_and_flips_never_crash(photos: Photos) -> None:
         assert results[0] is None or np.array_equal(results[0], results[1])
 
 
-def test_sizes_that_the_bytes_cannot_hold_are_refused_at_once() -> None:
+def test_sizes_that_the_bytes_cannot_hold_are_refused_at_once():
     """A header that claims a gigapixel in 200 bytes is refused before memory is taken."""
     for side in (16000, 65535):
         start = time.perf_counter()
@@ -65,7 +59,7 @@ def test_sizes_that_the_bytes_cannot_hold_are_refused_at_once() -> None:
         assert time.perf_counter() - start < 2  # a gigapixel takes ten times as long
 
 
-def test_progressive_bomb_is_refused() -> None:
+def test_progressive_bomb_is_refused():
     """Hundreds of scans that end every block at once cost more than their bytes pay for."""
     side = 2048
     blocks = (side // 8) ** 2
@@ -105,7 +99,7 @@ def test_progressive_bomb_is_refused() -> None:
         ),
     ],
 )
-def test_each_refusal_says_what_was_expected(stream: bytes, unsupported: bool, match: str) -> None:
+def test_each_refusal_says_what_was_expected(stream, unsupported, match):
     """Each error has its message, and says whether another decoder should get the file."""
     with pytest.raises(FormatError, match=match) as caught:
         native.decode([stream])

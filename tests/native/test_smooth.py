@@ -1,10 +1,7 @@
 """Block smoothing against libjpeg-turbo's own, bit for bit: Pillow never switches it off."""
 
-from __future__ import annotations
-
 import contextlib
 import io
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,18 +13,17 @@ from pcrshard.errors import FormatError
 
 EOI = b"\xff\xd9"
 BACKENDS = ("auto", "portable")
-Progressive = list[tuple[str, bytes, list[bytes]]]
 
 
 @pytest.fixture(autouse=True)
-def _new_enough() -> None:
+def _new_enough():
     """Before 3.0.1 libjpeg-turbo took wrong neighbors at the edges."""
     version = features.version("libjpeg_turbo") or "0"
     if tuple(map(int, version.split(".")[:3])) < (3, 0, 1):
         pytest.skip(f"Pillow has libjpeg-turbo {version}, not 3.0.1 or later")
 
 
-def pillow(jpeg: bytes, mode: str = "RGB", scale: int = 1) -> np.ndarray:
+def pillow(jpeg, mode="RGB", scale=1):
     """What Pillow shows of a stream that may end early, at 1/scale of its size."""
     image = Image.open(io.BytesIO(jpeg + EOI))
     if mode == "L" or scale > 1:
@@ -39,23 +35,22 @@ def pillow(jpeg: bytes, mode: str = "RGB", scale: int = 1) -> np.ndarray:
     return np.repeat(pixels[..., None], 3, 2) if gray else pixels
 
 
-def prefixes(jpeg: bytes) -> list[bytes]:
+def prefixes(jpeg):
     """The stream in the standard script, cut after every scan."""
     whole = native.rescan(jpeg, standard_scans(jpeg))
     return [whole[:end] for end in scan_ends(whole)]
 
 
-def smooth(stream: bytes, **options: object) -> np.ndarray:
+def smooth(stream, **options):
     """The pixels, which both backends agree on."""
     fast, plain = (
-        native.decode([stream], smoothing=True, backend=backend, **options)  # type: ignore[arg-type]
-        for backend in BACKENDS
+        native.decode([stream], smoothing=True, backend=backend, **options) for backend in BACKENDS
     )
     assert np.array_equal(fast, plain)
     return fast
 
 
-def test_every_scan_of_photographs_matches_libjpeg(progressive: Progressive) -> None:
+def test_every_scan_of_photographs_matches_libjpeg(progressive):
     """Whoever trains on smoothed images sees what every viewer shows of them."""
     for name, _, streams in progressive[::4]:
         for scan, stream in enumerate(streams, 1):
@@ -66,7 +61,7 @@ def test_every_scan_of_photographs_matches_libjpeg(progressive: Progressive) -> 
 
 
 @pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0", "gray"])
-def test_small_images_match_libjpeg(subsampling: str) -> None:
+def test_small_images_match_libjpeg(subsampling):
     """Images of few blocks, where neighbors are missing, are smoothed as libjpeg does it."""
     rng = np.random.default_rng(0)
     for height, width in ((1, 1), (8, 9), (16, 17), (17, 33), (24, 8), (33, 40), (49, 7), (65, 60)):
@@ -79,7 +74,7 @@ def test_small_images_match_libjpeg(subsampling: str) -> None:
             assert np.array_equal(smooth(stream), pillow(stream)), (height, width, scan)
 
 
-def test_gray_and_scaled_images_match_libjpeg(progressive: Progressive) -> None:
+def test_gray_and_scaled_images_match_libjpeg(progressive):
     """Smoothing happens before the transform, whatever its size, and to the luma alone, too."""
     for name, _, streams in progressive[2::14]:
         for stream in streams[:5:2]:
@@ -90,7 +85,7 @@ def test_gray_and_scaled_images_match_libjpeg(progressive: Progressive) -> None:
                 assert np.array_equal(got, pillow(stream, scale=scale)), (name, scale)
 
 
-def test_odd_files_match_libjpeg(odd_files: list[Path]) -> None:
+def test_odd_files_match_libjpeg(odd_files):
     """Whatever of the odd files is decoded has libjpeg's pixels."""
     compared = 0
     for path in odd_files:

@@ -151,7 +151,7 @@ def test_a_cut_behind_the_prefix_does_not_matter(small, tmp_path):
         list(Shard(str(path)).samples(5))
 
 
-def _flip(data: bytes, bit: int) -> bytes:
+def _flip(data, bit):
     flipped = bytearray(data)
     flipped[bit // 8] ^= 1 << bit % 8
     return bytes(flipped)
