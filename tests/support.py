@@ -1,7 +1,5 @@
 """What tests of several rooms need."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io
@@ -35,7 +33,7 @@ MARKDOWN = [
 ]
 
 
-def run_tool(*command: str, data: bytes) -> subprocess.CompletedProcess[bytes]:
+def run_tool(*command, data):
     """Run djpeg or jpegtran on bytes."""
     if shutil.which(command[0]) is None:
         pytest.skip(f"{command[0]} IS NOT INSTALLED: apt-get install libjpeg-turbo-progs")
@@ -56,9 +54,9 @@ def run_python(*words, env=(), **options):
     return done.stdout
 
 
-def run_two_ranks(script, *words):
-    """What two ranks of a script print, started by torchrun."""
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+def torchrun(script, *words, ranks=2):
+    """What the ranks of a script print, started by torchrun."""
+    launch = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
     return run_python(*launch, script, *words, env={"OMP_NUM_THREADS": "1"}, timeout=300)
 
 
@@ -66,7 +64,7 @@ def run_two_ranks(script, *words):
 HIDDEN = (*sorted(pathlib.Path("/usr/lib").glob("*/libturbojpeg.so.0")), "/etc/ld.so.cache")
 
 
-def hide_libturbojpeg(*command: str) -> list[str]:
+def hide_libturbojpeg(*command):
     """The command on a machine without libturbojpeg: an empty file lies over it, for it alone."""
     mounts = "".join(f"mount --bind /dev/null {path} && " for path in HIDDEN)
     hidden = ["unshare", "--mount", "sh", "-c", f'{mounts} exec "$@"', "sh"]

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
@@ -15,7 +15,6 @@ from pcrshard.activation import Absolute, ActivationOptions, quantizer
 
 CODECS = ("zstd", "predicted", "bits", "int8")
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-PATIENT = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def options(**others):
@@ -62,7 +61,7 @@ def test_bound_sign_and_zero_are_exact(dtype, rounding, codec):
     assert_within(values, back, row.error_bound, ~values.isfinite())
 
 
-@PATIENT
+@settings(max_examples=50)
 @given(
     numbers=st.lists(st.floats(width=32), min_size=1, max_size=50),
     error_bound=st.floats(1e-30, 1e30),
@@ -159,7 +158,7 @@ def test_a_tensor_that_would_not_shrink_is_kept_as_it_is():
         assert torch.equal(back, values)
 
 
-@PATIENT
+@settings(max_examples=50)
 @given(
     flags=st.lists(st.booleans(), min_size=1, max_size=100),
     numbers=st.lists(st.integers(0, 8), min_size=1, max_size=100),

@@ -12,7 +12,7 @@ import fsspec
 import pytest
 import torch
 from children import received, start
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from states import same
@@ -184,7 +184,6 @@ def run(examples, steps, server=None):
     StoreMachine.TestCase.settings = settings(
         max_examples=examples,
         stateful_step_count=steps,
-        suppress_health_check=list(HealthCheck),
     )
     StoreMachine.TestCase().runTest()
 

@@ -6,12 +6,11 @@ import re
 import shutil
 import subprocess
 import sys
-from argparse import Action
 from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pcrshard import DeltaStore, PrefixCache, Shard, __version__
@@ -146,7 +145,7 @@ def workplace(tmp_path_factory, dataset, synthetic_folder):
     return folder
 
 
-def value_of(draw, action: Action) -> list[str]:
+def value_of(draw, action):
     """The words that follow an option, or those of an argument."""
     if action.nargs == 0:
         return []
@@ -174,7 +173,7 @@ def command_lines(draw):
     return line
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150)
 @given(line=command_lines())
 @example(line=["checkpoint", "recover", "store"])
 @example(line=["plan", "dataset", "--link", "5"])

@@ -15,7 +15,7 @@ from pcrshard.testing import make_jpeg
 SAMPLES = [SampleRef(str(i), (FieldRef("jpg", f"{i}.jpg"),)) for i in range(300)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     total=st.integers(1, 300),
     seed=st.none() | st.integers(0, 2**64),
@@ -48,7 +48,7 @@ def test_plan_depends_on_the_seed():
     assert zero != one
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     labels=st.lists(st.sampled_from([b"0", b"1", b"2", b"30", None]), min_size=1, max_size=300),
     seed=st.none() | st.integers(0, 9),

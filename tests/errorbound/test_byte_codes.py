@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -16,18 +16,15 @@ from pcrshard.errorbound import (
 )
 from pcrshard.errors import FormatError
 
-# Other jobs may have the machine.
-PATIENT = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
-
-@PATIENT
+@settings(max_examples=60)
 @given(st.sampled_from(["u1", "u2", "u4", "u8"]).flatmap(lambda kind: hnp.arrays(kind, 40)))
 def test_words_come_back(words):
     """Any words of 8 to 64 bits."""
     assert np.array_equal(decode_planes(encode_planes(words), len(words), words.dtype), words)
 
 
-@PATIENT
+@settings(max_examples=60)
 @given(st.binary(max_size=300))
 def test_bytes_come_back_and_grow_by_one_at_most(data):
     """What zstd cannot make smaller is kept as it is."""
@@ -56,12 +53,3 @@ def test_what_is_not_three_bytes_is_refused(payload):
     """Each form that does not hold exactly what was agreed, before it is unpacked."""
     with pytest.raises(FormatError):
         decompress(payload, 3)
-
-
-def test_a_bomb_is_refused_before_memory_is_taken():
-    """A frame that promises a terabyte is compared with what was agreed, not believed."""
-    frame = bytearray(zstandard.compress(b"a" * 100_000))
-    size_at = frame.index((100_000 - 0).to_bytes(4, "little"))
-    frame[size_at : size_at + 4] = (0xFFFFFFF0).to_bytes(4, "little")
-    with pytest.raises(FormatError, match="got one of 4294967280"):
-        decompress(b"\x01" + bytes(frame), 100_000)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from pcodec import ChunkConfig, DeltaSpec, ModeSpec, standalone
@@ -10,11 +10,8 @@ from pcodec import ChunkConfig, DeltaSpec, ModeSpec, standalone
 from pcrshard.errorbound import decode_integers, encode_integers
 from pcrshard.errors import CorruptCheckpoint
 
-# Other jobs may have the machine.
-PATIENT = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
-
-@PATIENT
+@settings(max_examples=60)
 @given(
     st.sampled_from(["u2", "i4", "u4", "i8", "u8"]).flatmap(
         lambda kind: hnp.arrays(kind, st.integers(0, 50))

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -15,9 +15,6 @@ from pcrshard.errorbound import (
     quantize,
     restore,
 )
-
-# Other jobs may have the machine.
-PATIENT = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 BOUNDS = [RelativeStd(0.01), RelativeStd(0.1), Absolute(1e-3), PointwiseRelative(0.1)]
 
@@ -37,7 +34,7 @@ def there_and_back(words, kind, lattice):
     return quantized, restored
 
 
-@PATIENT
+@settings(max_examples=60)
 @given(data=st.data(), name=st.sampled_from(sorted(FLOAT_TYPES)), bound=st.sampled_from(BOUNDS))
 def test_any_bits_come_back_within_the_bound(data, name, bound):
     """Arbitrary bits of any floating type: all errors within the bound, special values exact."""

@@ -4,7 +4,7 @@ import json
 import time
 
 import pytest
-from support import run_two_ranks
+from support import torchrun
 
 from pcrshard.fidelity.agreement import Agreement
 
@@ -38,7 +38,7 @@ def run_ranks(tmp_path, steps, *, together, end="dist.destroy_process_group()"):
     script = tmp_path / "ranks.py"
     script.write_text(RANKS.format(steps=steps, together=together, out=out, end=end))
     begun = time.monotonic()
-    run_two_ranks(script)
+    torchrun(script)
     assert time.monotonic() - begun < 120
     return [json.loads((tmp_path / f"rank{rank}").read_text()) for rank in range(2)]
 

@@ -1,9 +1,8 @@
 """What each rank of test_distributed_checkpoint.py does.
 
-Usage: distributed_ranks.py save|load FOLDER RANK WORLD PORT
+Usage: torchrun distributed_ranks.py save|load FOLDER
 """
 
-import os
 import sys
 
 import torch
@@ -19,7 +18,7 @@ EXACT = {"precision": "lossless"}
 VERSIONS = 2
 
 
-def build(world: int):
+def build(world):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(33, 40), torch.nn.ReLU(), torch.nn.Linear(40, 5))
     if world > 1:
@@ -27,19 +26,19 @@ def build(world: int):
     return model, torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
-def step(model, optimizer, number: int) -> None:
+def step(model, optimizer, number):
     batch = torch.randn(8, 33, generator=torch.Generator().manual_seed(number))
     optimizer.zero_grad()
     model(batch).square().mean().backward()
     optimizer.step()
 
 
-def state_of(model, optimizer, number: int) -> dict:
+def state_of(model, optimizer, number):
     weights, moments = get_state_dict(model, optimizer)
     return {"model": weights, "optim": moments, "step": number, "note": {"text": "plain"}}
 
 
-def digest(model) -> str:
+def digest(model):
     total = 0.0
     for parameter in model.parameters():
         full = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
@@ -47,7 +46,7 @@ def digest(model) -> str:
     return f"{total:.17g}"
 
 
-def save(folder: str, world: int) -> None:
+def save(folder, world):
     model, optimizer = build(world)
     writer = DeltaStorageWriter(folder, **EXACT)
     for number in range(1, VERSIONS + 1):
@@ -58,7 +57,7 @@ def save(folder: str, world: int) -> None:
             print("digest", number, found, flush=True)
 
 
-def load(folder: str, world: int) -> None:
+def load(folder, world):
     for number in range(1, VERSIONS + 1):
         model, optimizer = build(world)
         step(model, optimizer, 100)  # so that the optimizer has a state to fill
@@ -75,10 +74,8 @@ def load(folder: str, world: int) -> None:
 
 
 if __name__ == "__main__":
-    what, folder, rank, world, port = sys.argv[1:]
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank}
-    os.environ["WORLD_SIZE"] = world
+    what, folder = sys.argv[1:]
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    {"save": save, "load": load}[what](folder, int(world))
+    {"save": save, "load": load}[what](folder, dist.get_world_size())
     dist.destroy_process_group()

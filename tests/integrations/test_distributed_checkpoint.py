@@ -3,14 +3,12 @@
 import os
 import pathlib
 import pickletools
-import socket
-import subprocess
-import sys
 
 import pytest
 import servers
 import torch
 import torch.distributed.checkpoint as dcp
+from support import torchrun
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.utils._pytree import tree_map_only
 
@@ -20,27 +18,13 @@ from pcrshard.integrations.distributed_checkpoint import DeltaStorageReader, Del
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-HERE = pathlib.Path(__file__).parent
+RANKS = pathlib.Path(__file__).with_name("distributed_ranks.py")
 
 
 def run_ranks(what, folder, world):
     """Run the ranks, and return the digests that rank 0 prints."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = os.environ | {"PYTHONPATH": str(HERE.parent.parent), "PYTHONWARNINGS": "ignore"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(HERE / "distributed_ranks.py"), what, str(folder), str(rank),
-             str(world), str(port)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-        )
-        for rank in range(world)
-    ]  # fmt: skip
-    outputs = [rank.communicate(timeout=200) for rank in ranks]
-    for rank, (_, errors) in zip(ranks, outputs, strict=True):
-        assert rank.returncode == 0, errors[-3000:]
-    return [line for line in outputs[0][0].splitlines() if line.startswith("digest")]
+    said = torchrun(RANKS, what, folder, ranks=world)
+    return [line for line in said.splitlines() if line.startswith("digest")]
 
 
 @pytest.fixture(scope="module")

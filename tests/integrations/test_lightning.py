@@ -1,24 +1,17 @@
 """ScanTuner in Lightning: the callback tunes, logs, and keeps its state in checkpoints."""
 
 import sys
-import warnings
 
 import pytest
 import torch
+from lightning_jobs import ADVICE, lightning, make_trainer
 from torch import nn
 
 from pcrshard import ImageDecoder, PCRDataset, PCRLoader, ScanLevel, ScanTuner
 from pcrshard.errors import MissingDependency
 from pcrshard.integrations.lightning import lightning_callback
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    lightning = pytest.importorskip("lightning", reason="NO LIGHTNING: pip install lightning")
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning"),  # Lightning's advice about workers and logs
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = ADVICE
 
 
 class Classifier(lightning.LightningModule):
@@ -54,16 +47,8 @@ def make_tuner(folder, level, **options):
 def fit(tuner, folder, epochs, checkpoint=None):
     batches = [(torch.full((4, 3, 32, 32), 128.0), torch.tensor([0, 1, 2, 0]))] * 2
     loader = torch.utils.data.DataLoader(batches, batch_size=None)
-    trainer = lightning.Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        default_root_dir=folder,
-        callbacks=[lightning_callback(tuner)],
-    )
+    how = {"max_epochs": epochs, "enable_checkpointing": False}
+    trainer = make_trainer(folder, callbacks=[lightning_callback(tuner)], **how)
     trainer.fit(Classifier(), loader, ckpt_path=checkpoint)
     return trainer
 

@@ -1,16 +1,15 @@
 """Lightning saves into a store and resumes from it, with the real Trainer."""
 
 import os
-import warnings
 
 import pytest
 import torch
+from lightning_jobs import lightning, make_trainer
 
 from pcrshard.checkpoint import DeltaStore
 from pcrshard.errors import CorruptCheckpoint
 from pcrshard.integrations.lightning_checkpoint import delta_checkpoint_io
 
-lightning = pytest.importorskip("lightning.pytorch")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -37,18 +36,13 @@ class Model(lightning.LightningModule):
 
 def fit(tmp_path, store, epochs, checkpoint=None):
     torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        keep = lightning.callbacks.ModelCheckpoint(
-            tmp_path / "ckpt", save_top_k=-1, save_last=True, filename="{epoch}"
-        )
-        trainer = lightning.Trainer(
-            max_epochs=epochs, accelerator="cpu", logger=False, enable_progress_bar=False,
-            enable_model_summary=False, callbacks=[keep], plugins=[delta_checkpoint_io(store)],
-            default_root_dir=tmp_path,
-        )  # fmt: skip
-        model = Model()
-        trainer.fit(model, ckpt_path=checkpoint)
+    keep = lightning.pytorch.callbacks.ModelCheckpoint(
+        tmp_path / "ckpt", save_top_k=-1, save_last=True, filename="{epoch}"
+    )
+    plugins = [delta_checkpoint_io(store)]
+    model = Model()
+    trainer = make_trainer(tmp_path, max_epochs=epochs, callbacks=[keep], plugins=plugins)
+    trainer.fit(model, ckpt_path=checkpoint)
     return model
 
 

@@ -3,25 +3,17 @@
 import json
 import os
 import pathlib
-import warnings
 
 import pytest
 import torch
+from lightning_jobs import ADVICE, lightning, make_trainer
 from support import run_python
 from torch import nn
 
 from pcrshard import PCRDataset, PCRLoader, ShardWriter
 from pcrshard.testing import make_jpeg
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    lightning = pytest.importorskip("lightning", reason="NO LIGHTNING: pip install lightning")
-    from lightning.pytorch.callbacks import ModelCheckpoint
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning"),  # Lightning's advice about workers and logs
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = ADVICE
 SAMPLES, BATCH, EPOCHS = 48, 4, 4
 STEPS = SAMPLES // BATCH
 
@@ -76,16 +68,8 @@ def fit(folder, root, *, stop=None, checkpoint=None, callbacks=(), loader=None, 
     """The samples of each step that a trainer runs, with new loaders."""
     module = Recorder(stop)
     train, val = loaders(folder, **(loader or {}))
-    trainer = lightning.Trainer(
-        **{"max_epochs": EPOCHS, "devices": 1} | options,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=root,
-        callbacks=callbacks,
-        enable_checkpointing=bool(callbacks),
-    )
+    how = {"max_epochs": EPOCHS, "devices": 1, "enable_checkpointing": bool(callbacks)} | options
+    trainer = make_trainer(root, callbacks=callbacks, **how)
     try:
         trainer.fit(module, train, val, ckpt_path=checkpoint)
     except Interrupted:
@@ -95,7 +79,8 @@ def fit(folder, root, *, stop=None, checkpoint=None, callbacks=(), loader=None, 
 
 def keeping(folder, **rules):
     """Callbacks that keep every checkpoint."""
-    return [ModelCheckpoint(dirpath=folder, filename="last", save_top_k=-1, **rules)]
+    how = {"dirpath": folder, "filename": "last", "save_top_k": -1}
+    return [lightning.pytorch.callbacks.ModelCheckpoint(**how, **rules)]
 
 
 def newest(folder):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pcrshard import PrefixCache, ReadOptions, Retry
+from pcrshard import PrefixCache, ReadOptions
 
 
 @pytest.mark.parametrize(
@@ -29,12 +29,3 @@ def test_a_cache_takes_a_size(tmp_path):
     assert PrefixCache(str(tmp_path), "1.5 kB").max_bytes == 1500
     with pytest.raises(ValueError, match=r"expected max_bytes to be .* such as '50GB', got 'big'"):
         PrefixCache(str(tmp_path), "big")
-
-
-def test_a_shard_is_opened_as_asked(shard_urls, tmp_path):
-    """Checks, network and cache of the options are those of every shard."""
-    retry = Retry(attempts=3)
-    shard = ReadOptions(retry=retry, cache_dir=str(tmp_path)).open(shard_urls[0], None)
-    assert isinstance(shard.cache, PrefixCache)
-    assert len(list(shard.samples(2))) == shard.num_samples
-    assert PrefixCache(str(tmp_path)).entries()[0].scan == 2

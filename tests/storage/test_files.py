@@ -147,31 +147,6 @@ def test_remove_and_exists(tmp_path):
     assert not storage.exists(folder)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "names"),
-    [
-        ("*.jpg", ["a.jpg"]),
-        ("**/*.jpg", ["a.jpg", "b/c.jpg", "b/d/e.jpg"]),
-        ("b/?.jpg", ["b/c.jpg"]),
-        ("b/[x-z].jpg", []),
-        ("none/*.jpg", []),
-        ("*", ["a.jpg", "n.txt"]),
-    ],
-)
-@pytest.mark.parametrize("store", ["local", "memory"])
-def test_files_that_match(tmp_path, store, pattern, names):
-    """A pattern finds files, not folders, with the URLs that read them and their sizes."""
-    folder = str(tmp_path) if store == "local" else "memory://matching"
-    for number, name in enumerate(("a.jpg", "b/c.jpg", "b/d/e.jpg", "n.txt")):
-        with storage.atomic_write(f"{folder}/{name}") as file:
-            file.write(bytes(number))
-    assert storage.is_pattern(f"{folder}/{pattern}")
-    found = storage.list_matching(f"{folder}/{pattern}")
-    assert sorted(found) == [f"{folder}/{name}" for name in names]
-    for url, size in found.items():
-        assert len(storage.read_bytes(url)) == size
-
-
 def test_a_query_is_no_wildcard():
     """A signed URL is one file."""
     assert not storage.is_pattern("https://host/a.tar?X-Signature=b")

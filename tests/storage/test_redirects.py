@@ -1,12 +1,11 @@
 """After a redirect, the new server receives nothing meant only for the first, such as keys."""
 
-import http.server
-import threading
+import contextlib
 import warnings
-from contextlib import contextmanager
 
 import aiohttp
 import pytest
+import servers
 
 from pcrshard.errors import StorageError
 from pcrshard.storage import read, read_bytes
@@ -15,37 +14,26 @@ SECRET = "pl4ntedSecret"
 DATA = b"0123456789"
 
 
-@contextmanager
-def server(location=None):
-    """A server that sends readers on, or that answers; yields its URL and the headers it saw."""
-    seen = []
+@pytest.fixture
+def server(tmp_path):
+    """Serve DATA, or send readers on; yields the server's URL and the headers that it saw."""
+    (tmp_path / "data").write_bytes(DATA)
+    files = servers.folder_origin(tmp_path)
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            seen.append(dict(self.headers))
-            first = location is not None and not self.path.startswith("/next")
-            self.send_response(302 if first else 206 if "Range" in self.headers else 200)
-            if first:
-                self.send_header("Location", location)
-            start, stop = 0, len(DATA)
-            if "Range" in self.headers and not first:
-                start, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
-                stop = last + 1
-                self.send_header("Content-Range", f"bytes {start}-{last}/{len(DATA)}")
-            body = b"" if first else DATA[start:stop]
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    @contextlib.contextmanager
+    def serve(location=None):
+        seen = []
 
-        def log_message(self, *args):
-            pass
+        def answer(method, target, headers, body):
+            seen.append(dict(headers))
+            if location is None or target.startswith("/next"):
+                return files(method, "/data", headers, body)
+            return servers.Answer(302, {"Location": location})
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
-        threading.Thread(target=listening.serve_forever).start()
-        try:
-            yield f"http://127.0.0.1:{listening.server_port}", seen
-        finally:
-            listening.shutdown()
+        with contextlib.closing(servers.FaultServer(answer, ())) as listening:
+            yield listening.url()[:-1], seen
+
+    return serve
 
 
 def basic_auth():
@@ -65,7 +53,7 @@ CREDENTIALS = [
 
 
 @pytest.mark.parametrize("options", CREDENTIALS, ids=str)
-def test_another_server_is_told_nothing(options):
+def test_another_server_is_told_nothing(server, options):
     """Keys, cookies and passwords reach the server that was named, and no other one; the range
     reaches both.
     """
@@ -79,7 +67,7 @@ def test_another_server_is_told_nothing(options):
     assert len(near) == len(far) == 2
 
 
-def test_the_same_server_is_told_again():
+def test_the_same_server_is_told_again(server):
     """A redirect within one server keeps its headers and credentials."""
     options = {"headers": {"X-Api-Key": SECRET}}
     with server("/next") as (url, seen):
@@ -87,7 +75,7 @@ def test_the_same_server_is_told_again():
     assert [headers["X-Api-Key"] for headers in seen] == [SECRET, SECRET]
 
 
-def test_a_location_that_is_no_url():
+def test_a_location_that_is_no_url(server):
     """A redirect location that cannot be parsed counts as another server."""
     options = {"headers": {"X-Api-Key": SECRET}}
     with server("http://[") as (url, seen):

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from numbered import flat, ids, loader_of, numbered, through_json, write
-from support import run_two_ranks
+from support import torchrun
 
 from pcrshard import Buckets, PCRDataset, PCRLoader
 
@@ -307,4 +307,4 @@ def test_losses_are_bit_equal_after_a_resume(folder, tmp_path):
     losses of an uninterrupted run bit for bit.
     """
     (tmp_path / "job.py").write_text(JOB)
-    assert run_two_ranks(tmp_path / "job.py", folder, tmp_path).count("equal") == 2
+    assert torchrun(tmp_path / "job.py", folder, tmp_path).count("equal") == 2
