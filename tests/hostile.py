@@ -18,6 +18,7 @@ import zlib
 from functools import partial
 
 import servers
+from numbered import numbered, write
 
 from pcrshard import (
     DatasetIndex,
@@ -25,7 +26,6 @@ from pcrshard import (
     PCRDataset,
     PCRLoader,
     ShardFormat,
-    ShardWriter,
     encode,
     open_dataset,
 )
@@ -296,11 +296,7 @@ for _name, _use in USES.items():
 
 @case
 def state_of_large_steps(folder):
-    small = folder / "small"
-    with ShardWriter(str(small), samples_per_shard=8) as writer:
-        for i in range(8):
-            writer.write({"__key__": f"k{i}", "jpg": make_jpeg(i, 16, 16)})
-    loaded = PCRLoader(PCRDataset(str(small)), 2, drop_last="pad")
+    loaded = PCRLoader(PCRDataset(write(folder, numbered(8), 8)), 2, drop_last="pad")
     state = loaded.state_dict()
     for segment in ([10**8] * 3 + [0], [1 << 20, 1 << 20, (1 << 31) - 1, 0]):
         try:

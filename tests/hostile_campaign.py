@@ -16,12 +16,12 @@ import time
 
 import mutants
 from hostile import peak_kilobytes, print_each
+from numbered import numbered, write
 
 from pcrshard import (
     EncodeOptions,
     PCRDataset,
     PCRLoader,
-    ShardWriter,
     encode,
     open_dataset,
 )
@@ -40,10 +40,7 @@ _SIDE = 512
 
 def write_shards(folder):
     """A dataset of two small shards."""
-    with ShardWriter(str(folder), samples_per_shard=4) as writer:
-        for i in range(8):
-            writer.write({"__key__": f"k{i}", "jpg": make_jpeg(i, 24, 32), "cls": i, "json": {}})
-    return pathlib.Path(folder)
+    return pathlib.Path(write(folder, [sample | {"json": {}} for sample in numbered(8)], 4))
 
 
 def damaged(rng, data, first=0):

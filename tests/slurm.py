@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 
 import pytest
-from support import wait_for
+from support import is_alive, wait_for
 
 CPUS = 8  # configured in SLURM, possibly more than exist: tasks share the cores
 PROGRAMS = [
@@ -171,14 +171,6 @@ def _stop(found):
             wait_for(lambda: not is_alive(pid), 5)  # called in this round only
             os.kill(pid, signal.SIGKILL)
     shutil.rmtree(found.folder, ignore_errors=True)
-
-
-def is_alive(pid):
-    """Return whether a process is running; a zombie is not."""
-    try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 @pytest.fixture(scope="module", name="cluster")

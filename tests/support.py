@@ -17,6 +17,7 @@ from typing import NamedTuple
 import fsspec
 import numpy as np
 import pytest
+import webdataset as wds
 from fsspec.implementations.local import LocalFileSystem
 
 from pcrshard import EncodeOptions, Shard, encode, open_dataset
@@ -114,6 +115,19 @@ def without_place(samples):
         {k: v for k, v in sample.items() if k not in ("__url__", "__local_path__")}
         for sample in samples
     ]
+
+
+def stock_samples(urls):
+    """What unmodified WebDataset makes of tars."""
+    return without_place(wds.WebDataset(urls, shardshuffle=False, handler=wds.reraise_exception))
+
+
+def is_alive(pid):
+    """Return whether a process is running; a zombie is not."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def read_log(run):

@@ -11,11 +11,11 @@ import hydra
 import pytest
 import torch
 from checkpoint.states import same
+from numbered import numbered, write
 from support import ROOT, read_log, wait_for
 
 import pcrshard
 from pcrshard import DeltaStore
-from pcrshard.testing import make_jpeg
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import train as script
@@ -25,17 +25,15 @@ EPOCHS = 60
 FIXED = ["batch_size=8", "size=16", "workers=0", "threads=1", "progress=0", "data.train=train"]
 
 
-def write(folder, classes):
-    with pcrshard.ShardWriter(folder, samples_per_shard=4, classes=list(classes)) as writer:
-        for i in range(16):
-            sample = {"__key__": f"k{i}", "jpg": make_jpeg(i, 24, 24), "cls": str(i % 2).encode()}
-            writer.write(sample)
+def labeled():
+    """Samples of two classes."""
+    return [sample | {"cls": sample["cls"] % 2} for sample in numbered(16)]
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """The current folder, with a small dataset."""
-    write(tmp_path / "train", "ab")
+    write(tmp_path / "train", labeled(), 4, classes=("a", "b"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -120,7 +118,7 @@ def test_milestones_are_those_given(train, folder):
 
 def test_wrong_settings_are_refused(train, folder):
     """Validation labels that mean other classes, and unknown values, raise an error at once."""
-    write(folder / "val", "ac")
+    write(folder / "val", labeled(), 4, classes=("a", "c"))
     assert "other classes than data.train=train: a, c, expected a, b" in train("data.val=val")
     with pytest.raises(ValueError, match="checkpoints=last or checkpoints=delta, got 'all'"):
         train("checkpoints=all")

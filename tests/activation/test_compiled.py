@@ -159,6 +159,11 @@ def gradient_of(forward, values, saver):
     return torch.autograd.grad(out, values)[0]
 
 
+def square(values):
+    """Squares of sums of one value each, which compilers do not compute twice."""
+    return values[None].cumsum(0)[0].pow(2)
+
+
 @pytest.mark.parametrize("bound", [0.05, Absolute(0.05)])
 @pytest.mark.parametrize("codec", ["int8", "bits"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -170,11 +175,6 @@ def test_the_bound_holds_and_outliers_are_exact(bound, codec, dtype):
     values[3, 2, :4] = torch.tensor([30, -30, math.inf, math.nan], dtype=dtype)
     values = values.transpose(0, 1).requires_grad_()
     saver = compress_activations(nn.Identity(), bound, codec, SMALL)
-
-    def square(values):
-        # Sums of one value each, which compilers do not compute twice.
-        return values[None].cumsum(0)[0].pow(2)
-
     compiled = torch.compile(square, backend="aot_eager", fullgraph=True)
     found = gradient_of(lambda values: compiled(values).sum(), values, saver) / 2
     exact = values.detach()
@@ -204,10 +204,6 @@ def _odd_tensors():
 @pytest.mark.parametrize("codec", ["int8", "bits"])
 def test_no_tensor_is_too_odd(codec):
     """Constant, sparse, tiny, huge and heavy-tailed values keep their signs and most digits."""
-
-    def square(values):
-        return values[None].cumsum(0)[0].pow(2)
-
     compiled = torch.compile(square, backend="aot_eager", fullgraph=True)
     saver = compress_activations(nn.Identity(), 0.05, codec, SMALL)
     for name, values in _odd_tensors().items():

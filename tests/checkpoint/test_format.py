@@ -1,5 +1,6 @@
 """Untrusted stores: each rule of the format is checked, and small files take little memory."""
 
+import contextlib
 import functools
 import operator
 import resource
@@ -85,6 +86,16 @@ def test_each_rule_of_the_specification_has_a_vector():
     assert [rule for rule in BROKEN["version"] if f"[{rule}]" not in text] == []
 
 
+@contextlib.contextmanager
+def little_memory():
+    """The block is refused, and takes at most 20 MB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(PCRError) as refused:
+        yield refused
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak
+    assert grown < 20 * 1024, f"{grown} KiB"
+
+
 def claim(items=MIB):
     """Return the beginning of an array that claims this number of items."""
     return b"\xdd" + struct.pack(">I", items)
@@ -110,13 +121,10 @@ def test_a_header_takes_little_memory(folder, tmp_path, bomb):
         (MANIFEST, manifest_path(folder)),
     ):
         path.write_bytes(frame(magic, bomb))
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        with pytest.raises(PCRError):
+        with little_memory():
             load(folder)
-        with pytest.raises(PCRError):
+        with little_memory():
             pull(str(folder), DeltaStore(str(tmp_path / "target")), max_bytes=MIB)
-        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak
-        assert grown < 20 * 1024, f"{grown} KiB for {path.stat().st_size} bytes"
 
 
 MANY = ["l", 15_000]
@@ -133,11 +141,9 @@ def test_what_is_used_often_takes_little_memory(folder, tokens, blob):
     """A long key above many tensors, or a large integer in many places, does not multiply."""
     tree = [["l", 4, "x", 0, "x", 1, "x", 2, *tokens], [blob]]
     rewrite_version(folder, lambda header: header | {"tree": tree})
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(PCRError, match="the header is damaged"):
+    with little_memory() as refused:
         load(folder)
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak
-    assert grown < 20 * 1024, f"{grown} KiB"
+    assert "the header is damaged" in str(refused.value)
 
 
 def test_random_headers_raise_our_errors_only(folder):

@@ -11,9 +11,8 @@ import threading
 
 import fsspec
 import pytest
-import webdataset as wds
 from encode_support import make_tar, read_fields, write_files
-from support import CountingFS, without_place
+from support import CountingFS, stock_samples
 
 from pcrshard import Retry, ShardFormat, ShardWriter
 from pcrshard.encoding.samples import FieldRef
@@ -29,11 +28,6 @@ JPEG = make_jpeg()
 def make_folder(tmp_path):
     """Write JPEGs of these names; the folder."""
     return lambda *names: str(write_files(tmp_path, dict.fromkeys(names, JPEG)))
-
-
-def stock_samples(url):
-    """What unmodified WebDataset makes of a tar."""
-    return without_place(wds.WebDataset(url, shardshuffle=False, handler=wds.reraise_exception))
 
 
 def our_samples(url, **options):

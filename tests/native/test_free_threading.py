@@ -8,9 +8,9 @@ import sys
 import sysconfig
 
 import pytest
+from numbered import numbered, write
 
-from pcrshard import ImageDecoder, PCRDataset, ShardWriter
-from pcrshard.testing import make_jpeg
+from pcrshard import ImageDecoder, PCRDataset
 
 THREADS = 8
 
@@ -28,11 +28,7 @@ def test_the_gil_stays_off():
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
     """64 images in 8 shards."""
-    path = str(tmp_path_factory.mktemp("shards"))
-    with ShardWriter(path, samples_per_shard=8) as writer:
-        for i in range(64):
-            writer.write({"__key__": f"k{i:03d}", "jpg": make_jpeg(i, 60, 80), "cls": i})
-    return path
+    return write(tmp_path_factory.mktemp("shards"), numbered(64), 8)
 
 
 def test_threads_share_a_dataset_a_cache_and_a_decoder(shards, tmp_path):

@@ -1,8 +1,5 @@
 """What the bytes of a field mean."""
 
-import pytest
-
-from pcrshard.errors import FormatError
 from pcrshard.reading.field_values import convert_all
 
 
@@ -19,10 +16,3 @@ def test_fields_are_converted_by_their_last_extension():
         "npy": b"\x93",
         "parts.txt": ["a", "b"],
     }
-
-
-@pytest.mark.parametrize("value", [b"seven", b"99999999999999999999"])
-def test_a_value_that_does_not_fit_is_named(value):
-    """The message has field and key."""
-    with pytest.raises(FormatError, match=r"'cls'.*key=a"):
-        convert_all({"__key__": "a", "cls": value})

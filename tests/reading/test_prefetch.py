@@ -34,13 +34,6 @@ def _nothing_left():
     assert request_threads() <= before
 
 
-def consume(loaded):
-    for item, future in loaded:
-        assert future.result().number == item
-        yield item
-        del future
-
-
 @pytest.mark.parametrize("depth", [0, 1, 2, 7])
 def test_everything_comes_once_in_order(depth):
     """Whatever the timing of loads, items come in their order, each once, a failed load fails its
@@ -66,33 +59,6 @@ def test_everything_comes_once_in_order(depth):
             assert future.result().number == item
             del future
     assert seen == list(range(60))
-
-
-@pytest.mark.parametrize("depth", [1, 3])
-def test_no_more_is_loaded_ahead_than_asked(depth):
-    """``prefetch`` counts the shards in memory besides the one in use."""
-    started = []
-
-    def load(item, cancel):
-        started.append(item)
-        return Thing(item)
-
-    loaded = prefetch(itertools.count(), load, depth=depth)
-    for done, (_, future) in enumerate(loaded):
-        future.result()
-        time.sleep(0.01)
-        assert max(started) <= done + depth
-        if done == 20:
-            break
-    loaded.close()
-
-
-def test_next_load_runs_while_one_is_used():
-    """The point of it: loading and using overlap."""
-    begun = [threading.Event() for _ in range(10)]
-    load = lambda item, cancel: (begun[item].set(), Thing(item))[1]
-    for item, _ in enumerate(consume(prefetch(range(10), load, depth=1))):
-        assert all(event.wait(60) for event in begun[: item + 2])
 
 
 @pytest.mark.parametrize("end", ["break", "close", "collect", "throw"])

@@ -60,8 +60,8 @@ def room(size):
 class Store:
     """Where prefixes come from: notes what was fetched."""
 
-    def __init__(self, source, cache, pause=0.0):
-        self.source, self.cache, self.pause = source, cache, pause
+    def __init__(self, source, folder, *limits):
+        self.source, self.cache, self.pause = source, PrefixCache(str(folder), *limits), 0
         self.fetched = []
 
     def __call__(self, number, scan, identity="1", cancel=None):
@@ -103,7 +103,7 @@ def used(folder):
 
 @pytest.fixture
 def store(source, tmp_path):
-    return Store(source, PrefixCache(str(tmp_path / "cache")))
+    return Store(source, tmp_path / "cache")
 
 
 # Growth
@@ -135,10 +135,10 @@ def test_half_of_a_set_on_disk_saves_half_of_the_bytes(source, tmp_path):
     """Epochs have orders of their own: what the job has on disk is not dropped for what comes."""
     numbers = range(8)
     half = sum(len(data) for data, _ in source.values()) // 2
-    job = Store(source, PrefixCache(str(tmp_path / "cache"), half, time.time()))
+    job = Store(source, tmp_path / "cache", half, time.time())
     assert epoch(job, numbers, 0) == 1
     assert max(epoch(job, numbers, seed) for seed in (1, 2, 3)) <= 0.6
-    plain = Store(source, PrefixCache(str(tmp_path / "other"), half, math.inf))
+    plain = Store(source, tmp_path / "other", half, math.inf)
     assert epoch(plain, numbers, 0) == 1
     assert min(epoch(plain, numbers, seed) for seed in range(1, 6)) > 0.1
 
@@ -147,9 +147,9 @@ def test_a_new_job_takes_the_room_of_one_before(source, tmp_path):
     """What was not used since the job began is evicted first; what both jobs read stays."""
     cache = str(tmp_path / "cache")
     room = sum(len(source[name][0]) for name in sorted(source)[2:6]) + 2000
-    epoch(Store(source, PrefixCache(cache, room, time.time())), range(4), 0)
+    epoch(Store(source, cache, room, time.time()), range(4), 0)
     time.sleep(0.05)
-    second = Store(source, PrefixCache(cache, room, time.time()))
+    second = Store(source, cache, room, time.time())
     assert epoch(second, range(2, 6), 0) < 1
     assert epoch(second, range(2, 6), 1) == 0
     assert used(cache) <= room
@@ -159,13 +159,13 @@ def test_a_job_that_reads_lower_scans_makes_room_of_higher_ones(source, tmp_path
     """Groups that only an earlier job or epoch wanted are cut before any shard is dropped."""
     cache = str(tmp_path / "cache")
     room = sum(len(data) for data, _ in source.values()) * 2 // 3
-    epoch(Store(source, PrefixCache(cache, room, time.time())), range(8), 0)
+    epoch(Store(source, cache, room, time.time()), range(8), 0)
     time.sleep(0.05)
-    second = Store(source, PrefixCache(cache, room, time.time()))
+    second = Store(source, cache, room, time.time())
     epoch(second, range(8), 1, 2)
     assert epoch(second, range(8), 2, 2) == 0
     monkeypatch.setattr(prefix_cache, "_PAUSE", 0)  # as if reads were slow
-    job = Store(source, PrefixCache(str(tmp_path / "job"), room, time.time()))
+    job = Store(source, tmp_path / "job", room, time.time())
     epoch(job, range(8), 0)
     epoch(job, range(8), 1, 2)
     assert epoch(job, range(8), 2, 2) == 0
@@ -220,7 +220,7 @@ def test_another_version_is_another_shard(store):
 def test_foreign_things_in_the_folder_cost_a_fetch(source, tmp_path, what):
     """A folder or link in place of a shard, or garbage in the count, does not end a job."""
     limit = sum(len(data) for data, _ in source.values()) // 2
-    store = Store(source, PrefixCache(str(tmp_path), limit, math.inf))
+    store = Store(source, tmp_path, limit, math.inf)
     store(0, 5)
     (path,) = tmp_path.glob("*.tar")
     if what == "count":
@@ -327,7 +327,7 @@ def small_disk(folder, options):
 def test_full_disk_costs_the_caching_and_not_the_epoch(source, tmp_path, caplog, options):
     """When the disk or its inodes run out, reads go on, right, and a warning is logged."""
     with small_disk(tmp_path / "disk", options):
-        store = Store(source, PrefixCache(str(tmp_path / "disk" / "cache")))
+        store = Store(source, tmp_path / "disk" / "cache")
         for _ in range(2):
             epoch(store, range(8), 0)
         assert "continuing without" in caplog.text
@@ -339,7 +339,7 @@ def test_read_only_folder_serves_what_it_has(source, tmp_path, caplog):
     store.
     """
     with small_disk(tmp_path / "disk", "size=1m"):
-        store = Store(source, PrefixCache(str(tmp_path / "disk" / "cache")))
+        store = Store(source, tmp_path / "disk" / "cache")
         store(0, 5)
         subprocess.run(["mount", "-o", "remount,ro", tmp_path / "disk"], check=True)
         assert store(0, 2) == 0
@@ -352,7 +352,7 @@ def test_a_cache_that_cannot_be_made_fails_nothing(source, tmp_path, caplog):
     """A cache folder that cannot be made does not end the epoch; that is said once."""
     (tmp_path / "file").write_bytes(b"")
     for number in range(6):
-        store = Store(source, PrefixCache(str(tmp_path / "file")))
+        store = Store(source, tmp_path / "file")
         assert store(number, 8) == store.stop(number, 8)
     warned = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(set(warned)) == len(warned) <= 2
@@ -368,7 +368,7 @@ def test_never_over_the_limit_and_always_prefixes(source, tmp_path, seed):
     """
     rng = random.Random(seed)
     limit = rng.choice([9000, 25_000, 60_000])
-    store = Store(source, PrefixCache(str(tmp_path), limit, math.inf))
+    store = Store(source, tmp_path, limit, math.inf)
     for _ in range(60):
         number, scan = rng.randrange(8), rng.choice(SCANS)
         fetched = store(number, scan)
@@ -388,7 +388,7 @@ def test_larger_than_the_limit_is_read_and_not_kept(source, tmp_path, caplog):
     """A prefix that does not fit at all passes through, and evicts nothing; that is said once,
     because a cache that is too small would otherwise only be slow.
     """
-    store = Store(source, PrefixCache(str(tmp_path), 0))
+    store = Store(source, tmp_path, 0)
     store.cache.max_bytes = store.stop(0, 1)
     store(0, 1)
     store(1, 10)
@@ -445,7 +445,7 @@ def _read_at_random(source, folder, limit, seed, seconds):
     logging.disable()
     rng = random.Random(seed)
     since = rng.choice([math.inf, time.time()])
-    store = Store(source, PrefixCache(folder, limit, since))
+    store = Store(source, folder, limit, since)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         store.pause = rng.choice([0, 0, 0.002])

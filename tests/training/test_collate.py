@@ -193,6 +193,7 @@ def test_datasets_of_other_fields_mix(tmp_path, folder, seed):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("cls", b"seven"),
         ("cls", b"9223372036854775808"),
         ("cls", b"9" * 100_000),
         ("a.index", b""),

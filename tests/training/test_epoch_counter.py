@@ -4,18 +4,16 @@ import numpy as np
 import pytest
 import torch
 import webdataset as wds
+from numbered import numbered, write
 
 import pcrshard
-from pcrshard.testing import make_jpeg
 
 
 @pytest.fixture(scope="module")
 def many_shards(tmp_path_factory):
     """A dataset of 24 shards with two images each."""
     folder = tmp_path_factory.mktemp("many")
-    with pcrshard.ShardWriter(folder / "shards", samples_per_shard=2) as writer:
-        for i in range(48):
-            writer.write({"__key__": f"k{i}", "jpg": make_jpeg(i, 16, 16), "cls": b"0"})
+    write(folder / "shards", numbered(48), 2)
     return folder
 
 

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import webdataset as wds
 from PIL import Image
-from support import damage, read_samples, saved
+from support import damage, read_samples, saved, stock_samples
 
 from pcrshard import EncodeOptions, Shard, ShardWriter, encode, open_dataset
 from pcrshard.cli.main import main
@@ -37,9 +37,7 @@ def files_of(folder):
 def read_stock(folder):
     """What unmodified WebDataset makes of tars, by key."""
     urls = sorted(map(str, folder.glob("*.tar")))
-    stock = wds.WebDataset(urls, shardshuffle=False, handler=wds.reraise_exception)
-    private = ("__url__", "__local_path__")
-    return {s["__key__"]: {k: v for k, v in s.items() if k not in private} for s in stock}
+    return {sample["__key__"]: sample for sample in stock_samples(urls)}
 
 
 @pytest.mark.parametrize("scan", SCANS)
