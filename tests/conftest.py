@@ -8,7 +8,7 @@ import tarfile
 
 import pytest
 from hypothesis import HealthCheck, settings
-from support import ROOT, run_tool
+from support import ROOT, run_tool, write_files
 
 import pcrshard
 from pcrshard.testing import make_jpeg
@@ -77,13 +77,14 @@ def photos(data_folder, tmp_path_factory):
 @pytest.fixture(scope="session")
 def synthetic_folder(tmp_path_factory):
     """24 synthetic JPEGs in two classes: color, gray and CMYK."""
-    folder = tmp_path_factory.mktemp("synthetic")
-    for i in range(24):
-        path = folder / ("cat" if i % 2 else "dog") / f"{i:03d}.jpg"
-        path.parent.mkdir(exist_ok=True)
-        mode = {5: "L", 6: "CMYK"}.get(i, "RGB")
-        path.write_bytes(make_jpeg(i, 40 + i, 64 - i, mode, quality=90))
-    return folder
+    modes = {5: "L", 6: "CMYK"}
+    files = {
+        f"{('dog', 'cat')[i % 2]}/{i:03d}.jpg": make_jpeg(
+            i, 40 + i, 64 - i, modes.get(i, "RGB"), quality=90
+        )
+        for i in range(24)
+    }
+    return write_files(tmp_path_factory.mktemp("synthetic"), files)
 
 
 @pytest.fixture(scope="session")

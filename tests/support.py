@@ -81,6 +81,15 @@ def saved(picture, fmt, **options):
     return out.getvalue()
 
 
+def write_files(folder, files):
+    """Write files by their names below a folder; returns the folder."""
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return folder
+
+
 def damage(path, place=-1):
     """Flip a bit of a byte of a file, by default of the last one."""
     data = bytearray(path.read_bytes())

@@ -8,7 +8,7 @@ import os
 import re
 
 import pytest
-from support import read_samples
+from support import read_samples, write_files
 
 from pcrshard import open_dataset
 from pcrshard.cli.main import main
@@ -28,26 +28,17 @@ def run(tmp_path, monkeypatch, capsys):
     return run
 
 
-def write_images(root, *names):
-    for number, name in enumerate(names):
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(make_jpeg(number))
-
-
 def test_a_crawl(run, tmp_path):
     """A folder from the web: what is no JPEG is named and left out, the rest is kept to the
     pixel.
     """
-    crawl = tmp_path / "crawl"
-    write_images(crawl, "a/1.jpg", "a/IMG 2 (1).JPEG", "b/ü.jpg", "b/x.y.z.jpg")
-    (crawl / "a" / "gray.jpg").write_bytes(make_jpeg(7, mode="L"))
-    (crawl / "a" / "cmyk.jpg").write_bytes(make_jpeg(8, mode="CMYK"))
-    (crawl / "b" / "page.jpg").write_bytes(b"<!DOCTYPE html><title>404</title>")
-    (crawl / "b" / "empty.jpg").write_bytes(b"")
-    (crawl / "b" / "cut.jpg").write_bytes(make_jpeg(9)[:-40])
-    (crawl / "b" / "index.html").write_text("not an image")
-    (crawl / ".DS_Store").write_bytes(b"\0")
+    images = ["a/1.jpg", "a/IMG 2 (1).JPEG", "b/ü.jpg", "b/x.y.z.jpg"]
+    files = {name: make_jpeg(number) for number, name in enumerate(images)}
+    files |= {"a/gray.jpg": make_jpeg(7, mode="L"), "a/cmyk.jpg": make_jpeg(8, mode="CMYK")}
+    files["b/page.jpg"] = b"<!DOCTYPE html><title>404</title>"
+    files |= {"b/empty.jpg": b"", "b/cut.jpg": make_jpeg(9)[:-40]}
+    files |= {"b/index.html": b"not an image", ".DS_Store": b"\0"}
+    crawl = write_files(tmp_path / "crawl", files)
     os.symlink("nowhere.jpg", crawl / "b" / "broken-link.jpg")
     said = run("encode", "crawl", "pcr", status=1)
     assert "--resume --on-error keep" in said

@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from support import read_all, run_python
+from support import read_all, run_python, write_files
 
 from pcrshard.testing import make_jpeg
 
@@ -44,10 +44,8 @@ MOMENTS = [pytest.param(3), pytest.param(60, marks=pytest.mark.long)]
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
     """Images that take a second to encode."""
-    folder = tmp_path_factory.mktemp("pictures")
-    for number in range(24):
-        (folder / f"{number:02d}.jpg").write_bytes(make_jpeg(number, 450, 550, quality=85))
-    return folder
+    files = {f"{number:02d}.jpg": make_jpeg(number, 450, 550, quality=85) for number in range(24)}
+    return write_files(tmp_path_factory.mktemp("pictures"), files)
 
 
 @pytest.fixture(scope="module")

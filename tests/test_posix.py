@@ -4,6 +4,7 @@ import mmap
 import os
 
 import pytest
+from support import write_files
 
 import pcrshard
 from pcrshard.testing import make_jpeg
@@ -24,10 +25,8 @@ def posix(monkeypatch):
 
 def test_encode_and_load_without_linux_calls(posix, tmp_path):
     """Encoding by two processes and training from the shards need only what POSIX has."""
-    photos = tmp_path / "photos" / "cat"
-    photos.mkdir(parents=True)
-    for i in range(8):
-        (photos / f"{i}.jpg").write_bytes(make_jpeg(i, 640, 640, quality=95))
+    photos = {f"cat/{i}.jpg": make_jpeg(i, 640, 640, quality=95) for i in range(8)}
+    write_files(tmp_path / "photos", photos)
     options = pcrshard.EncodeOptions(num_shards=2)
     pcrshard.encode(str(tmp_path / "photos"), str(tmp_path / "shards"), options, workers=2)
     dataset = pcrshard.PCRDataset(str(tmp_path / "shards"), cache_dir=str(tmp_path / "cache"))

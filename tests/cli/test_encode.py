@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 from command_line import RUN, check_one_line, run
-from support import wait_for
+from support import wait_for, write_files
 
 from pcrshard import Shard, open_dataset
 from pcrshard.testing import make_jpeg
@@ -15,10 +15,7 @@ from pcrshard.testing import make_jpeg
 @pytest.fixture
 def source(tmp_path):
     """A folder with one good image."""
-    folder = tmp_path / "src"
-    folder.mkdir()
-    (folder / "good.jpg").write_bytes(make_jpeg())
-    return folder
+    return write_files(tmp_path / "src", {"good.jpg": make_jpeg()})
 
 
 def test_a_skipped_file_whose_name_is_not_utf8(source, tmp_path):
@@ -66,8 +63,7 @@ def test_every_option_reaches_the_dataset(synthetic_folder, tmp_path, cli):
 
 def test_an_interrupted_encode_is_resumed(source, tmp_path, cli):
     """Ctrl-C while shards are written names --resume, and that finishes the dataset."""
-    for number in range(63):
-        (source / f"{number}.jpg").write_bytes(make_jpeg(1, 500, 700))
+    write_files(source, dict.fromkeys(map("{}.jpg".format, range(63)), make_jpeg(1, 500, 700)))
     line = ["encode", str(source), str(tmp_path / "dst"), "--num-shards", "16", "--workers", "2"]
     # Without -W error: what an interrupt leaves open is left to the garbage collector.
     with subprocess.Popen([RUN[0], *RUN[3:], *line], stderr=subprocess.PIPE, text=True) as process:

@@ -1,8 +1,8 @@
 """Folders to encode."""
 
 import pytest
-from encode_support import image_bytes, write_files
-from support import run_encode
+from encode_support import image_bytes
+from support import run_encode, write_files
 
 from pcrshard.testing import make_jpeg
 

@@ -28,15 +28,6 @@ def read_fields(sample):
     return fields
 
 
-def write_files(folder, files):
-    """Write files by their names below a folder; returns the folder."""
-    for name, data in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    return folder
-
-
 def image_bytes(kind, mode="RGB"):
     """A middle gray picture of 30x20 (white in mode 1) in Pillow's format of this name."""
     if mode == "I;16":

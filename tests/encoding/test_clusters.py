@@ -10,8 +10,7 @@ import sys
 import time
 
 import pytest
-from encode_support import write_files
-from support import ROOT, read_all, run_encode
+from support import ROOT, read_all, run_encode, write_files
 
 from pcrshard import EncodeOptions, encode
 from pcrshard.cli.main import main

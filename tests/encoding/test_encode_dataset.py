@@ -7,8 +7,8 @@ import subprocess
 
 import numpy as np
 import pytest
-from encode_support import CLI, encode_parts, make_tar, write_files
-from support import read_all, read_samples, run_encode
+from encode_support import CLI, encode_parts, make_tar
+from support import read_all, read_samples, run_encode, write_files
 
 from pcrshard import EncodeOptions, encode, open_dataset
 from pcrshard.cli.main import main

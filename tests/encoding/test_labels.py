@@ -3,8 +3,8 @@
 import collections
 
 import pytest
-from encode_support import encode_parts, make_tar, write_files
-from support import read_all, read_samples, run_encode
+from encode_support import encode_parts, make_tar
+from support import read_all, read_samples, run_encode, write_files
 
 from pcrshard import EncodeOptions, Shard, ShardWriter, open_dataset
 from pcrshard.cli.main import main

@@ -6,8 +6,8 @@ import multiprocessing
 import shutil
 
 import pytest
-from encode_support import image_bytes, make_tar, write_files
-from support import run_encode
+from encode_support import image_bytes, make_tar
+from support import run_encode, write_files
 
 from pcrshard.cli.main import main
 from pcrshard.errors import CorruptJpeg, FormatError

@@ -4,7 +4,8 @@ import json
 
 import fsspec
 import pytest
-from encode_support import read_fields, write_files
+from encode_support import read_fields
+from support import write_files
 
 from pcrshard.encoding.sources import list_source
 from pcrshard.errors import EncodeError

@@ -1,9 +1,10 @@
 """Which sample goes into which shard: fair, repeatable, refused before anything is written."""
 
 import pytest
-from encode_support import make_tar, write_files
+from encode_support import make_tar
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import write_files
 
 from pcrshard import EncodeOptions
 from pcrshard.cli.main import main

@@ -7,9 +7,9 @@ import tarfile
 
 import numpy as np
 import pytest
-from encode_support import image_bytes, make_tar, write_files
+from encode_support import image_bytes, make_tar
 from PIL import Image
-from support import read_samples, run_encode, run_python
+from support import read_samples, run_encode, run_python, write_files
 
 from pcrshard import EncodeOptions, encode
 from pcrshard.cli.main import main

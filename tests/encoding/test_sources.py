@@ -11,8 +11,8 @@ import threading
 
 import fsspec
 import pytest
-from encode_support import make_tar, read_fields, write_files
-from support import CountingFS, stock_samples
+from encode_support import make_tar, read_fields
+from support import CountingFS, stock_samples, write_files
 
 from pcrshard import Retry, ShardFormat, ShardWriter
 from pcrshard.encoding.samples import FieldRef

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from encode_support import make_tar, write_files
-from support import read_samples, run_encode
+from encode_support import make_tar
+from support import read_samples, run_encode, write_files
 
 from pcrshard import open_dataset
 from pcrshard.cli.main import main

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from support import write_files
 
 import pcrshard
 from pcrshard.errors import PCRError
@@ -89,8 +90,7 @@ def test_a_dataset_without_labels_says_so(large_dataset):
 
 def test_a_dataset_of_tiny_images_cannot_be_measured(tmp_path):
     """It says why."""
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "tiny.jpg").write_bytes(make_jpeg(1, 8, 8))
+    write_files(tmp_path / "photos", {"tiny.jpg": make_jpeg(1, 8, 8)})
     pcrshard.encode(str(tmp_path / "photos"), str(tmp_path / "shards"), workers=1)
     with pytest.raises(PCRError, match="11 pixels"):
         measure(str(tmp_path / "shards"))
@@ -99,10 +99,8 @@ def test_a_dataset_of_tiny_images_cannot_be_measured(tmp_path):
 def test_kept_files_are_left_out_and_lists_count_each_image(tmp_path):
     """A dataset with a PNG that was kept, or with lists of images, is measured all the same."""
     kept, lists = tmp_path / "kept", tmp_path / "lists"
-    (tmp_path / "src").mkdir()
-    for i in range(3):
-        (tmp_path / "src" / f"{i}.jpg").write_bytes(make_jpeg(i, 60, 60))
-    (tmp_path / "src" / "bad.jpg").write_bytes(b"\x89PNG no JPEG")
+    files = {f"{i}.jpg": make_jpeg(i, 60, 60) for i in range(3)}
+    write_files(tmp_path / "src", files | {"bad.jpg": b"\x89PNG no JPEG"})
     options = pcrshard.EncodeOptions(on_error="keep")
     pcrshard.encode(str(tmp_path / "src"), str(kept), options, workers=1)
     with pcrshard.ShardWriter(str(lists)) as writer:

@@ -1,7 +1,7 @@
 """Scans go to groups by fidelity."""
 
 import pytest
-from support import ROOT
+from support import ROOT, write_files
 
 from pcrshard import Shard
 from pcrshard.cli.main import main
@@ -105,8 +105,7 @@ def test_a_script_of_the_users_own(tmp_path, djpeg, jpegtran):
         "0: 1-63, 2, 1; 0: 1-63, 1, 0; 0,1,2: 0-0, 1, 0;\n"
     )
     jpeg = make_jpeg(5, 60, 90)
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "a.jpg").write_bytes(jpeg)
+    write_files(tmp_path / "src", {"a.jpg": jpeg})
     status = main(["encode", str(tmp_path / "src"), str(tmp_path / "dst"), "--script", str(path)])
     assert status == 0
     shard = Shard(str(tmp_path / "dst" / "data-000000.tar"))

@@ -14,7 +14,7 @@ import pytest
 import servers
 import webdataset as wds
 from servers import Fault
-from support import read_samples, request_threads, wait_for, within
+from support import read_samples, request_threads, wait_for, within, write_files
 
 import pcrshard
 from pcrshard.errors import PCRError
@@ -89,10 +89,13 @@ class World:
         self.folder, self.truth, self.index = folder, {}, {}
         self.outcomes = collections.defaultdict(collections.Counter)
         for version in "AB":
-            for i in range(24):
-                path = folder / version / "in" / ("cat" if i % 2 else "dog") / f"{i:03d}.jpg"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(make_jpeg(ord(version) * 100 + i, 48 + i, 80 - i, quality=90))
+            images = {
+                f"{('dog', 'cat')[i % 2]}/{i:03d}.jpg": make_jpeg(
+                    ord(version) * 100 + i, 48 + i, 80 - i, quality=90
+                )
+                for i in range(24)
+            }
+            write_files(folder / version / "in", images)
             options = pcrshard.EncodeOptions(num_shards=4)
             pcrshard.encode(
                 str(folder / version / "in"), str(folder / version / "out"), options, workers=1

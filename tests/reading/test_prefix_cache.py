@@ -20,7 +20,7 @@ import fsspec
 import pytest
 import servers
 import webdataset as wds
-from support import damage, pieces, run_encode, wait_for
+from support import damage, pieces, run_encode, wait_for, write_files
 
 from pcrshard import PrefixCache, Shard, open_dataset, shards
 from pcrshard.cli.main import main
@@ -39,10 +39,8 @@ SCANS = (1, 2, 5, 8, 10)
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     """The bytes of eight shards by their name, and their prefix stops."""
-    folder = tmp_path_factory.mktemp("cached") / "source"
-    folder.mkdir()
-    for number in range(24):
-        (folder / f"{number:02d}.jpg").write_bytes(make_jpeg(number, 60, 80))
+    files = {f"{number:02d}.jpg": make_jpeg(number, 60, 80) for number in range(24)}
+    folder = write_files(tmp_path_factory.mktemp("cached") / "source", files)
     run_encode(folder, folder.with_name("pcr"), samples_per_shard=3)
     index, urls = open_dataset(str(folder.with_name("pcr")))
     assert len(urls) == 8

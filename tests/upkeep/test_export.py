@@ -6,7 +6,7 @@ import shutil
 import pytest
 import webdataset as wds
 from PIL import Image
-from support import damage, read_samples, saved, stock_samples
+from support import damage, read_samples, saved, stock_samples, write_files
 
 from pcrshard import EncodeOptions, Shard, ShardWriter, encode, open_dataset
 from pcrshard.cli.main import main
@@ -94,10 +94,12 @@ def test_kept_files_have_their_own_extension_and_are_never_called_baseline(tmp_p
     """A kept PNG comes back as a PNG; baseline leaves it out and counts it."""
     png = saved(Image.new("RGB", (8, 8)), "PNG")
     files = {"a.jpg": make_jpeg(), "b.png": png, "c.jpg": png, "d.jpg": make_jpeg()[:200]}
-    (tmp_path / "src").mkdir()
-    for name, data in files.items():
-        (tmp_path / "src" / name).write_bytes(data)
-    encode(tmp_path / "src", tmp_path / "pcr", EncodeOptions(on_error="keep"), workers=1)
+    encode(
+        write_files(tmp_path / "src", files),
+        tmp_path / "pcr",
+        EncodeOptions(on_error="keep"),
+        workers=1,
+    )
     export(tmp_path / "pcr", tmp_path / "out")
     found = files_of(tmp_path / "out")
     assert found.keys() == {"a.jpg", "b.png", "c.png", "d.jpg"}

@@ -5,7 +5,7 @@ import shutil
 
 import fsspec
 import pytest
-from support import CountingFS, damage, pieces
+from support import CountingFS, damage, pieces, write_files
 
 from pcrshard import EncodeOptions, Shard, ShardFormat, encode, open_dataset
 from pcrshard.cli.main import main
@@ -20,11 +20,9 @@ SCANS = [*range(1, 11), "tail"]
 @pytest.fixture(scope="module", params=["compact", "preview"])
 def whole(request, tmp_path_factory):
     """A folder of JPEGs with metadata, and its dataset of two shards: (source, dataset, layout)."""
-    source = tmp_path_factory.mktemp("source")
-    for i in range(6):
-        path = source / "ab"[i % 2] / f"{i}.jpg"
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(make_jpeg(i, 40, 50, comment=b"a comment for the tail"))
+    comment = b"a comment for the tail"
+    files = {f"{'ab'[i % 2]}/{i}.jpg": make_jpeg(i, 40, 50, comment=comment) for i in range(6)}
+    source = write_files(tmp_path_factory.mktemp("source"), files)
     target = tmp_path_factory.mktemp("target")
     fmt = ShardFormat(
         layout=request.param, preview_fields=("cls",) if request.param == "preview" else ()
@@ -119,9 +117,7 @@ def test_a_dataset_index_that_does_not_fit(copy, field):
 
 def test_a_kept_file_is_compared_byte_for_byte(tmp_path):
     """A file that is no image is equal to its source, and a changed byte of it is found."""
-    (tmp_path / "src").mkdir()
-    for name, data in (("a.jpg", make_jpeg()), ("b.jpg", b"\xff\xd8 no JPEG")):
-        (tmp_path / "src" / name).write_bytes(data)
+    write_files(tmp_path / "src", {"a.jpg": make_jpeg(), "b.jpg": b"\xff\xd8 no JPEG"})
     encode(str(tmp_path / "src"), str(tmp_path / "dst"), EncodeOptions(on_error="keep"), workers=1)
     assert compare(tmp_path / "dst", tmp_path / "src") == []
     (tmp_path / "src" / "b.jpg").write_bytes(b"\xff\xd8 no JPEg")
