@@ -33,7 +33,7 @@ def adam_state(step):
 
 def saved(url, count, state=adam_state, **options):
     """Save the states 1 to ``count`` with an accuracy of a tenth of their number."""
-    with DeltaStore(str(url), **options) as store:
+    with DeltaStore(url, **options) as store:
         for number in range(1, count + 1):
             store.save(state(number), metrics={"acc": number / 10})
     return store

@@ -36,7 +36,7 @@ def folder(sound, tmp_path):
 
 
 def load(folder):
-    return DeltaStore(str(folder)).load()
+    return DeltaStore(folder).load()
 
 
 def test_a_store_written_by_the_specification_is_read(folder):
@@ -77,7 +77,7 @@ def test_a_broken_rule_is_refused(folder, kind, rule, change):
     with pytest.raises(PCRError, match="is damaged" if rule in ("view", "order") else None):
         load(folder)
     if rule == "view":
-        assert DeltaStore(str(folder)).verify()
+        assert DeltaStore(folder).verify()
 
 
 def test_each_rule_of_the_specification_has_a_vector():
@@ -124,7 +124,7 @@ def test_a_header_takes_little_memory(folder, tmp_path, bomb):
         with little_memory():
             load(folder)
         with little_memory():
-            pull(str(folder), DeltaStore(str(tmp_path / "target")), max_bytes=MIB)
+            pull(folder, DeltaStore(tmp_path / "target"), max_bytes=MIB)
 
 
 MANY = ["l", 15_000]

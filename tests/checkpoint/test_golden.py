@@ -39,11 +39,11 @@ def test_old_stores_are_read_and_extended(tmp_path, name):
 def test_old_streams_are_mirrored(tmp_path, name):
     """A mirror can follow an old stream from its first step or start at its last keyframe."""
     url = shutil.copytree(GOLDEN / name, tmp_path / name)
-    early = WeightMirror(str(url), str(tmp_path / "early"))
+    early = WeightMirror(url, tmp_path / "early")
     for number in (1, 5):
         (url / "latest").write_text(str(number))
         assert early.update() == number
-    late = WeightMirror(str(url), str(tmp_path / "late"))
+    late = WeightMirror(url, tmp_path / "late")
     assert late.update() == 5
     for mirror in (early, late):
         data = pathlib.Path(mirror.path).read_bytes()

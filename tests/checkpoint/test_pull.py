@@ -37,7 +37,7 @@ def sender(tmp_path):
 
 @pytest.fixture
 def client(tmp_path):
-    return DeltaStore(str(tmp_path / "client"))
+    return DeltaStore(tmp_path / "client")
 
 
 def ids(store):

@@ -75,7 +75,7 @@ def test_tied_weights_come_back_tied_under_each_name(tmp_path):
         "emb.weight": weight, "head.weight": weight, "view": weight.t(), "row": weight[3],
         "flat": weight.reshape(-1), "other": torch.randn(30, 20),
     }  # fmt: skip
-    with DeltaStore.lossless(str(tmp_path)) as store:
+    with DeltaStore.lossless(tmp_path) as store:
         store.save({"model": state})
     assert sum(r.raw_bytes for r in store.versions()) == 2 * weight.nbytes
     loaded = store.load()["model"]

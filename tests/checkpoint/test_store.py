@@ -42,7 +42,7 @@ def test_an_unknown_version_is_an_error(tmp_path):
     for number in (77, -7, 0):
         with pytest.raises(VersionUnavailable, match=f"got {number}"):
             store.load(number)
-    nothing = DeltaStore(str(tmp_path / "nothing"))
+    nothing = DeltaStore(tmp_path / "nothing")
     assert nothing.versions() == []
     with pytest.raises(VersionUnavailable, match="there is no store"):
         nothing.load()
@@ -69,7 +69,7 @@ WRONG_METRICS = (
 def test_wrong_options_are_refused(tmp_path, options, metrics):
     """Invalid options and invalid metrics raise ValueError, and nothing is written."""
     with pytest.raises(ValueError, match="expected"):
-        DeltaStore(str(tmp_path), **options).save({}, metrics=metrics)
+        DeltaStore(tmp_path, **options).save({}, metrics=metrics)
     assert not list(tmp_path.iterdir())
 
 
@@ -167,7 +167,7 @@ def test_patterns_and_special_values_stay_exact(tmp_path):
     state = {"head": tied, "emb": {"w": tied}, "w": torch.randn(30, 30)}
     state["w"][0, :5] = special
     absolute = Precision(weights=Absolute(0.01), exact=("emb.*",))
-    with DeltaStore(str(tmp_path), absolute) as store:
+    with DeltaStore(tmp_path, absolute) as store:
         store.save(state)
         loaded = store.load()
     assert torch.equal(loaded["emb"]["w"], state["emb"]["w"])
@@ -186,7 +186,7 @@ def test_where_few_words_change_versions_are_exact(tmp_path):
         states.append({"w": words.view(torch.bfloat16)})
         # Reopened for each, which must not interrupt exact deltas.
         if step != 1:
-            store = DeltaStore(str(tmp_path))
+            store = DeltaStore(tmp_path)
         store.save(states[-1], blocking=True)
     found = [n for n, state in enumerate(states, 1) if same(store.load(n), state)]
     assert found == [2, 3, 4, 5, 6]
@@ -238,7 +238,7 @@ def test_training_goes_on_while_a_version_is_written(tmp_path):
     state = adam_state(1)
     gate = threading.Event()
     start = time.monotonic()
-    with DeltaStore.lossless(str(tmp_path)) as store:
+    with DeltaStore.lossless(tmp_path) as store:
         store.save({}, on_saved=lambda number: gate.wait(10))
         threading.Timer(0.2, gate.set).start()
         number = store.save(state)
@@ -251,7 +251,7 @@ def test_training_goes_on_while_a_version_is_written(tmp_path):
 
 def test_a_failing_callback_is_no_failing_save(tmp_path, caplog):
     """If ``on_saved`` fails, the version is still stored, and the log says so."""
-    with DeltaStore(str(tmp_path)) as store:
+    with DeltaStore(tmp_path) as store:
         with pytest.raises(TypeError):
             store.save(tiny_state(1), on_saved=len, blocking=True)
         assert "version 1 is saved, but on_saved failed" in caplog.text
@@ -263,11 +263,11 @@ def test_what_is_lossy_is_said(tmp_path, caplog):
     """The first save logs the precision, and reopening with another one logs a warning."""
     caplog.set_level(logging.INFO)
     weight = torch.randn(50, 50)
-    with DeltaStore(str(tmp_path), "fine") as store:
+    with DeltaStore(tmp_path, "fine") as store:
         store.save({"w": weight})
     assert "weights within 0.1 % of their std, first moments within 6 % of their" in caplog.text
     assert not any(record.levelno > logging.INFO for record in caplog.records)
-    with DeltaStore.lossless(str(tmp_path)) as store:
+    with DeltaStore.lossless(tmp_path) as store:
         store.save({"w": weight})
     assert "now: everything bit for bit" in caplog.text
     assert [torch.equal(store.load(n)["w"], weight) for n in (1, 2)] == [False, True]
@@ -293,7 +293,7 @@ def test_what_no_version_needs_is_removed(tmp_path):
     being saved can be kept.
     """
     told = []
-    with DeltaStore(str(tmp_path)) as store:
+    with DeltaStore(tmp_path) as store:
         for number in range(6):
             store.save(tiny_state(number))
         store.delete(keep=[2, 6], progress=lambda *far: told.append(far))

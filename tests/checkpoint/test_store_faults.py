@@ -22,7 +22,7 @@ def load_all(url):
     found = {}
     for number in range(1, 4):
         try:
-            found[number] = DeltaStore(str(url)).load(number)
+            found[number] = DeltaStore(url).load(number)
         except PCRError as error:
             found[number] = error
     return found
@@ -54,7 +54,7 @@ def test_damage_is_found(tmp_path, harm, every):
         for place in range(0, len(data), every):
             harm(path, place)
             try:
-                problems = DeltaStore(str(tmp_path)).verify()
+                problems = DeltaStore(tmp_path).verify()
             except PCRError as error:
                 problems = [error]
             assert problems, f"{path.name}: {place} of {len(data)} is not found"
@@ -74,7 +74,7 @@ def test_a_lost_answer_is_no_conflict(tmp_path, monkeypatch):
     create = storage.create
     monkeypatch.setattr(storage, "create", repeat)
     assert saved(tmp_path / "store", 2, tiny_state).verify() == []
-    publisher = WeightPublisher(str(tmp_path / "stream"))
+    publisher = WeightPublisher(tmp_path / "stream")
     assert [publisher.publish({"w": torch.ones(n)}) for n in (1, 2)] == [1, 2]
 
 
@@ -91,7 +91,7 @@ def test_an_interrupted_wait_does_not_forget_a_save(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     handler = signal.signal(signal.SIGALRM, interrupt)
-    with DeltaStore(str(tmp_path)) as store:
+    with DeltaStore(tmp_path) as store:
         store.save(tiny_state(1), blocking=True)
         monkeypatch.setattr(storage, "atomic_write", slow)
         signal.setitimer(signal.ITIMER_REAL, 0.2)
@@ -107,7 +107,7 @@ def test_training_goes_on_after_damage(tmp_path, caplog):
     """If the newest version cannot be read, the next save starts a new chain and warns."""
     store = saved(tmp_path, 2, tiny_state)
     damage(tmp_path / store.versions()[1].file)
-    with DeltaStore(str(tmp_path)) as resumed:
+    with DeltaStore(tmp_path) as resumed:
         assert resumed.save(tiny_state(3), blocking=True) == 3
         assert resumed.save(tiny_state(4), blocking=True) == 4
     assert "version 2 cannot be read" in caplog.text
@@ -145,7 +145,7 @@ def test_web_servers_have_the_newest_manifest(tmp_path, meanwhile):
     """A writer that another one overtakes does not set back the copy of the manifest."""
     store = saved(tmp_path, 1, tiny_state, keyframe_every=1)
     # As soon as it is listed.
-    meanwhile("list_names", lambda: DeltaStore(str(tmp_path)).delete(keep=[-1]))
+    meanwhile("list_names", lambda: DeltaStore(tmp_path).delete(keep=[-1]))
     store.save(tiny_state(2), blocking=True)
     newest = max(tmp_path.glob("manifest-*"))
     assert (tmp_path / "manifest.pcm").read_bytes() == newest.read_bytes()
@@ -156,7 +156,7 @@ def test_a_version_that_moves_while_it_is_loaded(tmp_path, meanwhile):
     """A version whose file a deletion replaces is read from its new file."""
     store = saved(tmp_path, 2, tiny_state)
     expected = store.load()
-    meanwhile("read", lambda: DeltaStore(str(tmp_path)).delete(keep=[2]))
+    meanwhile("read", lambda: DeltaStore(tmp_path).delete(keep=[2]))
     assert same(store.load(), expected)
 
 

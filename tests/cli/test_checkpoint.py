@@ -18,7 +18,7 @@ def state(number):
 
 @pytest.fixture
 def store(tmp_path):
-    with DeltaStore(str(tmp_path / "run"), keyframe_every=3) as made:
+    with DeltaStore(tmp_path / "run", keyframe_every=3) as made:
         for number in range(1, 6):
             made.save(state(number), metrics={"acc": number})
     return made
@@ -126,7 +126,7 @@ def test_versions_are_pulled(run, store, tmp_path):
     status, figures = run("pull", store.url, tmp_path / "client", "--version", 2, "--json")
     assert (status, figures["version"], figures["added_versions"]) == (0, 2, [1, 2])
     run("pull", store.url, tmp_path / "client")
-    client = DeltaStore(str(tmp_path / "client"))
+    client = DeltaStore(tmp_path / "client")
     assert torch.equal(client.load()["w"], store.load()["w"])
     assert run("pull", store.url, client.url, "--json")[1]["moved_bytes"] == 0
 
@@ -141,7 +141,7 @@ def test_old_stores_are_converted(run, refused, tmp_path):
 
 def test_terminals_obey_nothing_in_a_store(run, refused, tmp_path):
     """Control characters in names and metrics are printed escaped."""
-    with DeltaStore(str(tmp_path / "evil")) as store:
+    with DeltaStore(tmp_path / "evil") as store:
         store.save({"\x1b]0;title\x07": torch.ones(3)}, metrics={"a\x1b[31m": "\r\u202eb"})
     for words in (("ls",), ("show", 1)):
         _, text = run(words[0], store.url, *words[1:])

@@ -23,7 +23,7 @@ def test_the_demo_runs_end_to_end(tmp_path, cli):
     status, figures, _ = cli("demo", "--out", tmp_path, "--epochs", 1, "--json")
     assert status == 0
     low, full = figures["trainings"]
-    index, _ = open_dataset(str(tmp_path / "train"))
+    index, _ = open_dataset(tmp_path / "train")
     assert low["bytes_read"] == index.prefix_bytes(2)
     assert full["bytes_read"] == index.prefix_bytes("full")
     assert low["accuracy"] > 0.4

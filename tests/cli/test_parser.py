@@ -137,11 +137,11 @@ def workplace(tmp_path_factory, dataset, synthetic_folder):
     shutil.copytree(synthetic_folder, folder / "images")
     (folder / "empty").mkdir()
     (folder / "broken.tar").write_bytes(b"x" * 2000)
-    with DeltaStore(str(folder / "store")) as store:
+    with DeltaStore(folder / "store") as store:
         for value in range(3):
             store.save({"weight": torch.full((4, 4), float(value))})
     shard = folder / "dataset" / "data-000000.tar"
-    Shard(str(shard), cache=PrefixCache(str(folder / "cache"))).load(2)
+    Shard(shard, cache=PrefixCache(str(folder / "cache"))).load(2)
     return folder
 
 

@@ -15,5 +15,5 @@ def large_dataset(tmp_path_factory):
     files["gray.jpg"] = make_jpeg(7, 190, 190, "L")
     files |= {"small.jpg": make_jpeg(8, 60, 190), "tiny.jpg": make_jpeg(9, 10, 190)}
     write_files(folder, files)
-    pcrshard.encode(str(folder), str(target), pcrshard.EncodeOptions(num_shards=2), workers=1)
+    pcrshard.encode(folder, target, pcrshard.EncodeOptions(num_shards=2), workers=1)
     return str(target)

@@ -174,7 +174,7 @@ def test_watch_counts_waits_but_for_the_first(monkeypatch):
 
 def test_watch_knows_how_much_the_loader_reads_ahead(dataset):
     """Three shards of six samples, without a number from the user."""
-    loader = PCRLoader(PCRDataset(str(dataset), decoder=32, fields=("jpg", "cls")), 4)
+    loader = PCRLoader(PCRDataset(dataset, decoder=32, fields=("jpg", "cls")), 4)
     tuner = BandwidthTuner(ScanLevel(), SIZES)
     assert len(list(tuner.watch(loader))) == len(loader)
     assert tuner.ahead == 18

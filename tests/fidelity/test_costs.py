@@ -11,7 +11,7 @@ from pcrshard.fidelity.costs import human_bytes, scan_costs
 
 @pytest.fixture(scope="module")
 def index(dataset):
-    return open_dataset(str(dataset))[0]
+    return open_dataset(dataset)[0]
 
 
 def test_scan_costs_are_sums_over_the_shards(index):
@@ -26,7 +26,7 @@ def test_scan_costs_are_sums_over_the_shards(index):
 
 def test_a_staged_copy_costs_what_it_holds(dataset, index, tmp_path):
     """Scans that are not there have no cost; savings are still against the whole dataset."""
-    copy = stage(str(dataset), str(tmp_path), 3)
+    copy = stage(dataset, tmp_path, 3)
     assert scan_costs(copy) == scan_costs(index)[:3]
 
 

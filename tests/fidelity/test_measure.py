@@ -91,7 +91,7 @@ def test_a_dataset_without_labels_says_so(large_dataset):
 def test_a_dataset_of_tiny_images_cannot_be_measured(tmp_path):
     """It says why."""
     write_files(tmp_path / "photos", {"tiny.jpg": make_jpeg(1, 8, 8)})
-    pcrshard.encode(str(tmp_path / "photos"), str(tmp_path / "shards"), workers=1)
+    pcrshard.encode(tmp_path / "photos", tmp_path / "shards", workers=1)
     with pytest.raises(PCRError, match="11 pixels"):
         measure(str(tmp_path / "shards"))
 
@@ -102,8 +102,8 @@ def test_kept_files_are_left_out_and_lists_count_each_image(tmp_path):
     files = {f"{i}.jpg": make_jpeg(i, 60, 60) for i in range(3)}
     write_files(tmp_path / "src", files | {"bad.jpg": b"\x89PNG no JPEG"})
     options = pcrshard.EncodeOptions(on_error="keep")
-    pcrshard.encode(str(tmp_path / "src"), str(kept), options, workers=1)
-    with pcrshard.ShardWriter(str(lists)) as writer:
+    pcrshard.encode(tmp_path / "src", kept, options, workers=1)
+    with pcrshard.ShardWriter(lists) as writer:
         for i in range(2):
             images = [make_jpeg(j, 60, 60) for j in range(3)]
             writer.write({"__key__": str(i), "images.jpg": images})

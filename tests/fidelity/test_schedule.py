@@ -24,7 +24,7 @@ def test_an_impossible_scan_is_refused_at_once(scan):
 
 def test_a_schedule_on_a_staged_copy(dataset, tmp_path):
     """There ``"full"`` is the highest scan of the copy, and a scan above it is refused at once."""
-    stage(str(dataset), str(tmp_path), 5)
+    stage(dataset, tmp_path, 5)
     level = ScanLevel()
     PCRDataset(tmp_path, scan=level)
     schedule = ScanSchedule(level, {1: 2, 2: "full"})

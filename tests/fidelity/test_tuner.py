@@ -24,7 +24,7 @@ def loss(model, batch):
 
 def make_loader(folder, batch_size=4, *, decoder=None, level=None, seed=1, **options):
     dataset = PCRDataset(
-        str(folder),
+        folder,
         scan=level or ScanLevel(),
         decoder=decoder or ImageDecoder(32, "random"),
         fields=("jpg", "cls"),
@@ -84,7 +84,7 @@ def test_tuning_takes_no_more_pixels_at_a_time_than_training(dataset):
     and a report counts the images that there are.
     """
     level = ScanLevel()
-    limit = 2 * int(PCRDataset(str(dataset)).sizes.prod(axis=1).max())
+    limit = 2 * int(PCRDataset(dataset).sizes.prod(axis=1).max())
     decoder = ImageDecoder()
     loader = make_loader(dataset, 16, decoder=decoder, level=level, buckets=Buckets(pixels=limit))
     taken = []
@@ -193,7 +193,7 @@ def test_ranks_average_their_gradients(dataset, tmp_path):
 @pytest.fixture
 def copy(dataset, tmp_path):
     """The dataset staged to scan 5."""
-    stage(str(dataset), str(tmp_path / "copy"), 5)
+    stage(dataset, tmp_path / "copy", 5)
     return str(tmp_path / "copy")
 
 

@@ -24,7 +24,7 @@ def test_a_job_goes_on_exactly(dataset, tmp_path, stop):
     def job():
         accelerator = accelerate.Accelerator(cpu=True)
         model = torch.nn.Linear(1, 1)
-        loader = PCRLoader(PCRDataset(str(dataset), scan=1), 4, seed=2)
+        loader = PCRLoader(PCRDataset(dataset, scan=1), 4, seed=2)
         model, prepared = accelerator.prepare(model, loader)
         accelerator.register_for_checkpointing(prepared)
         return accelerator, prepared

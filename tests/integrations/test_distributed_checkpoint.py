@@ -47,7 +47,7 @@ def test_ranks_keep_deltas(saved):
     folder, _ = saved
     assert sorted(os.listdir(folder)) == ["index", "rank-00000", "rank-00001"]
     for name in os.listdir(folder):
-        store = DeltaStore(str(folder / name))
+        store = DeltaStore(folder / name)
         assert [record.number for record in store.versions()] == [1, 2]
         assert store.verify() == []
     assert [record.parent for record in store.versions()] == [None, 1]
@@ -63,10 +63,10 @@ def test_nothing_is_pickled(saved):
 
 def test_an_index_that_is_none_is_refused(tmp_path):
     """A store of something else in place of the index raises CorruptCheckpoint."""
-    with DeltaStore(str(tmp_path / "index")) as store:
+    with DeltaStore(tmp_path / "index") as store:
         store.save({"entries": {"w": {"dtype": "save"}}, "planner": None})
     with pytest.raises(CorruptCheckpoint, match="not an index"):
-        DeltaStorageReader(str(tmp_path)).read_metadata()
+        DeltaStorageReader(tmp_path).read_metadata()
 
 
 def test_tied_weights_load_under_each_name():
@@ -95,9 +95,9 @@ def test_unknown_optimizer_state_is_exact(tmp_path, master):
         for parameter in model.parameters():
             optimizer.state[parameter]["master"] = parameter.detach() + 1e-7
     weights, moments = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optim": moments}, storage_writer=DeltaStorageWriter(str(tmp_path)))
+    dcp.save({"model": weights, "optim": moments}, storage_writer=DeltaStorageWriter(tmp_path))
     target = {"optim": tree_map_only(torch.Tensor, torch.zeros_like, moments)}
-    dcp.load(target, storage_reader=DeltaStorageReader(str(tmp_path)))
+    dcp.load(target, storage_reader=DeltaStorageReader(tmp_path))
     for name, tensor in moments["state"]["weight"].items():
         equal = torch.equal(target["optim"]["state"]["weight"][name], tensor)
         assert equal == (master or name == "step"), name

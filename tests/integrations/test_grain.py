@@ -33,7 +33,7 @@ def test_grain_reads_every_sample_and_resumes(grain, dataset):
             image = decoder(sample["jpg"], draws)
             return {"image": image, "label": sample["cls"], "key": sample["__key__"]}
 
-    source = PCRSource(str(dataset), scan=2, fields=("jpg", "cls", "__key__"))
+    source = PCRSource(dataset, scan=2, fields=("jpg", "cls", "__key__"))
     assert isinstance(source, RandomAccessDataSource)
     epoch = grain.MapDataset.source(source).seed(1).shuffle().random_map(Decode()).batch(4)
     reader = iter(epoch.to_iter_dataset())
@@ -54,7 +54,7 @@ def test_grain_reads_every_sample_and_resumes(grain, dataset):
 def test_grain_reads_in_worker_processes(grain, dataset):
     """The source travels to spawned workers, and a level that changes is followed there."""
     level = pcrshard.ScanLevel(2)
-    source = PCRSource(str(dataset), scan=level, fields=("jpg",))
+    source = PCRSource(dataset, scan=level, fields=("jpg",))
     options = grain.multiprocessing.MultiprocessingOptions(num_workers=2)
     epoch = grain.MapDataset.source(source).to_iter_dataset().mp_prefetch(options)
     for scan in (2, 5):
@@ -65,11 +65,11 @@ def test_grain_reads_in_worker_processes(grain, dataset):
 
 def test_samples_are_those_of_the_shard(dataset):
     """By number, at any scan, with labels as numbers."""
-    source = PCRSource(str(dataset), scan=2)
+    source = PCRSource(dataset, scan=2)
     samples = [source[number] for number in range(24)]
     assert samples == [s | {"cls": int(s["cls"])} for s in expected(dataset, 2)]
     assert repr(pickle.loads(pickle.dumps(source))) == repr(source)
     with pytest.raises(IndexError):
         source[24]
     with pytest.raises(ScanUnavailable):
-        PCRSource(str(dataset), scan=11)
+        PCRSource(dataset, scan=11)

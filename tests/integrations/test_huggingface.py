@@ -58,7 +58,7 @@ def expected(url, scan="full"):
 @pytest.mark.parametrize("streaming", [True, False])
 def test_one_line_gives_the_shards_samples(streaming, scan, dataset):
     """Streamed or map-style, rows are the samples of the shards at that scan, byte for byte."""
-    rows = load_dataset(str(dataset), scan=scan, streaming=streaming)
+    rows = load_dataset(dataset, scan=scan, streaming=streaming)
     assert rows.features == datasets.Features(
         {
             "__key__": datasets.Value("string"),
@@ -74,9 +74,9 @@ def test_one_line_gives_the_shards_samples(streaming, scan, dataset):
 def test_a_local_file_of_the_same_name_is_not_read(dataset, synthetic_folder, monkeypatch):
     """In the folder of the source photographs one still gets the scan, not the photograph."""
     monkeypatch.chdir(synthetic_folder)
-    assert all(os.path.exists(f"{row['__key__']}.jpg") for row in load_dataset(str(dataset)))
+    assert all(os.path.exists(f"{row['__key__']}.jpg") for row in load_dataset(dataset))
     for streaming in (True, False):
-        rows = encoded(load_dataset(str(dataset), scan=1, streaming=streaming))
+        rows = encoded(load_dataset(dataset, scan=1, streaming=streaming))
         assert [row["jpg"]["bytes"] for row in rows] == [
             sample["jpg"] for sample in expected(dataset, 1)
         ]
@@ -121,7 +121,7 @@ def test_features_say_the_types(dataset):
     features = datasets.Features(
         {"cls": datasets.Value("string"), "jpg": datasets.Image(decode=False)}
     )
-    row = next(iter(load_dataset(str(dataset), features=features)))
+    row = next(iter(load_dataset(dataset, features=features)))
     assert list(row) == ["cls", "jpg"]
     assert row["cls"].encode() == expected(dataset)[0]["cls"]
     assert row["jpg"]["bytes"] == expected(dataset)[0]["jpg"]
@@ -147,14 +147,14 @@ def test_what_does_not_fit_is_named(streaming, tmp_path):
 def test_damage_is_named(dataset, tmp_path):
     """A damaged shard ends with an error that names shard, key and scan, not with fewer rows."""
     folder = shutil.copytree(dataset, tmp_path / "damaged")
-    index, urls = pcrshard.open_dataset(str(folder))
+    index, urls = pcrshard.open_dataset(folder)
     with open(urls[1], "r+b") as file:
         file.seek(index.shards[1].prefix_stops[0] - 600)
         file.write(b"\xff" * 8)
     with pytest.raises(CorruptPiece, match=r"data-000001.tar, key=.*scan=1"):
-        list(load_dataset(str(folder)))
+        list(load_dataset(folder))
     with pytest.raises(datasets.exceptions.DatasetGenerationError) as caught:
-        load_dataset(str(folder), streaming=False, cache_dir=str(tmp_path))
+        load_dataset(folder, streaming=False, cache_dir=str(tmp_path))
     assert isinstance(caught.value.__cause__, CorruptPiece)
 
 
@@ -163,12 +163,12 @@ def test_damage_is_named(dataset, tmp_path):
 
 def test_nodes_split_the_shards(dataset):
     """Each node reads its own shards, and together they read every sample once."""
-    rows = load_dataset(str(dataset), scan=1)
+    rows = load_dataset(dataset, scan=1)
     assert rows.num_shards == 4
     from datasets.distributed import split_dataset_by_node
 
     parts = [keys(split_dataset_by_node(rows, rank, 2)) for rank in range(2)]
-    _, urls = pcrshard.open_dataset(str(dataset))
+    _, urls = pcrshard.open_dataset(dataset)
     by_shard = [keys(pcrshard.Shard(url).samples(1)) for url in urls]
     assert parts == [by_shard[0] + by_shard[2], by_shard[1] + by_shard[3]]
 
@@ -182,7 +182,7 @@ def test_resume_is_exact(stop, shuffled, dataset):
     """
 
     def load(scan):
-        rows = load_dataset(str(dataset), scan=scan)
+        rows = load_dataset(dataset, scan=scan)
         return rows.shuffle(seed=1, buffer_size=1) if shuffled else rows
 
     rows = load(1)
@@ -201,7 +201,7 @@ def test_resume_with_workers_is_exact(dataset):
     )
 
     def loader():
-        rows = load_dataset(str(dataset), scan=1, columns=["__key__"])
+        rows = load_dataset(dataset, scan=1, columns=["__key__"])
         return stateful.StatefulDataLoader(rows, batch_size=None, num_workers=2)
 
     whole = keys(loader())
@@ -217,9 +217,7 @@ def test_resume_with_workers_is_exact(dataset):
 def test_a_dataset_travels_to_spawned_workers(dataset, tmp_path):
     """Streams can be pickled, with storage options and a cache."""
     cache = pcrshard.PrefixCache(str(tmp_path / "cache"))
-    rows = load_dataset(
-        str(dataset), scan=1, prefix_cache=cache, storage_options={"auto_mkdir": False}
-    )
+    rows = load_dataset(dataset, scan=1, prefix_cache=cache, storage_options={"auto_mkdir": False})
     assert keys(pickle.loads(pickle.dumps(rows))) == keys(expected(dataset, 1))
 
 
@@ -229,7 +227,7 @@ def test_a_level_changes_while_one_reads(dataset):
     A map-style dataset has one scan.
     """
     level = pcrshard.ScanLevel(1)
-    rows = encoded(load_dataset(str(dataset), scan=level))
+    rows = encoded(load_dataset(dataset, scan=level))
     source = iter(DataLoader(rows, batch_size=None, num_workers=1, prefetch_factor=1))
     got = [next(source)]
     level.value = "full"
@@ -241,7 +239,7 @@ def test_a_level_changes_while_one_reads(dataset):
     assert not changes[0]
     assert changes[-1]
     with pytest.raises(TypeError, match="needs streaming=True"):
-        load_dataset(str(dataset), scan=level, streaming=False)
+        load_dataset(dataset, scan=level, streaming=False)
 
 
 # ---------------------------------------------------------------- what is read
@@ -252,7 +250,7 @@ def test_a_remote_stream_reads_prefixes_only(dataset):
 
     A resumed stream asks for no shard that is done.
     """
-    index, _ = pcrshard.open_dataset(str(dataset))
+    index, _ = pcrshard.open_dataset(dataset)
     stop = {f"/{entry.name}": entry.prefix_stop(2) for entry in index.shards}
     with servers.nginx(dataset) as server:
         rows = load_dataset(server.url(), scan=2)
@@ -298,7 +296,7 @@ def test_the_arrow_cache_is_made_once_per_scan_and_content(dataset, tmp_path):
     assert files() == first
     with pytest.raises(StorageError):
         files(scan=3)
-    pcrshard.stage(str(dataset), str(tmp_path / "staged"), scan=1)
+    pcrshard.stage(dataset, tmp_path / "staged", scan=1)
     assert files(url=str(tmp_path / "staged"))[1] != first[1]
     assert os.stat(first[1][0]).st_mtime_ns == made
 
@@ -356,7 +354,7 @@ def test_the_hub_is_asked_for_prefixes_only(dataset, tmp_path):
         said = run_python("-c", program, env=online)
         log = [(r.path, r.range) for r in server.requests() if r.path.startswith("/files/")]
     assert said.strip() == "[24, 24]"
-    index, _ = pcrshard.open_dataset(str(dataset))
+    index, _ = pcrshard.open_dataset(dataset)
     opened = ["/files/pcr.json", f"/files/{index.shards[0].name}"]
     assert [path for path, _ in log[:4]] == opened * 2
     prefixes = [(f"/files/{entry.name}", (0, entry.prefix_stop(2))) for entry in index.shards]
@@ -488,19 +486,19 @@ def test_lists_late_fields_and_kept_files(tmp_path):
     """Rows have lists of images, late fields from their scan on, and kept files as images."""
     png = saved(Image.new("RGB", (9, 9)), "PNG")
     fmt = pcrshard.ShardFormat(deferred={"txt": 5})
-    with pcrshard.ShardWriter(str(tmp_path), fmt=fmt) as writer:
+    with pcrshard.ShardWriter(tmp_path, fmt=fmt) as writer:
         for i in range(3):
             views = [make_jpeg(j, 9, 9) for j in range(i)]
             sample = {"__key__": f"k{i}", "cls": i, "txt": "late", "views.jpg": views}
             writer.write(sample | {"jpg": make_jpeg(i, 20, 30), "png": png})
-    assert set(load_dataset(str(tmp_path), scan=0).features) == {"__key__", "cls"}
-    rows = list(load_dataset(str(tmp_path), scan=2))
+    assert set(load_dataset(tmp_path, scan=0).features) == {"__key__", "cls"}
+    rows = list(load_dataset(tmp_path, scan=2))
     assert [len(row["views.jpg"]) for row in rows] == [0, 1, 2]
     assert rows[2]["views.jpg"][1].size == (9, 9)
     assert rows[0]["png"].size == (9, 9)
     assert "txt" not in rows[0]
-    assert [row["txt"] for row in load_dataset(str(tmp_path), scan=5)] == ["late"] * 3
+    assert [row["txt"] for row in load_dataset(tmp_path, scan=5)] == ["late"] * 3
     level = pcrshard.ScanLevel(2)
-    rows = load_dataset(str(tmp_path), scan=level)
+    rows = load_dataset(tmp_path, scan=level)
     for level.value, text in ((2, None), (5, "late")):  # rising, it has the columns that it reaches
         assert [row["txt"] for row in rows] == [text] * 3

@@ -48,7 +48,7 @@ def fit(tmp_path, store, epochs, checkpoint=None):
 
 def test_training_resumes_from_a_version(tmp_path):
     """Epoch 3 of a resumed run has the losses of an uninterrupted one, losslessly."""
-    store = DeltaStore.lossless(str(tmp_path / "store"))
+    store = DeltaStore.lossless(tmp_path / "store")
     whole = fit(tmp_path, store, 3)
     names = set(os.listdir(tmp_path / "ckpt"))
     assert {"epoch=0.ckpt", "epoch=1.ckpt", "epoch=2.ckpt", "last.ckpt"} <= names
@@ -75,7 +75,7 @@ def test_files_name_a_version_wherever_its_store_is(tmp_path, monkeypatch):
 
 def test_files_that_name_no_version_are_refused(tmp_path):
     """An ordinary checkpoint, another store's file, nonsense."""
-    with DeltaStore(str(tmp_path / "store")) as store:
+    with DeltaStore(tmp_path / "store") as store:
         plugin = delta_checkpoint_io(store)
         path = tmp_path / "a.ckpt"
         plugin.save_checkpoint({"epoch": 3}, path)

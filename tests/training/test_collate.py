@@ -28,7 +28,7 @@ def test_a_batch_is_a_dict(dataset):
 
     Classes have names.
     """
-    loader = loader_of(str(dataset), 6, scan=3, decoder=ImageDecoder((20, 24), "center"))
+    loader = loader_of(dataset, 6, scan=3, decoder=ImageDecoder((20, 24), "center"))
     data = loader.dataset
     assert data.classes == ("cat", "dog")
     assert data.num_samples == 24
@@ -55,7 +55,7 @@ def test_pixels_are_the_decoders(dataset, options, shape):
     layout.
     """
     decoder = ImageDecoder(16, "center", **options)
-    for batch in loader_of(str(dataset), 6, scan=4, decoder=decoder):
+    for batch in loader_of(dataset, 6, scan=4, decoder=decoder):
         assert batch["jpg"].shape == shape
         for key, pixels in zip(batch["__key__"], batch["jpg"], strict=True):
             assert np.array_equal(pixels, decoder(stored(dataset, key, 4)["jpg"], random.Random(0)))
@@ -63,13 +63,13 @@ def test_pixels_are_the_decoders(dataset, options, shape):
 
 def stored(folder, key, scan):
     """A sample as stored."""
-    sample = PCRDataset(str(folder), scan=scan)[key]
+    sample = PCRDataset(folder, scan=scan)[key]
     return {name: str(value).encode() if name == "cls" else value for name, value in sample.items()}
 
 
 def test_ragged_images_come_in_a_list(dataset):
     """Without a target size, images keep their own sizes and come in a list."""
-    batch = next(iter(loader_of(str(dataset), 6, decoder=ImageDecoder())))
+    batch = next(iter(loader_of(dataset, 6, decoder=ImageDecoder())))
     for key, pixels in zip(batch["__key__"], batch["jpg"], strict=True):
         number = int(key.split("/")[1])
         assert pixels.shape == (3, 40 + number, 64 - number)
@@ -77,7 +77,7 @@ def test_ragged_images_come_in_a_list(dataset):
 
 def test_without_a_decoder_images_stay_jpegs(dataset):
     """Without a decoder, a batch holds the JPEG bytes at the scan."""
-    batch = next(iter(loader_of(str(dataset), 6, scan=2)))
+    batch = next(iter(loader_of(dataset, 6, scan=2)))
     assert batch["jpg"] == [stored(dataset, key, 2)["jpg"] for key in batch["__key__"]]
 
 
@@ -86,11 +86,11 @@ def test_a_batch_may_be_a_tuple(dataset):
     calls = []
     decoder = Counting(calls)
     for images, classes, keys in loader_of(
-        str(dataset), 8, decoder=decoder, fields=("jpg", "cls", "__key__")
+        dataset, 8, decoder=decoder, fields=("jpg", "cls", "__key__")
     ):
         assert (images.shape, classes.shape, len(keys)) == ((8, 3, 8, 8), (8,), 8)
     assert len(calls) == 24
-    labels = loader_of(str(dataset), 8, decoder=decoder, fields=["cls"])
+    labels = loader_of(dataset, 8, decoder=decoder, fields=["cls"])
     assert [len(batch) for batch in labels] == [1, 1, 1]
     assert len(calls) == 24
 
@@ -110,7 +110,7 @@ class Counting(ImageDecoder):
 def test_a_field_that_is_not_there(dataset):
     """A field that no sample has raises an error that names it and the existing fields."""
     with pytest.raises(KeyError, match="'caption' at scan full, it has __key__, jpg, cls"):
-        next(iter(loader_of(str(dataset), 6, fields=("jpg", "caption"))))
+        next(iter(loader_of(dataset, 6, fields=("jpg", "caption"))))
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +214,7 @@ def test_a_value_that_cannot_be_converted_names_its_sample(tmp_path, name, value
 
 def mixed_folder(folder, **late):
     """Four samples: an image, a list of views, an array."""
-    with ShardWriter(str(folder), samples_per_shard=2, fmt=ShardFormat(deferred=late)) as writer:
+    with ShardWriter(folder, samples_per_shard=2, fmt=ShardFormat(deferred=late)) as writer:
         for i in range(4):
             sample = {"__key__": f"k{i}", "cls": i, "npy": b"array", "jpg": make_jpeg(i, 20, 30)}
             if i:
@@ -255,7 +255,7 @@ class Normalized(ImageDecoder):
 def test_a_decoder_of_ones_own_keeps_its_type(dataset, threads):
     """What a subclass returns is stacked as it is, and not cut to the bytes of its base class."""
     plain, floats = (
-        next(iter(loader_of(str(dataset), 4, decoder=kind(16), shuffle=False, threads=threads)))
+        next(iter(loader_of(dataset, 4, decoder=kind(16), shuffle=False, threads=threads)))
         for kind in (ImageDecoder, Normalized)
     )
     assert floats["jpg"].dtype == torch.float32

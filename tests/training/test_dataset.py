@@ -159,9 +159,9 @@ def test_a_level_is_read_at_each_sample(folder):
 
 def test_staged_copies(folder, tmp_path):
     """A staged copy says what it holds, and a level that was not set is at its highest scan."""
-    stage(folder, str(tmp_path / "staged"), 5)
+    stage(folder, tmp_path / "staged", 5)
     level = ScanLevel()
-    staged = PCRDataset(str(tmp_path / "staged"), scan=level)
+    staged = PCRDataset(tmp_path / "staged", scan=level)
     assert (staged.max_scan, level.value, PCRDataset(folder).max_scan) == (5, 5, "full")
     assert staged[3] == PCRDataset(folder, scan=5)[3]
 
@@ -175,7 +175,7 @@ def test_what_is_no_decoder_is_refused(folder, decoder):
 
 def test_a_dataset_describes_itself(folder, dataset):
     """In one line: how much of which shards, and at which scan."""
-    made = PCRDataset(str(dataset), scan=ScanLevel(2))
+    made = PCRDataset(dataset, scan=ScanLevel(2))
     shards = f"{dataset}: 24 samples in 4 shards, scan ScanLevel(2) of 'full'>"
     assert repr(made) == f"<PCRDataset: 24 of {shards}"
     assert made.num_classes == len(made.classes) == 2

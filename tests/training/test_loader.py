@@ -286,7 +286,7 @@ def test_options_that_make_no_sense(two, options, message):
 
 def test_a_loader_describes_itself(dataset):
     """The loader's repr shows its next position and its rank."""
-    made = loader_of(str(dataset), 4, rank=1, world_size=2, epoch=3)
+    made = loader_of(dataset, 4, rank=1, world_size=2, epoch=3)
     first = repr(made).splitlines()[0]
     assert first == "<PCRLoader: 3 batches of 4 per epoch, next epoch 3, Rank(rank=1, world=2)"
 
@@ -348,7 +348,7 @@ def test_a_missing_shard_is_named(folder, tmp_path):
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / "data-000003.tar").unlink()
     with pytest.raises(Exception, match=r"data-000003\.tar"):
-        list(loader_of(str(tmp_path), 4))
+        list(loader_of(tmp_path, 4))
 
 
 def forked_reads(loader, batches, sent):

@@ -19,7 +19,7 @@ SCANS = [1, 5, "full"]
 
 
 def export(src, dst, scan="full", **options):
-    index, urls = open_dataset(str(src))
+    index, urls = open_dataset(src)
     return sum(
         export_shard(Shard(url), str(dst), scan=scan, classes=index.classes, **options)
         for url in urls
@@ -66,7 +66,7 @@ def test_numbered_images_of_a_webdataset_are_a_list_and_come_back(tmp_path, pref
         for key, count in {"a": 3, "b": 0, "c": 12}.items():
             images = {f"{prefix}{i}.jpg": make_jpeg(i, 24, 16) for i in reversed(range(count))}
             writer.write({"__key__": key, **images, "json": b'{"n": 1}'})
-    encode(str(tmp_path / "src"), str(tmp_path / "pcr"), workers=1)
+    encode(tmp_path / "src", tmp_path / "pcr", workers=1)
     shown = read_samples(tmp_path / "pcr", 2)
     assert {key: len(sample[f"{prefix}jpg"]) for key, sample in shown.items()} == {
         "a": 3, "b": 0, "c": 12,
@@ -113,7 +113,7 @@ def test_kept_files_have_their_own_extension_and_are_never_called_baseline(tmp_p
 
 
 def write_dataset(folder, samples, classes=()):
-    with ShardWriter(str(folder), classes=classes) as writer:
+    with ShardWriter(folder, classes=classes) as writer:
         for key, fields in samples.items():
             writer.write({"__key__": key, "jpg": make_jpeg()} | fields)
     return folder
@@ -171,9 +171,9 @@ def test_a_damaged_shard_leaves_no_half_tar(dataset, tmp_path):
     """An export that fails half-way leaves no tar that looks whole."""
     shutil.copytree(dataset, tmp_path / "pcr")
     path = tmp_path / "pcr" / "data-000000.tar"
-    damage(path, Shard(str(path)).head.prefix_stops[-2] - 600)
+    damage(path, Shard(path).head.prefix_stops[-2] - 600)
     with pytest.raises(PCRError, match="key="):
-        export_shard(Shard(str(path)), str(tmp_path / "out"), form="wds")
+        export_shard(Shard(path), str(tmp_path / "out"), form="wds")
     assert files_of(tmp_path / "out") == {}
 
 
@@ -190,7 +190,7 @@ def test_a_shard_is_not_replaced_by_its_own_export(dataset, tmp_path):
 @pytest.mark.parametrize("form", ["folder", "wds"])
 def test_nothing_is_replaced_unasked(dataset, tmp_path, form):
     """A second export to a folder is refused, and what is there stays, unless it is asked for."""
-    shard = Shard(str(dataset / "data-000000.tar"))
+    shard = Shard(dataset / "data-000000.tar")
     export_shard(shard, str(tmp_path), form=form)
     path = next(path for path in sorted(tmp_path.rglob("*")) if path.is_file())
     path.write_bytes(b"mine")

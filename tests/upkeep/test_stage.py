@@ -27,7 +27,7 @@ HASTY = Retry(attempts=3, first_delay=0.01, timeout=1)
 
 @pytest.fixture(scope="module")
 def index(dataset):
-    return open_dataset(str(dataset))[0]
+    return open_dataset(dataset)[0]
 
 
 def size_at(entry, scan):
@@ -39,7 +39,7 @@ def assert_staged(dst, dataset, index, scan):
     for entry in index.shards:
         whole = pathlib.Path(dataset, entry.name).read_bytes()
         assert pathlib.Path(dst, entry.name).read_bytes() == whole[: size_at(entry, scan)]
-    assert open_dataset(str(dst))[0].scan == (None if scan == "full" else scan)
+    assert open_dataset(dst)[0].scan == (None if scan == "full" else scan)
     assert read_samples(dst, scan) == read_samples(dataset, scan)
     assert sorted(path.name for path in pathlib.Path(dst).iterdir()) == sorted(
         [*(e.name for e in index.shards), "pcr.json"]
@@ -59,7 +59,7 @@ def test_grows_by_the_difference(dataset, index, tmp_path):
         for scan in (2, 5, "full"):
             server.reset()
             seen = []
-            stage(server.url(), str(tmp_path), scan, retry=HASTY, on_shard=seen.append)
+            stage(server.url(), tmp_path, scan, retry=HASTY, on_shard=seen.append)
             # The two empty blocks at the end of a whole shard are known.
             total = sum(entry.prefix_stop(scan) for entry in index.shards)
             assert moved(server) == total - previous == sum(staged.copied_bytes for staged in seen)
@@ -68,7 +68,7 @@ def test_grows_by_the_difference(dataset, index, tmp_path):
             assert main(["verify", str(tmp_path), "--workers", "1"]) == 0
             previous = total
         server.reset()
-        assert stage(server.url(), str(tmp_path), 1).scan is None
+        assert stage(server.url(), tmp_path, 1).scan is None
         assert moved(server) == 0
         assert_staged(tmp_path, dataset, index, "full")
 
@@ -87,18 +87,18 @@ def test_shards_without_an_index_are_staged(dataset, tmp_path, capsys):
 
 def test_more_than_is_there_names_both_numbers(dataset, tmp_path):
     """Staging too high a scan from a staged copy raises an error with both scan numbers."""
-    stage(str(dataset), str(tmp_path), 2)
+    stage(dataset, tmp_path, 2)
     with pytest.raises(ScanUnavailable, match=r"scan 5.*scans 1 to 2 of 10"):
-        stage(str(tmp_path), str(tmp_path / "more"), 5)
+        stage(tmp_path, tmp_path / "more", 5)
 
 
 def test_a_staged_copy_can_be_staged_on(dataset, index, tmp_path):
     """A copy is a source for lower scans, also where the target already has more."""
-    stage(str(dataset), str(tmp_path / "a"), 5)
-    stage(str(tmp_path / "a"), str(tmp_path / "b"), 2)
+    stage(dataset, tmp_path / "a", 5)
+    stage(tmp_path / "a", tmp_path / "b", 2)
     assert_staged(tmp_path / "b", dataset, index, 2)
-    stage(str(dataset), str(tmp_path / "c"), "full")
-    assert stage(str(tmp_path / "a"), str(tmp_path / "c"), 2).scan is None
+    stage(dataset, tmp_path / "c", "full")
+    assert stage(tmp_path / "a", tmp_path / "c", 2).scan is None
     assert_staged(tmp_path / "c", dataset, index, "full")
 
 
@@ -116,14 +116,14 @@ DAMAGES = {
 @pytest.mark.parametrize("scan", [1, "full"])
 def test_whatever_is_in_the_destination_is_made_right(dataset, index, tmp_path, scan, damage):
     """Damaged, cut, foreign and unfinished files are replaced; sound bytes are kept."""
-    stage(str(dataset), str(tmp_path), scan)
+    stage(dataset, tmp_path, scan)
     (tmp_path / f".pcrshard-{'0' * 16}.tmp").write_bytes(b"unfinished")
     path, gone, other, _ = (tmp_path / entry.name for entry in index.shards)
     path.write_bytes(DAMAGES[damage](path.read_bytes()))
     gone.unlink()
     shutil.copy(dataset / path.name, other)
     seen = []
-    assert stage(str(dataset), str(tmp_path), "full", on_shard=seen.append).scan is None
+    assert stage(dataset, tmp_path, "full", on_shard=seen.append).scan is None
     assert_staged(tmp_path, dataset, index, "full")
     (sound,) = [staged for staged in seen if staged.entry.name == index.shards[3].name]
     assert sound.kept_bytes == size_at(index.shards[3], scan)
@@ -135,10 +135,10 @@ def test_other_data_in_the_destination_is_not_touched(dataset, index, tmp_path, 
     """
     other, dst = tmp_path / "other", tmp_path / "dst"
     options = pcrshard.EncodeOptions(num_shards=3)
-    pcrshard.encode(str(synthetic_folder), str(other), options, workers=1)
+    pcrshard.encode(synthetic_folder, other, options, workers=1)
     before = {path.name: path.read_bytes() for path in other.iterdir()}
     with pytest.raises(EncodeError, match=r"another dataset.*remove it"):
-        stage(str(dataset), str(other), 2)
+        stage(dataset, other, 2)
     assert {path.name: path.read_bytes() for path in other.iterdir()} == before
     name = index.shards[0].name
     dst.mkdir()
@@ -147,7 +147,7 @@ def test_other_data_in_the_destination_is_not_touched(dataset, index, tmp_path, 
     for foreign in (other / name, tmp_path / "plain.tar"):
         shutil.copy(foreign, dst / name)
         with pytest.raises(EncodeError, match=f"{name} is not of this dataset"):
-            stage(str(dataset), str(dst), 2)
+            stage(dataset, dst, 2)
         assert (dst / name).read_bytes() == foreign.read_bytes()
 
 
@@ -156,12 +156,12 @@ def test_replaced_source_is_noticed(dataset, index, tmp_path):
     source, dst = tmp_path / "src", tmp_path / "dst"
     shutil.copytree(dataset, source)
     with servers.faulty(source) as server:
-        stage(server.url(), str(dst), 2, retry=HASTY)
+        stage(server.url(), dst, 2, retry=HASTY)
         name = index.shards[1].name
         shutil.copy(source / index.shards[0].name, source / name)
         with pytest.raises(PCRError, match=name):
-            stage(server.url(), str(dst), 5, retry=HASTY)
-    assert open_dataset(str(dst))[0].scan == 2
+            stage(server.url(), dst, 5, retry=HASTY)
+    assert open_dataset(dst)[0].scan == 2
     assert read_samples(dst, 2) == read_samples(dataset, 2)
 
 
@@ -193,19 +193,19 @@ def test_damage_that_stays_is_an_error_that_names_the_shard(dataset, index, tmp_
     """A source that is damaged is named, `verify` accepts what has grown, readers of the old scan
     go on, and the next run keeps the other shards.
     """
-    stage(str(dataset), str(tmp_path), 2)
+    stage(dataset, tmp_path, 2)
     bad = index.shards[-1].name
     place = index.shards[-1].prefix_stop(5) - 520
     with servers.faulty(
         dataset, lambda ask: Fault(flip=place) if bad in ask.path else None
     ) as server:
         with pytest.raises(PCRError, match=bad):
-            stage(server.url(), str(tmp_path), "full", workers=1, retry=HASTY)
+            stage(server.url(), tmp_path, "full", workers=1, retry=HASTY)
     assert (tmp_path / index.shards[0].name).stat().st_size == index.shards[0].shard_bytes
     assert main(["verify", str(tmp_path)]) == 0
     assert read_samples(tmp_path, 2) == read_samples(dataset, 2)
     with servers.nginx(dataset) as server:
-        stage(server.url(), str(tmp_path), "full", retry=HASTY)
+        stage(server.url(), tmp_path, "full", retry=HASTY)
         assert moved(server) < index.shards[-1].shard_bytes
     assert_staged(tmp_path, dataset, index, "full")
 
@@ -214,10 +214,10 @@ def test_destination_that_cannot_be_written_is_an_error(dataset, index, tmp_path
     """A folder in the place of a file, and a file in that of the folder, are errors of ours."""
     (tmp_path / "dst" / index.shards[0].name).mkdir(parents=True)
     with pytest.raises(StorageError, match="cannot write"):
-        stage(str(dataset), str(tmp_path / "dst"), 2)
+        stage(dataset, tmp_path / "dst", 2)
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StorageError, match="file"):
-        stage(str(dataset), str(tmp_path / "file"), 2)
+        stage(dataset, tmp_path / "file", 2)
 
 
 def _stage_process(url, dst, scan):
@@ -252,5 +252,5 @@ def test_interrupt_ends_it_soon(dataset, index, tmp_path):
         ).start()
         begin = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
-            stage(server.url(), str(tmp_path), 5, retry=Retry(timeout=60, deadline=60))
+            stage(server.url(), tmp_path, 5, retry=Retry(timeout=60, deadline=60))
         assert time.monotonic() - begin < 30  # of 60

@@ -27,12 +27,12 @@ def whole(request, tmp_path_factory):
     fmt = ShardFormat(
         layout=request.param, preview_fields=("cls",) if request.param == "preview" else ()
     )
-    encode(str(source), str(target), EncodeOptions(num_shards=2, fmt=fmt), workers=1)
+    encode(source, target, EncodeOptions(num_shards=2, fmt=fmt), workers=1)
     return source, target, request.param
 
 
 def problems_of(folder, number=0, **options):
-    index, urls = open_dataset(str(folder))
+    index, urls = open_dataset(folder)
     return verify_shard(VerifyTask(urls[number], index.shards[number], **options)).problems
 
 
@@ -44,7 +44,7 @@ def compare(folder, source):
 def copy(whole, tmp_path):
     """A copy of the dataset that may be damaged, and its whole first shard's index."""
     shutil.copytree(whole[1], tmp_path, dirs_exist_ok=True)
-    return tmp_path, Shard(str(whole[1] / "data-000000.tar")).index
+    return tmp_path, Shard(whole[1] / "data-000000.tar").index
 
 
 def test_a_clean_dataset(whole):
@@ -59,7 +59,7 @@ def test_a_damaged_piece_is_named(copy, scan):
     """A flipped bit in any scan group is reported with the sample's key and the scan."""
     folder, index = copy
     row = SCANS.index(scan)
-    starts, sizes = pieces(Shard(str(next(folder.glob("*.tar")))))
+    starts, sizes = pieces(Shard(next(folder.glob("*.tar"))))
     for s, key in enumerate(index.keys):
         if not sizes[row, s, 0]:
             continue
@@ -118,7 +118,7 @@ def test_a_dataset_index_that_does_not_fit(copy, field):
 def test_a_kept_file_is_compared_byte_for_byte(tmp_path):
     """A file that is no image is equal to its source, and a changed byte of it is found."""
     write_files(tmp_path / "src", {"a.jpg": make_jpeg(), "b.jpg": b"\xff\xd8 no JPEG"})
-    encode(str(tmp_path / "src"), str(tmp_path / "dst"), EncodeOptions(on_error="keep"), workers=1)
+    encode(tmp_path / "src", tmp_path / "dst", EncodeOptions(on_error="keep"), workers=1)
     assert compare(tmp_path / "dst", tmp_path / "src") == []
     (tmp_path / "src" / "b.jpg").write_bytes(b"\xff\xd8 no JPEg")
     (problem,) = compare(tmp_path / "dst", tmp_path / "src")
@@ -161,7 +161,7 @@ def test_against_a_changed_source(whole, tmp_path, key, data, word):
 
 def test_resized_images_are_not_compared(whole, tmp_path):
     """After --resize-short, --against says at once why no image equals its source."""
-    encode(str(whole[0]), str(tmp_path), EncodeOptions(resize_short=8), workers=1)
+    encode(whole[0], tmp_path, EncodeOptions(resize_short=8), workers=1)
     with pytest.raises(EncodeError, match="resized to 8 pixels"):
         compare(tmp_path, whole[0])
 
@@ -180,7 +180,7 @@ def test_one_shard_is_verified_with_its_dataset_index_or_without(copy):
 def test_one_shard_is_compared_with_the_labels_of_its_dataset(whole, tmp_path):
     """A single shard is verified like its dataset, also where classes were numbered by a user."""
     options = EncodeOptions(num_shards=2, classes=("b", "a"))
-    encode(str(whole[0]), str(tmp_path), options, workers=1)
+    encode(whole[0], tmp_path, options, workers=1)
     assert compare(tmp_path / "data-000000.tar", whole[0]) == []
 
 
