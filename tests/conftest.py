@@ -91,9 +91,7 @@ def synthetic_folder(tmp_path_factory):
 def dataset(synthetic_folder, tmp_path_factory):
     """The synthetic folder as 4 shards; read only."""
     target = tmp_path_factory.mktemp("dataset")
-    pcrshard.encode(
-        str(synthetic_folder), str(target), pcrshard.EncodeOptions(num_shards=4), workers=1
-    )
+    pcrshard.encode(synthetic_folder, target, pcrshard.EncodeOptions(num_shards=4), workers=1)
     return target
 
 

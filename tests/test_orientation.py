@@ -68,7 +68,7 @@ def folder(request, tmp_path_factory):
     """A dataset of eight orientations and of one picture without EXIF."""
     path = tmp_path_factory.mktemp("turned")
     fmt = ShardFormat(layout=request.param, base=2)
-    with ShardWriter(str(path), samples_per_shard=5, fmt=fmt) as writer:
+    with ShardWriter(path, samples_per_shard=5, fmt=fmt) as writer:
         for orientation in ORIENTATIONS:
             jpeg = turned(orientation)
             writer.write({"__key__": f"k{orientation}", "jpg": jpeg, "cls": orientation})
@@ -326,15 +326,15 @@ def test_files_that_are_kept_and_lists(tmp_path, jpegtran):
     """A list of images, and files that cannot be layered, are turned as others are."""
     odd = jpegtran(turned(6), "-arithmetic", "-copy", "all")
     png = saved(Image.fromarray(make_pixels(1, *SHAPE)), "PNG", exif=exif(8))
-    with ShardWriter(str(tmp_path / "png")) as writer:
+    with ShardWriter(tmp_path / "png") as writer:
         writer.write({"__key__": "a", "png": png})
-    dataset = PCRDataset(str(tmp_path / "png"), decoder=ImageDecoder(layout="hwc"))
+    dataset = PCRDataset(tmp_path / "png", decoder=ImageDecoder(layout="hwc"))
     (batch,) = PCRLoader(dataset, 1)
     assert np.array_equal(batch["png"][0], by_pillow(png))
-    with ShardWriter(str(tmp_path / "list")) as writer:
+    with ShardWriter(tmp_path / "list") as writer:
         writer.write({"__key__": "a", "views.jpg": [turned(3), turned(8), odd]})
     for image in (ImageDecoder(16), ImageDecoder()):
-        dataset = PCRDataset(str(tmp_path / "list"), scan=10, decoder=image)
+        dataset = PCRDataset(tmp_path / "list", scan=10, decoder=image)
         (batch,) = PCRLoader(dataset, 1, threads=1)
         for pixels, jpeg in zip(batch["views.jpg"][0], map(turned, (3, 8, 6)), strict=True):
             assert np.array_equal(np.asarray(pixels), image(jpeg))

@@ -28,10 +28,10 @@ def test_encode_and_load_without_linux_calls(posix, tmp_path):
     photos = {f"cat/{i}.jpg": make_jpeg(i, 640, 640, quality=95) for i in range(8)}
     write_files(tmp_path / "photos", photos)
     options = pcrshard.EncodeOptions(num_shards=2)
-    pcrshard.encode(str(tmp_path / "photos"), str(tmp_path / "shards"), options, workers=2)
-    dataset = pcrshard.PCRDataset(str(tmp_path / "shards"), cache_dir=str(tmp_path / "cache"))
+    pcrshard.encode(tmp_path / "photos", tmp_path / "shards", options, workers=2)
+    dataset = pcrshard.PCRDataset(tmp_path / "shards", cache_dir=str(tmp_path / "cache"))
     assert len(dataset) == 8
     decoder = pcrshard.ImageDecoder(224, "center")
-    dataset = pcrshard.PCRDataset(str(tmp_path / "shards"), decoder=decoder)
+    dataset = pcrshard.PCRDataset(tmp_path / "shards", decoder=decoder)
     batches = list(pcrshard.PCRLoader(dataset, 4, threads=2))
     assert [batch["jpg"].shape for batch in batches] == [(4, 3, 224, 224)] * 2

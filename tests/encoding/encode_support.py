@@ -66,4 +66,4 @@ def start_encode(src, dst, *options):
 
 def encode_parts(src, dst, count, order, **how):
     options = EncodeOptions(num_shards=4)
-    return [encode(str(src), str(dst), options, part=(i, count), workers=1, **how) for i in order]
+    return [encode(src, dst, options, part=(i, count), workers=1, **how) for i in order]

@@ -28,7 +28,7 @@ def test_a_dataset_is_its_source(synthetic_folder, dataset):
     """Every image is there once, with its class, its pixels and nothing but shards and indexes
     beside it.
     """
-    index, _ = open_dataset(str(dataset))
+    index, _ = open_dataset(dataset)
     samples = read_samples(dataset)
     paths = {
         str(p.relative_to(synthetic_folder).with_suffix("")): p

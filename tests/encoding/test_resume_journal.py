@@ -122,7 +122,7 @@ def test_resume_does_not_take_over_a_dataset_of_another_maker(synthetic_folder, 
     """A ShardWriter's dataset has no journal, so --resume cannot go on with it, and must not write
     over it.
     """
-    with ShardWriter(str(tmp_path), samples_per_shard=2) as writer:
+    with ShardWriter(tmp_path, samples_per_shard=2) as writer:
         writer.write({"__key__": "a", "jpg": make_jpeg()})
     before = read_all(tmp_path)
     with pytest.raises(EncodeError):

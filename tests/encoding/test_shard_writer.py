@@ -25,15 +25,15 @@ def test_wrong_formats(wrong):
 def test_auto_needs_the_sources(tmp_path):
     """A writer that sees one sample at a time cannot choose the script by all of them."""
     with pytest.raises(EncodeError, match="needs `encode`"):
-        with ShardWriter(str(tmp_path), fmt=ShardFormat("auto")) as writer:
+        with ShardWriter(tmp_path, fmt=ShardFormat("auto")) as writer:
             writer.write({"__key__": "a", "jpg": make_jpeg()})
 
 
 def test_shard_writer_and_encode_agree(synthetic_folder, dataset, tmp_path):
     """A ShardWriter given the same samples in the same order writes the same bytes."""
     samples = read_samples(dataset)
-    index, _ = open_dataset(str(dataset))
-    with ShardWriter(str(tmp_path), samples_per_shard=6, classes=index.classes) as writer:
+    index, _ = open_dataset(dataset)
+    with ShardWriter(tmp_path, samples_per_shard=6, classes=index.classes) as writer:
         for key, sample in samples.items():
             writer.write(
                 sample
@@ -62,7 +62,7 @@ def test_shard_writer_and_encode_agree(synthetic_folder, dataset, tmp_path):
 )
 def test_shard_writer_refuses(tmp_path, sample):
     """A sample that cannot be kept, or no sample at all, is one of our errors."""
-    with pytest.raises(PCRError), ShardWriter(str(tmp_path)) as writer:
+    with pytest.raises(PCRError), ShardWriter(tmp_path) as writer:
         if sample:
             writer.write(sample)
     assert list(tmp_path.iterdir()) == []
@@ -70,7 +70,7 @@ def test_shard_writer_refuses(tmp_path, sample):
 
 def test_a_closed_writer_takes_no_sample(tmp_path):
     """A sample that no shard would ever hold is refused."""
-    with ShardWriter(str(tmp_path)) as writer:
+    with ShardWriter(tmp_path) as writer:
         writer.write({"__key__": "a", "jpg": make_jpeg()})
     with pytest.raises(EncodeError, match="open writer"):
         writer.write({"__key__": "b", "jpg": make_jpeg()})
@@ -81,7 +81,7 @@ def test_more_fields_than_a_shard_can_name(tmp_path, kind, number):
     """What a reader would refuse is refused when it is written."""
     jpeg = make_jpeg()
     sample = {"__key__": "a", "jpg": jpeg} | {f"f{i}.{kind}": jpeg for i in range(number)}
-    with pytest.raises(EncodeError), ShardWriter(str(tmp_path)) as writer:
+    with pytest.raises(EncodeError), ShardWriter(tmp_path) as writer:
         writer.write(sample)
 
 
@@ -109,7 +109,7 @@ def test_preview_layout(synthetic_folder, dataset, tmp_path, base):
             for info in tar
             if not info.name.startswith("__")
         }
-    shard = {s["__key__"]: s for s in Shard(str(tmp_path / "data-000000.tar")).samples(base)}
+    shard = {s["__key__"]: s for s in Shard(tmp_path / "data-000000.tar").samples(base)}
     assert members == {
         f"{key}.{field}": s[field] for key, s in shard.items() for field in ("jpg", "cls")
     }

@@ -188,7 +188,7 @@ def test_tar_members_that_cannot_be_kept(tmp_path, names, word):
 @pytest.mark.parametrize("layout", ["compact", "preview"])
 def test_shards_are_not_taken_for_images(tmp_path, layout):
     """Their groups are no samples, and the previews in them are only a part of each image."""
-    with ShardWriter(str(tmp_path), fmt=ShardFormat(layout=layout)) as writer:
+    with ShardWriter(tmp_path, fmt=ShardFormat(layout=layout)) as writer:
         writer.write({"__key__": "a", "jpg": make_jpeg()})
     with pytest.raises(EncodeError, match=r"a PCR shard; .*`pcrshard export` first"):
         list_source(str(tmp_path))

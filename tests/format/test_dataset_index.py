@@ -15,7 +15,7 @@ ENTRY = ShardEntry("a-000000.tar", 3, 7, 4096, 8, (1536, 2048, 3072), 1536)
 
 def test_a_dataset_index_survives_encoding(dataset):
     """pcr.json is what it was, and its totals are right."""
-    index, urls = open_dataset(str(dataset))
+    index, urls = open_dataset(dataset)
     assert DatasetIndex.decode(index.encode()) == index
     assert index.classes == ("cat", "dog")
     assert index.num_samples == 24

@@ -108,7 +108,7 @@ def test_a_script_of_the_users_own(tmp_path, djpeg, jpegtran):
     write_files(tmp_path / "src", {"a.jpg": jpeg})
     status = main(["encode", str(tmp_path / "src"), str(tmp_path / "dst"), "--script", str(path)])
     assert status == 0
-    shard = Shard(str(tmp_path / "dst" / "data-000000.tar"))
+    shard = Shard(tmp_path / "dst" / "data-000000.tar")
     assert shard.index.schema.script == "coarse"
     header, scans, _ = split_scans(jpegtran(jpeg, "-copy", "none", "-scans", str(path)))
     for group, count in ((1, 2), (2, 5), (3, 8)):

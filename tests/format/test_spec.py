@@ -39,8 +39,8 @@ def test_a_broken_rule_is_refused_by_its_error(path):
     """
     rule, error = path.stem.rsplit("--", 1)
     with pytest.raises(getattr(errors, error)) as caught:
-        _ = Shard(str(path)).index
-        Shard(str(path)).load()
+        _ = Shard(path).index
+        Shard(path).load()
     assert path.name in str(caught.value)
     assert MESSAGES[rule] in str(caught.value)
 
@@ -50,7 +50,7 @@ def test_a_broken_rule_is_refused_by_its_error(path):
 def test_golden_shards_read_as_ever(layout, scan):
     """A shard of version 2 gives the same bytes with every release."""
     expected = EXPECTED[layout]["samples"][str(scan)]
-    assert make_golden.digest(Shard(str(GOLDEN / f"{layout}-000000.tar")), scan) == expected
+    assert make_golden.digest(Shard(GOLDEN / f"{layout}-000000.tar"), scan) == expected
 
 
 @pytest.mark.parametrize("layout", ["compact", "preview"])

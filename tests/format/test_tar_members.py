@@ -28,7 +28,7 @@ def shard(request, tmp_path):
     path = tmp_path / "data-000000.tar"
     fmt = ShardFormat(layout=request.param, preview_fields=("cls",))
     write_shard(str(path), samples, fmt)
-    return Shard(str(path))
+    return Shard(path)
 
 
 def tables_of(shard):

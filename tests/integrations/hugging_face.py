@@ -32,7 +32,7 @@ def keys(rows):
 
 def write(folder, samples, **options):
     """A dataset with these samples; a key and an image are added where there is none."""
-    with pcrshard.ShardWriter(str(folder), **options) as writer:
+    with pcrshard.ShardWriter(folder, **options) as writer:
         for i, fields in enumerate(samples):
             writer.write({"__key__": f"k{i}", "jpg": make_jpeg(i)} | fields)
     return str(folder)

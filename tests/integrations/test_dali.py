@@ -14,7 +14,7 @@ from pcrshard.integrations.dali import DaliSource
 
 def loader_of(dataset, **options):
     options = {"scan": 2, "fields": ("jpg", "cls")} | options
-    return PCRLoader(PCRDataset(str(dataset), **options), 4, seed=1)
+    return PCRLoader(PCRDataset(dataset, **options), 4, seed=1)
 
 
 def test_batches_follow_the_protocol(dataset):
@@ -78,7 +78,7 @@ def test_dali_itself_decodes_a_prefix(dataset, tmp_path, monkeypatch):
         with pytest.raises(StopIteration):
             running.run()
         running.reset()
-    jpeg = pcrshard.Shard(str(next(dataset.glob("*.tar")))).sample(0, 2)["jpg"]
+    jpeg = pcrshard.Shard(next(dataset.glob("*.tar"))).sample(0, 2)["jpg"]
     theirs = decode_by_dali(jpeg).astype(int)
     ours = pcrshard.decode_image(jpeg, smoothing=True)
     assert np.abs(theirs - ours).mean() < 3  # another transform, and other upsampling

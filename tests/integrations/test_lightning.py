@@ -38,7 +38,7 @@ def loss(model, batch):
 def make_tuner(folder, level, **options):
     """A tuner that takes scan 1, or with threshold=2 none."""
     decoder = ImageDecoder(32, "center")
-    dataset = PCRDataset(str(folder), scan=level, decoder=decoder, fields=("jpg", "cls"))
+    dataset = PCRDataset(folder, scan=level, decoder=decoder, fields=("jpg", "cls"))
     loader = PCRLoader(dataset, 4, seed=1)
     rules = {"candidates": [1], "threshold": -1, "images": 8, "trials": 1, "first": 0} | options
     return ScanTuner(loader, loss, level, **rules)

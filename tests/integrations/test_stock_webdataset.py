@@ -37,7 +37,7 @@ def cut_at(url, folder, scan):
     """A copy of the prefix of a shard."""
     path = folder / f"{scan}.tar"
     with open(url, "rb") as file:
-        path.write_bytes(file.read(pcrshard.Shard(str(url)).prefix_stop(scan)))
+        path.write_bytes(file.read(pcrshard.Shard(url).prefix_stop(scan)))
     return path
 
 
@@ -54,7 +54,7 @@ def test_stock_webdataset_reads_both_layouts(shard_urls, preview, tmp_path):
     assert list(records[0]["fields"]) == ["pcr", *groups, "tail"]
     for scan, record in zip(scans, records[1:4], strict=True):
         assert list(record["fields"]) == ["pcr", *groups[:scan]]
-    index = pcrshard.Shard(str(preview)).index
+    index = pcrshard.Shard(preview).index
     assert [record["key"] for record in records[4:]] == 3 * list(index.keys)
     assert all(list(record["fields"]) == ["cls", "jpg"] for record in records[4:])
     sizes = [[width, height] for height, width in index.dims.tolist()]

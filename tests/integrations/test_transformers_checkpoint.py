@@ -24,7 +24,7 @@ def test_each_save_is_a_version_that_can_be_resumed(tmp_path):
     """Model, optimizer, scheduler and the trainer's step."""
     torch.manual_seed(0)
     model = Model()
-    store = DeltaStore(str(tmp_path / "store"), "lossless")
+    store = DeltaStore(tmp_path / "store", "lossless")
     arguments = transformers.TrainingArguments(
         str(tmp_path / "out"), save_strategy="steps", save_steps=2, max_steps=4, use_cpu=True,
         report_to=[], disable_tqdm=True, save_only_model=True, per_device_train_batch_size=4,

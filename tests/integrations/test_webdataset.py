@@ -112,7 +112,7 @@ def test_select_and_rename_files_are_honoured(shard_urls, plain_tars):
 def test_one_request_a_shard_with_an_index(shard_urls, dataset):
     """With the dataset index, given as a folder or an object, each shard is one request."""
     urls = [f"counting://{url}" for url in shard_urls]
-    for index in (str(dataset), pcrshard.open_dataset(str(dataset))[0]):
+    for index in (str(dataset), pcrshard.open_dataset(dataset)[0]):
         CountingFS.requests.clear()
         found = keys(dataset_of(urls).pcr_scan(2, index=index))
         assert len(CountingFS.requests) == len(urls)
@@ -181,7 +181,7 @@ def test_pcr_decode_gives_what_each_image_gives(threads, options, tmp_path):
     """Samples come in their order with the pixels of each image alone, for any number of threads;
     an image and its mask have the same crop, and CMYK, damaged and missing images are no matter.
     """
-    with pcrshard.ShardWriter(str(tmp_path), samples_per_shard=9) as writer:
+    with pcrshard.ShardWriter(tmp_path, samples_per_shard=9) as writer:
         for i in range(21):
             sample = {"__key__": f"k{i:02d}", "cls": i}
             mode = {3: "L", 7: "CMYK"}.get(i, "RGB")
@@ -319,7 +319,7 @@ def test_labels_lists_and_late_fields(tmp_path):
     its scan: each sample as a stock tar of these members would give it.
     """
     fmt = pcrshard.ShardFormat(deferred={"npy": 5})
-    with pcrshard.ShardWriter(str(tmp_path), fmt=fmt) as writer:
+    with pcrshard.ShardWriter(tmp_path, fmt=fmt) as writer:
         for i in range(3):
             views = [make_jpeg(j, 9, 9) for j in range(i)]
             sample = {"__key__": f"k{i}", "cls": i, "npy": b"array", "views.jpg": views}

@@ -97,10 +97,8 @@ class World:
             }
             write_files(folder / version / "in", images)
             options = pcrshard.EncodeOptions(num_shards=4)
-            pcrshard.encode(
-                str(folder / version / "in"), str(folder / version / "out"), options, workers=1
-            )
-            self.index[version], _ = pcrshard.open_dataset(str(folder / version / "out"))
+            pcrshard.encode(folder / version / "in", folder / version / "out", options, workers=1)
+            self.index[version], _ = pcrshard.open_dataset(folder / version / "out")
             for scan in SCANS:
                 self.truth[version, scan] = read_samples(folder / version / "out", scan)
 
@@ -226,9 +224,9 @@ def _kill_stage(world, rng, server, dst):
             outcomes[{0: "ok", 3: "error", -signal.SIGKILL: "killed"}[process.exitcode]] += 1
             _check_staged(world, dst)
         try:
-            stage(server.url(), str(dst), scan, retry=QUICK)
+            stage(server.url(), dst, scan, retry=QUICK)
             outcomes["ok"] += 1
-            held, _ = pcrshard.open_dataset(str(dst))
+            held, _ = pcrshard.open_dataset(dst)
             assert held.scan == (None if scan == "full" else scan)
         except PCRError as error:
             assert ".tar" in str(error) or "pcr.json" in str(error)
@@ -240,7 +238,7 @@ def _kill_stage(world, rng, server, dst):
 def _check_staged(world, dst):
     """What the index of a staged copy promises is there, whatever happened since it was written."""
     if (dst / "pcr.json").exists():
-        index, _ = pcrshard.open_dataset(str(dst))
+        index, _ = pcrshard.open_dataset(dst)
         for scan in SCANS:
             if index.scan is None or (scan != "full" and scan <= index.scan):
                 assert read_samples(dst, scan) == world.truth["A", scan]

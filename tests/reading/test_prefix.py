@@ -105,7 +105,7 @@ def test_metadata_that_are_none(tmp_path):
     assert [sample["__key__"] for sample in got] == ["k0", "k2"]
     assert errors[0].replace("counting://", "") == errors[1]
     assert all(word in errors[0] for word in ("a.tar", "k1", "tail"))
-    assert len(list(Shard(str(tmp_path / "a.tar")).samples(10))) == 3
+    assert len(list(Shard(tmp_path / "a.tar").samples(10))) == 3
 
 
 def test_damage_elsewhere_does_not_matter(url, tmp_path):
@@ -154,13 +154,13 @@ def test_the_table_for_the_decoder(tmp_path):
     write_shard(str(good), samples, ShardFormat())
     bad = damaged(str(good), tmp_path / "bad.tar", 1, 2)
     table = Shard(bad).load(2).table([3, 1, 0])
-    sizes = [len(jpeg) - 2 for jpeg in (sample["jpg"] for sample in Shard(str(good)).samples(2))]
+    sizes = [len(jpeg) - 2 for jpeg in (sample["jpg"] for sample in Shard(good).samples(2))]
     assert table["size"].sum(axis=1).tolist() == [sizes[3], 0, sizes[0]]
 
 
 def test_files_are_closed(url, tmp_path):
     """Neither a read nor an error leaves a descriptor open."""
-    shard, missing = Shard(url), Shard(str(tmp_path / "missing.tar"))
+    shard, missing = Shard(url), Shard(tmp_path / "missing.tar")
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         with pytest.raises(PCRError):

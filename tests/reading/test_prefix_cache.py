@@ -42,7 +42,7 @@ def source(tmp_path_factory):
     files = {f"{number:02d}.jpg": make_jpeg(number, 60, 80) for number in range(24)}
     folder = write_files(tmp_path_factory.mktemp("cached") / "source", files)
     run_encode(folder, folder.with_name("pcr"), samples_per_shard=3)
-    index, urls = open_dataset(str(folder.with_name("pcr")))
+    index, urls = open_dataset(folder.with_name("pcr"))
     assert len(urls) == 8
     return {
         entry.name: (pathlib.Path(url).read_bytes(), entry.stops)
@@ -118,7 +118,7 @@ def test_grows_by_what_is_missing(store):
     ((_name, size),) = held(store.cache.folder).items()
     assert size == stops[2]
     (path,) = pathlib.Path(store.cache.folder).glob("*.tar")
-    assert len(list(Shard(str(path)).samples(10))) == 3
+    assert len(list(Shard(path).samples(10))) == 3
     hits = stops[0] + stops[1] + store.stop(0, 1) + stops[1] + stops[0]
     assert store.cache.stats == (hits, stops[2])
 
@@ -238,7 +238,7 @@ def test_damage_on_the_disk_is_fetched_again_once(dataset, tmp_path, what, is_ra
     """A flipped byte of a cached shard, wherever it is, costs one fetch; samples are right, also
     for a job that raises its scan.
     """
-    entry = open_dataset(str(dataset))[0].shards[0]
+    entry = open_dataset(dataset)[0].shards[0]
     local = Shard(f"{dataset}/{entry.name}")
     expected = list(local.samples(5))
     place = {
@@ -261,7 +261,7 @@ def test_damage_on_the_disk_is_fetched_again_once(dataset, tmp_path, what, is_ra
 
 def test_damage_that_comes_twice_is_not_kept(dataset, tmp_path):
     """The next epoch fetches the shard, twice if need be."""
-    entry = open_dataset(str(dataset))[0].shards[0]
+    entry = open_dataset(dataset)[0].shards[0]
     local = Shard(f"{dataset}/{entry.name}")
     place = int(pieces(local).starts[2, 0, 0])
     with servers.faulty(dataset, [servers.Fault(flip=place)] * 3) as server:
@@ -274,7 +274,7 @@ def test_damage_that_comes_twice_is_not_kept(dataset, tmp_path):
 
 def test_a_cached_shard_without_an_index(dataset, tmp_path):
     """Without a dataset index the head, too, comes from the cache, and grows into the prefix."""
-    name = open_dataset(str(dataset))[0].shards[0].name
+    name = open_dataset(dataset)[0].shards[0].name
     expected = list(Shard(f"{dataset}/{name}").samples(5))
     with servers.faulty(dataset) as server:
         for _ in range(2):
@@ -514,7 +514,7 @@ def test_kills_at_random_leave_no_wrong_byte(source, tmp_path, share, seconds):
 
 def test_a_stage_of_webdataset_keeps_its_half_over_epochs(dataset, tmp_path):
     """A pipeline that creates its options in each epoch and worker still counts as one job."""
-    index, urls = open_dataset(str(dataset))
+    index, urls = open_dataset(dataset)
     memory = fsspec.filesystem("memory")
     memory.put(str(dataset), "/half-on-disk", recursive=True)
     room = index.prefix_bytes(5) // 2
@@ -561,7 +561,7 @@ def test_processes_that_want_the_same_shards_fetch_them_once(tmp_path):
 
 def test_reading_a_head_cuts_nothing(dataset, tmp_path):
     """Without a dataset index, a full cache keeps the shards whose heads are read."""
-    first, second = open_dataset(str(dataset))[0].shards[:2]
+    first, second = open_dataset(dataset)[0].shards[:2]
     size = first.prefix_stop(5)
     cache = PrefixCache(str(tmp_path), size + 2000)
     for name in (first.name, second.name, first.name):

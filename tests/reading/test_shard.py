@@ -49,7 +49,7 @@ def test_reads_exactly_the_prefix(dataset, scan):
     """A job at scan k moves prefix_stop(k) bytes a shard: one request with a dataset index, two
     without.
     """
-    index, urls = open_dataset(str(dataset))
+    index, urls = open_dataset(dataset)
     for url, entry in zip(urls, index.shards, strict=True):
         stop = entry.prefix_stop(scan)
         for known, expected in ((entry, [(0, stop)]), (None, [(0, 1024), (1024, stop)])):
@@ -81,7 +81,7 @@ def test_reads_local_files_with_no_byte_more(dataset):
     """A local prefix takes two reads at most, of its first page and of the rest, and no byte after
     it.
     """
-    index, urls = open_dataset(str(dataset))
+    index, urls = open_dataset(dataset)
     for scan in (0, 1, 5, FULL):
         shard = Shard(urls[0], entry=index.shards[0])
         size, calls = reads_of(lambda shard=shard, scan=scan: list(shard.samples(scan)))
@@ -100,7 +100,7 @@ def test_a_prefix_is_the_cut_jpeg(scan, tmp_path, jpegtran, djpeg):
         [encode_sample({"__key__": "a", "jpg": jpeg})],
         ShardFormat(),
     )
-    got = next(Shard(str(tmp_path / "a-000000.tar")).samples(scan))["jpg"]
+    got = next(Shard(tmp_path / "a-000000.tar").samples(scan))["jpg"]
     header, scans, _ = split_scans(jpegtran(jpeg, "-copy", "none", "-progressive"))
     assert djpeg(got) == djpeg(join_scans(header, scans[: 10 if scan == FULL else scan]))
 
@@ -109,7 +109,7 @@ def test_full_restores_metadata(small):
     """EXIF comes back at full fidelity, is not read at scan 10, and orientation is known at every
     scan.
     """
-    shard = Shard(str(small))
+    shard = Shard(small)
     samples = list(shard.samples(FULL))
     assert all(EXIF in sample["jpg"] for sample in samples)
     assert [sample["cls"] for sample in samples] == [b"0", b"1", b"2"]
@@ -129,26 +129,26 @@ def test_every_cut_is_an_error(step, small, tmp_path):
     """A shard cut at any byte is a clear error, never a short epoch."""
     data = small.read_bytes()
     path = tmp_path / small.name
-    stop = Shard(str(small)).prefix_stop(FULL)
+    stop = Shard(small).prefix_stop(FULL)
     for cut in sorted(
         {*range(0, stop, step), *range(0, stop, 512), *range(511, stop, 512), stop - 1}
     ):
         path.write_bytes(data[:cut])
         with pytest.raises(PCRError, match=path.name):
-            list(Shard(str(path)).samples(FULL))
+            list(Shard(path).samples(FULL))
     path.write_bytes(data[:stop])
-    assert len(list(Shard(str(path)).samples(FULL))) == 3
+    assert len(list(Shard(path).samples(FULL))) == 3
     assert verify_shard(VerifyTask(str(path), None)).problems
 
 
 def test_a_cut_behind_the_prefix_does_not_matter(small, tmp_path):
     """Only the bytes that a scan needs must be there."""
-    stop = Shard(str(small)).prefix_stop(4)
+    stop = Shard(small).prefix_stop(4)
     path = tmp_path / small.name
     path.write_bytes(small.read_bytes()[:stop])
-    assert len(list(Shard(str(path)).samples(4))) == 3
+    assert len(list(Shard(path).samples(4))) == 3
     with pytest.raises(TruncatedShard):
-        list(Shard(str(path)).samples(5))
+        list(Shard(path).samples(5))
 
 
 def _flip(data, bit):
@@ -161,7 +161,7 @@ def _check_flip(path, data, bit, expected):
     """A flip gives an error, or exactly the right samples; verify names it in any case."""
     path.write_bytes(_flip(data, bit))
     try:
-        got = list(Shard(str(path)).samples(FULL))
+        got = list(Shard(path).samples(FULL))
     except PCRError as error:
         assert path.name in str(error)
     else:
@@ -178,7 +178,7 @@ def test_flipped_bits_are_found(small, tmp_path, count):
     Among them are the name, mode, checksum and type of each tar header, and its last byte.
     """
     data = small.read_bytes()
-    expected = list(Shard(str(small)).samples(FULL))
+    expected = list(Shard(small).samples(FULL))
     bits = random.Random(1).sample(range(len(data) * 8), count or len(data) * 8)
     starts = [place - 257 for place in range(len(data)) if data.startswith(b"ustar", place)]
     bits += [8 * (start + at) for start in starts for at in (0, 100, 136, 156, 265, 511)]
@@ -191,10 +191,10 @@ def test_what_was_sound_at_a_lower_scan_is_checked_again_at_a_higher_one(small, 
     damage.
     """
     path = tmp_path / small.name
-    offset = int(pieces(Shard(str(small))).starts[3, 2, 0])
+    offset = int(pieces(Shard(small)).starts[3, 2, 0])
     shutil.copy(small, path)
     damage(path, offset)
-    shard = Shard(str(path))
+    shard = Shard(path)
     prefix = shard.change_scan(shard.load(5), 2)
     assert len(list(prefix.samples())) == 3
     with pytest.raises(CorruptPiece, match="scan=4"):
@@ -205,8 +205,8 @@ def test_what_was_sound_at_a_lower_scan_is_checked_again_at_a_higher_one(small, 
 
 def test_a_replaced_shard_is_an_error(dataset, tmp_path):
     """A shard that is not the one in pcr.json is refused, not read by old offsets."""
-    index, urls = open_dataset(str(dataset))
+    index, urls = open_dataset(dataset)
     path = tmp_path / index.shards[0].name
     shutil.copy(urls[1], path)
     with pytest.raises(CorruptIndex, match="replaced"):
-        list(Shard(str(path), entry=index.shards[0]).samples(2))
+        list(Shard(path, entry=index.shards[0]).samples(2))

@@ -53,7 +53,7 @@ def raw(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def index(dataset):
-    return pcrshard.open_dataset(str(dataset))[0]
+    return pcrshard.open_dataset(dataset)[0]
 
 
 @pytest.fixture(scope="module")
@@ -119,10 +119,10 @@ def test_encode_to_a_place_that_is_not_there(bucket, synthetic_folder, dataset):
     dst, options = f"s3://{bucket.bucket}/fresh/deep", pcrshard.EncodeOptions(num_shards=4)
     how = {"workers": 1, "dst_options": bucket.storage_options}
     assert encode(synthetic_folder, dst, options, part=(1, 2), **how) is None
-    index = encode(str(synthetic_folder), dst, options, resume=True, **how)
-    assert index == pcrshard.open_dataset(str(dataset))[0]
+    index = encode(synthetic_folder, dst, options, resume=True, **how)
+    assert index == pcrshard.open_dataset(dataset)[0]
     with pytest.raises(EncodeError, match="already holds"):
-        encode(str(synthetic_folder), dst, options, **how)
+        encode(synthetic_folder, dst, options, **how)
     for entry in index.shards:
         url, local = f"{dst}/{entry.name}", f"{dataset}/{entry.name}"
         shard = Shard(url, entry=entry, storage_options=bucket.storage_options)

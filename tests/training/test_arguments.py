@@ -36,7 +36,7 @@ MISTAKES = {
 def test_mistakes_say_what_was_expected(dataset, message):
     """No bare AttributeError, and nothing that is ignored in silence."""
     with pytest.raises((TypeError, ValueError), match=message):
-        MISTAKES[message](PCRDataset(str(dataset)), str(dataset))
+        MISTAKES[message](PCRDataset(dataset), str(dataset))
 
 
 def test_what_users_write_is_accepted(dataset, tmp_path):

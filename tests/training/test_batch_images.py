@@ -68,7 +68,7 @@ def folders(tmp_path_factory):
             extension, data = make(i)
             (source / f"{i:03d}.{extension}").write_bytes(data)
         how = EncodeOptions(on_error="keep", samples_per_shard=ROWS)
-        encode(str(source), made[name], how, workers=1)
+        encode(source, made[name], how, workers=1)
     for name, make in MAKERS.items():
         made[name] = str(tmp_path_factory.mktemp("kind"))
         with ShardWriter(made[name], samples_per_shard=ROWS) as writer:
@@ -150,11 +150,11 @@ def test_an_error_comes_with_its_batch(folders, tmp_path, how):
     """
     shutil.copytree(folders["images"], tmp_path, dirs_exist_ok=True)
     path = tmp_path / "data-000004.tar"
-    damage(path, int(pieces(Shard(str(path))).starts[1, 2, 0]))
+    damage(path, int(pieces(Shard(path)).starts[1, 2, 0]))
     kept = {"shuffle": False, "decoder": 16} | how
-    expected = ids(loader_of(str(tmp_path), 4, scan=1, **kept))
+    expected = ids(loader_of(tmp_path, 4, scan=1, **kept))
     assert len(expected) == SAMPLES // 4
-    loader = loader_of(str(tmp_path), 4, scan=2, **kept)
+    loader = loader_of(tmp_path, 4, scan=2, **kept)
     seen = []
     with pytest.raises(CorruptPiece, match=r"data-000004\.tar.*k026.*scan=2") as caught:
         seen.extend(batch["cls"].tolist() for batch in loader)
