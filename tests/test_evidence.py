@@ -149,8 +149,46 @@ def test_quick_runs_measure_every_section(tmp_path, subject):
     before = {path.name: path.read_bytes() for path in (out / subject).glob("*.json*")}
     evidence(out, subject)
     assert {path.name: path.read_bytes() for path in (out / subject).glob("*.json*")} == before
-    if subject == "finetuning":
-        check_finetuning(out)
+    CHECKS.get(subject, lambda _: None)(out)
+
+
+def check_checkpoints(out):
+    """Ours is smaller than SZ3 and lossless coders; an exact resume repeats to the last bit."""
+    runs = rows(out, "deltadnn")
+    for run in runs:
+        assert run["chains"]["fixed"]["stored_bytes"] > 0
+        if "rivals" in run:
+            fixed, sz3 = (
+                next(row["ratio"] for row in found["table"] if row["bound"] == 0.01)
+                for found in (run["pairs"]["2"]["ours"], run["rivals"]["sz3"])
+            )
+            assert fixed > sz3 > run["rivals"]["lossless"]["LZMA"] > 1
+    resumed = [row for run in runs for row in run["resume"]["rows"]]
+    again = [row for row in resumed if "again_loss" in row]
+    assert len(again) == 2
+    assert all(row["again_loss"] == row["exact_loss"] for row in again)
+
+
+def check_activations(out):
+    """Plain and compressed runs of a seed differ, and every saved byte is counted and freed."""
+    runs = {(run["spec"]["arm"], run["spec"]["seed"]): run for run in rows(out, "activations")}
+    for seed in (0, 1):
+        plain, close = (runs[arm, seed]["rows"][-1][0] for arm in ("plain", "0.05 std"))
+        assert plain != close
+        assert plain == pytest.approx(close, rel=0.2)
+    for network in results(out, "activations", "ratios")["networks"].values():
+        for case in network["cases"].values():
+            assert case["live_bytes_after"] == 0
+            assert sum(raw for raw, _ in case["kinds"].values()) == case["raw_bytes"]
+
+
+def check_imagenet(out):
+    """The last scan gets the guesses of the source; prefixes grow with the scan."""
+    plain = rows(out, "imagenet")[0]["marks"]
+    assert plain["standard 10"] == plain["q95 10"] == plain["source full"]
+    sizes = results(out, "imagenet", "bytes")["bytes"]
+    prefixes = [sizes[f"standard {scan}"] for scan in range(1, 11)]
+    assert prefixes == sorted(prefixes)
 
 
 def check_finetuning(out):
@@ -165,6 +203,14 @@ def check_finetuning(out):
         rest = found[task, tuning["scan"]]["epochs"][1]["bytes"]
         assert read == pytest.approx(full["epochs"][0]["bytes"] + rest + tuning["bytes"])
         assert low["epochs"][0]["bytes"] < full["epochs"][0]["bytes"]
+
+
+CHECKS = {
+    "deltadnn": check_checkpoints,
+    "activations": check_activations,
+    "imagenet": check_imagenet,
+    "finetuning": check_finetuning,
+}
 
 
 @pytest.mark.long
