@@ -105,17 +105,17 @@ def delta_operations():
     now = was.copy()
     now[rng.choice(NUM_WORDS, NUM_WORDS // 32, replace=False)] += 1
     scratch = np.empty(NUM_WORDS, np.uint8)
-    encoded = sparse_words.encode(now, was.copy(), scratch)
+    encoded = sparse_words.encode(now, was.copy(), scratch, True)
     assert encoded is not None
     crc, gaps, steps = encoded
     # One for each run: the instructions of a copy depend on where its memory is.
     copies = iter([was.copy() for _ in range(4)])
 
     def encode():
-        assert sparse_words.encode(now, next(copies), scratch)
+        assert sparse_words.encode(now, next(copies), scratch, True)
 
     def apply():
-        assert sparse_words.apply(next(copies), gaps, steps) == crc
+        assert sparse_words.apply(next(copies), gaps, steps, True) == crc
 
     return [
         ("delta, encode", "word", NUM_WORDS, encode),

@@ -25,7 +25,7 @@ MAX_GROWTH = 4
 
 
 def encode_patch(
-    now: Words, was: Words, level: int = zstd.CODES, growth: int = 1
+    now: Words, was: Words, level: int = zstd.CODES, growth: int = 1, *, with_crc: bool = False
 ) -> tuple[bytes | None, int]:
     """Encode the words that changed, and update ``was`` in place to equal ``now``.
 
@@ -34,13 +34,15 @@ def encode_patch(
         was: (N,) words of the previous version, contiguous and writable.
         level: Compression level, as for :func:`pcrshard.zstd.compress`.
         growth: Maximum size before compression, as a multiple of half the words' size.
+        with_crc: Whether to compute the CRC-32C of ``now``, otherwise 0.
 
     Returns:
         The patch, which is empty if no word changed, or ``None`` if most words changed; and the
         CRC-32C of ``now``.
     """
     now, was = _narrow(now), _narrow(was)
-    found = sparse_words.encode(now, was, borrow_array(max(growth * now.nbytes, 64)))
+    scratch = borrow_array(max(growth * now.nbytes, 64))
+    found = sparse_words.encode(now, was, scratch, with_crc)
     if found is None:
         return None, crc32c(now)
     crc, gaps, steps = found
@@ -49,17 +51,17 @@ def encode_patch(
     return zstd.compress(_GAPS.pack(len(gaps)) + gaps + steps, level), crc
 
 
-def apply_patch(words: Words, patch: Any) -> int:
+def apply_patch(words: Words, patch: Any, *, with_crc: bool = False) -> int:
     """Apply an untrusted patch in place to words (N,), which are contiguous and writable.
 
     Returns:
-        The CRC-32C of the words.
+        The CRC-32C of the words; 0 unless ``with_crc``.
 
     Raises:
         CorruptCheckpoint: The patch does not match; some words may already have been changed.
     """
     if len(patch) == 0:
-        return crc32c(words)
+        return crc32c(words) if with_crc else 0
     words = _narrow(words)
     size = zstd.content_bytes(patch)
     require(size <= MAX_GROWTH * words.nbytes + 64, "a patch is larger than its words")
@@ -67,7 +69,7 @@ def apply_patch(words: Words, patch: Any) -> int:
     require(size >= _GAPS.size, "a patch is truncated")
     start = _GAPS.size + _GAPS.unpack_from(content)[0]
     require(start <= size, "a patch is truncated")
-    crc = sparse_words.apply(words, content[_GAPS.size : start], content[start:])
+    crc = sparse_words.apply(words, content[_GAPS.size : start], content[start:], with_crc)
     require(crc >= 0, "a patch does not fit its words")
     return crc
 

@@ -275,7 +275,7 @@ class WeightPublisher:
             patch, _ = encode_patch(now[order], held[order], _SMALL)
             held[:] = now
         else:
-            patch, crc = encode_patch(now, held)
+            patch, crc = encode_patch(now, held, with_crc=True)
         crc = crc32c(held) if crc is None else crc
         if patch is None:
             return _WHOLE, held.tobytes(), crc
@@ -528,7 +528,7 @@ def _apply_payload(words: Words, coder: int, payload: Bytes) -> int | None:
         require(len(payload) == words.nbytes, "expected a whole block")
         words.view(np.uint8)[:] = payload
     elif coder == _PATCH:
-        return apply_patch(words, payload)
+        return apply_patch(words, payload, with_crc=True)
     elif coder == _BY_EXPONENT:
         order = _by_exponent(words)
         ordered = words[order]

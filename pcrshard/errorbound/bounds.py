@@ -140,8 +140,8 @@ def _deviation(words: Words, float_type: FloatType, center: float = 0.0) -> floa
     """Return the standard deviation of the finite values, in float64, from sums about a center."""
     sums = np.zeros(3)
     for start in range(0, len(words), _BLOCK):
-        values = float_type.widen(words[start : start + _BLOCK])
-        linear_codes.add_moments(values - center if center else values, sums)
+        block = words[start : start + _BLOCK]
+        linear_codes.add_moments(float_type.widen(block), center, sums)
     mean, square = (sums[1:] / max(sums[0], 1)).tolist()
     variance = square - mean * mean
     if variance < _CANCELED * square and not center:

@@ -39,10 +39,11 @@ def quantize(
     )
 
 
-def add_moments(values: NDArray[np.float64], sums: NDArray[np.float64]) -> None:
-    """Add count, sum, and sum of squares of the finite values (N,) to ``sums`` (3,)."""
+def add_moments(values: NDArray[np.float64], center: float, sums: NDArray[np.float64]) -> None:
+    """Add count, sum, and sum of squares of finite values (N,) minus a center to ``sums`` (3,)."""
     lib.pcr_add_moments(
         ffi.from_buffer("double[]", values),
         len(values),
+        center,
         ffi.from_buffer("double[]", sums, require_writable=True),
     )

@@ -39,7 +39,7 @@ typedef int64_t masks __attribute__((vector_size(32)));
 enum { LANES = 4, CHAINS = 2 };
 
 static inline __attribute__((always_inline)) void add_moments(const double *values, size_t count,
-                                                              double *sums) {
+                                                              double center, double *sums) {
     masks number[CHAINS] = {{0}};
     lanes total[CHAINS] = {{0}}, squares[CHAINS] = {{0}};
     size_t start = 0;
@@ -47,6 +47,7 @@ static inline __attribute__((always_inline)) void add_moments(const double *valu
         for (int i = 0; i < CHAINS; i++) {
             lanes value;
             memcpy(&value, values + start + LANES * i, sizeof value);
+            value -= center;
             masks is_finite = (masks)(value - value == 0); /* -1 for true */
             value = (lanes)((masks)value & is_finite);
             number[i] -= is_finite;
@@ -60,18 +61,19 @@ static inline __attribute__((always_inline)) void add_moments(const double *valu
         sums[2] += squares[i / LANES][i % LANES];
     }
     for (; start < count; start++) {
-        if (!isfinite(values[start])) continue;
+        double value = values[start] - center;
+        if (!isfinite(value)) continue;
         sums[0] += 1;
-        sums[1] += values[start];
-        sums[2] += values[start] * values[start];
+        sums[1] += value;
+        sums[2] += value * value;
     }
 }
 
 #if PCR_HAVE_VECTORS
 PCR_AVX2_BEGIN
 static int quantize_avx2(PARAMETERS) { return quantize(ARGUMENTS); }
-static void add_moments_avx2(const double *values, size_t count, double *sums) {
-    add_moments(values, count, sums);
+static void add_moments_avx2(const double *values, size_t count, double center, double *sums) {
+    add_moments(values, count, center, sums);
 }
 PCR_AVX2_END
 #endif
@@ -83,12 +85,12 @@ int pcr_quantize_linear(PARAMETERS) {
     return quantize(ARGUMENTS);
 }
 
-void pcr_add_moments(const double *values, size_t count, double *sums) {
+void pcr_add_moments(const double *values, size_t count, double center, double *sums) {
 #if PCR_HAVE_VECTORS
     if (pcr_have_vectors()) {
-        add_moments_avx2(values, count, sums);
+        add_moments_avx2(values, count, center, sums);
         return;
     }
 #endif
-    add_moments(values, count, sums);
+    add_moments(values, count, center, sums);
 }

@@ -204,14 +204,15 @@ void pcr_atomic_add(int64_t *number, int64_t amount);
 /* Changed words between two versions of weights, as gaps and steps. A gap is the number of equal
  * words before a changed one, in bytes of which 255 continues. A step is the number of
  * representable values between the two words, zigzag: one byte, or 255 and item_bytes bytes.
- * Makes was equal to now; returns its CRC-32C, or -1 if a buffer is full (was then equals now in
- * part). item_bytes: 1, 2 or 4. used: bytes written to gaps and to steps. */
+ * Makes was equal to now; returns its CRC-32C (0 without with_crc), or -1 if a buffer is full (was
+ * then equals now in part). item_bytes: 1, 2 or 4. used: bytes written to gaps and to steps. */
 int64_t pcr_sparse_encode(const void *now, void *was, size_t count, int item_bytes, uint8_t *gaps,
-                          uint8_t *steps, size_t capacity, size_t *used);
-/* Applies the steps. Returns the CRC-32C of all words, or -1 if the bytes end early, are too many,
- * or lead beyond the words; some words may then have changed. */
+                          uint8_t *steps, size_t capacity, size_t *used, int with_crc);
+/* Applies the steps. Returns the CRC-32C of all words (0 without with_crc), or -1 if the bytes end
+ * early, are too many, or lead beyond the words; some words may then have changed. */
 int64_t pcr_sparse_apply(void *words, size_t count, int item_bytes, const uint8_t *gaps,
-                         size_t gap_bytes, const uint8_t *steps, size_t step_bytes);
+                         size_t gap_bytes, const uint8_t *steps, size_t step_bytes,
+                         int with_crc);
 
 /* The codes of float32 values on a lattice of a step, and the words that they restore to. Returns
  * whether a value exceeds the bound, is subnormal, -0.0 or not finite, or has a code above 2^30;
@@ -219,8 +220,9 @@ int64_t pcr_sparse_apply(void *words, size_t count, int item_bytes, const uint8_
 int pcr_quantize_linear(const uint32_t *words, size_t count, double step, double error_bound,
                         int32_t *codes, uint32_t *restored);
 
-/* Adds the number, the sum, and the sum of the squares of the finite values to three sums. */
-void pcr_add_moments(const double *values, size_t count, double *sums);
+/* Adds the number, the sum, and the sum of the squares of finite values, minus a center, to three
+ * sums. */
+void pcr_add_moments(const double *values, size_t count, double center, double *sums);
 
 /* Encodes values, at least one, as a pcodec file. out has room for pcr_pcodec_bound(count) bytes,
  * memory for pcr_pcodec_scratch(). Returns the size of the file, or 0 if the values of a chunk

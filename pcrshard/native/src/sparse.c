@@ -86,7 +86,7 @@ INLINE size_t find_changes(const uint8_t *now, const uint8_t *was, size_t size, 
 
 #define DEFINE(type, stype, suffix)                                                              \
     INLINE int64_t encode_##suffix(const type *now, type *was, size_t count, uint8_t *gaps,      \
-                                   uint8_t *steps, size_t capacity, size_t *used) {              \
+                                   uint8_t *steps, size_t capacity, size_t *used, int with_crc) {\
         const size_t stripe = STRIPE / sizeof(type);                                             \
         uint8_t *gap = gaps, *step = steps;                                                      \
         uint8_t *gap_end = gaps + capacity, *step_end = steps + capacity;                        \
@@ -120,14 +120,16 @@ INLINE size_t find_changes(const uint8_t *now, const uint8_t *was, size_t size, 
                 was[i] = now[i];                                                                 \
                 next = i + 1;                                                                    \
             }                                                                                    \
-            crc = pcr_crc32c(crc, (const uint8_t *)(was + start), words * sizeof(type));         \
+            if (with_crc)                                                                        \
+                crc = pcr_crc32c(crc, (const uint8_t *)(was + start), words * sizeof(type));     \
         }                                                                                        \
         used[0] = (size_t)(gap - gaps);                                                          \
         used[1] = (size_t)(step - steps);                                                        \
         return crc;                                                                              \
     }                                                                                            \
     static int64_t apply_##suffix(type *words, size_t count, const uint8_t *gap,                 \
-                                  size_t gap_bytes, const uint8_t *step, size_t step_bytes) {    \
+                                  size_t gap_bytes, const uint8_t *step, size_t step_bytes,      \
+                                 int with_crc) {                                                \
         const uint8_t *gap_end = gap + gap_bytes, *step_end = step + step_bytes;                 \
         const size_t summed = SUMMED / sizeof(type);                                             \
         size_t i = 0, fetched = 0, start = 0;                                                    \
@@ -145,7 +147,7 @@ INLINE size_t find_changes(const uint8_t *now, const uint8_t *was, size_t size, 
             for (; fetched < count && fetched < i + AHEAD / sizeof(type);                        \
                  fetched += LINE / sizeof(type))                                                 \
                 __builtin_prefetch(words + fetched, 1);                                          \
-            for (; i - start >= summed; start += summed)                                         \
+            for (; with_crc && i - start >= summed; start += summed)                             \
                 crc = pcr_crc32c(crc, (const uint8_t *)(words + start), SUMMED);                 \
             type zigzag = *step++;                                                               \
             if (zigzag == 255) {                                                                 \
@@ -159,7 +161,9 @@ INLINE size_t find_changes(const uint8_t *now, const uint8_t *was, size_t size, 
             words[i] = UNORDERED(type, stype, place);                                            \
             i++;                                                                                 \
         }                                                                                        \
-        crc = pcr_crc32c(crc, (const uint8_t *)(words + start), (count - start) * sizeof(type)); \
+        if (with_crc)                                                                            \
+            crc = pcr_crc32c(crc, (const uint8_t *)(words + start),                              \
+                             (count - start) * sizeof(type));                                    \
         return step == step_end ? (int64_t)crc : -1;                                             \
     }
 
@@ -169,13 +173,13 @@ DEFINE(uint32_t, int32_t, u32)
 
 #define ENCODE_PARAMETERS \
     const void *now, void *was, size_t count, int item_bytes, uint8_t *gaps, uint8_t *steps, \
-        size_t capacity, size_t *used
-#define ENCODE_ARGUMENTS now, was, count, item_bytes, gaps, steps, capacity, used
+        size_t capacity, size_t *used, int with_crc
+#define ENCODE_ARGUMENTS now, was, count, item_bytes, gaps, steps, capacity, used, with_crc
 
 INLINE int64_t encode(ENCODE_PARAMETERS) {
-    if (item_bytes == 1) return encode_u8(now, was, count, gaps, steps, capacity, used);
-    if (item_bytes == 2) return encode_u16(now, was, count, gaps, steps, capacity, used);
-    return encode_u32(now, was, count, gaps, steps, capacity, used);
+    if (item_bytes == 1) return encode_u8(now, was, count, gaps, steps, capacity, used, with_crc);
+    if (item_bytes == 2) return encode_u16(now, was, count, gaps, steps, capacity, used, with_crc);
+    return encode_u32(now, was, count, gaps, steps, capacity, used, with_crc);
 }
 
 #if PCR_HAVE_VECTORS
@@ -192,8 +196,11 @@ int64_t pcr_sparse_encode(ENCODE_PARAMETERS) {
 }
 
 int64_t pcr_sparse_apply(void *words, size_t count, int item_bytes, const uint8_t *gaps,
-                         size_t gap_bytes, const uint8_t *steps, size_t step_bytes) {
-    if (item_bytes == 1) return apply_u8(words, count, gaps, gap_bytes, steps, step_bytes);
-    if (item_bytes == 2) return apply_u16(words, count, gaps, gap_bytes, steps, step_bytes);
-    return apply_u32(words, count, gaps, gap_bytes, steps, step_bytes);
+                         size_t gap_bytes, const uint8_t *steps, size_t step_bytes,
+                         int with_crc) {
+    if (item_bytes == 1)
+        return apply_u8(words, count, gaps, gap_bytes, steps, step_bytes, with_crc);
+    if (item_bytes == 2)
+        return apply_u16(words, count, gaps, gap_bytes, steps, step_bytes, with_crc);
+    return apply_u32(words, count, gaps, gap_bytes, steps, step_bytes, with_crc);
 }
