@@ -38,13 +38,13 @@ def encode_patch(
 
     Returns:
         The patch, which is empty if no word changed, or ``None`` if most words changed; and the
-        CRC-32C of ``now``.
+        CRC-32C of ``now`` unless most changed.
     """
     now, was = _narrow(now), _narrow(was)
     scratch = borrow_array(max(growth * now.nbytes, 64))
     found = sparse_words.encode(now, was, scratch, with_crc)
     if found is None:
-        return None, crc32c(now)
+        return None, 0
     crc, gaps, steps = found
     if not gaps:
         return b"", crc

@@ -267,7 +267,7 @@ class WeightPublisher:
 
     def _encode(self, now: Words, held: Words, *, is_new: bool) -> tuple[int, Any, int]:
         """Return the coder, payload, and checksum of a block, and update the copy."""
-        coder, patch, crc = _PATCH, None, None
+        coder, patch, crc = _PATCH, None, 0
         if is_new:
             held[:] = now
         elif self._is_slow_link and now.itemsize > 1:
@@ -276,7 +276,7 @@ class WeightPublisher:
             held[:] = now
         else:
             patch, crc = encode_patch(now, held, with_crc=True)
-        crc = crc32c(held) if crc is None else crc
+        crc = crc or crc32c(held)
         if patch is None:
             return _WHOLE, held.tobytes(), crc
         return (coder if patch else _SAME), patch, crc
@@ -495,10 +495,10 @@ class WeightMirror:
         blocks = _blocks(self._words)
 
         def work(n: int) -> int:
-            crc = None
+            crc = 0
             for each, payloads in steps:
                 crc = _apply_payload(blocks[n], each.coders[n], payloads[n])
-            return crc32c(blocks[n]) if crc is None else crc
+            return crc or crc32c(blocks[n])
 
         self.step, self._id = 0, b""
         crcs = _u32(parallel_map(self._folder.workers, work, range(len(blocks))))
@@ -522,8 +522,8 @@ class WeightMirror:
         self._words = [part.view(spec.word) for part, (_, spec) in zip(parts, layout, strict=False)]
 
 
-def _apply_payload(words: Words, coder: int, payload: Bytes) -> int | None:
-    """Apply the payload of a step to the words of a block; return their CRC-32C if at hand."""
+def _apply_payload(words: Words, coder: int, payload: Bytes) -> int:
+    """Apply the payload of a step to the words of a block; return their CRC-32C, or 0."""
     if coder == _WHOLE:
         require(len(payload) == words.nbytes, "expected a whole block")
         words.view(np.uint8)[:] = payload
@@ -536,7 +536,7 @@ def _apply_payload(words: Words, coder: int, payload: Bytes) -> int | None:
         words[order] = ordered
     else:
         require(coder == _SAME, "expected a known coder")
-    return None
+    return 0
 
 
 def _by_exponent(words: Words) -> NDArray[np.intp]:
