@@ -523,7 +523,7 @@ class WeightMirror:
 
 
 def _apply_payload(words: Words, coder: int, payload: Bytes) -> int:
-    """Apply the payload of a step to the words of a block; return their CRC-32C, or 0."""
+    """Apply a step to the words of a block; return their CRC-32C, 0 if it is not at hand."""
     if coder == _WHOLE:
         require(len(payload) == words.nbytes, "expected a whole block")
         words.view(np.uint8)[:] = payload
