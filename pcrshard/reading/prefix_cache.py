@@ -296,7 +296,7 @@ class PrefixCache:
         now = time.time()
         oldest = max(self.since, now - _FORGOTTEN_SECONDS)
         idle = [file.path for file in files if not oldest <= file.last_use <= now]
-        # High scans first, including those that this job no longer reads, then whole files.
+        # High scans first, even ones this job no longer reads, then whole files.
         parts = ((path, stop) for path in idle for stop in reversed(_stops(path)[1:]))
         # To read a head or an index is not to read at a lower scan.
         last = self._read_stops.copy().items()
