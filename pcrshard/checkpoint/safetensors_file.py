@@ -11,7 +11,7 @@ import torch
 from .. import storage
 from ..errors import MissingDependency, UnsupportedState
 from .store import DeltaStore
-from .tensors import spec_of
+from .tensors import TensorSpec, spec_of
 from .typed_tree import leaves_of
 
 # The element types that safetensors supports.
@@ -19,8 +19,11 @@ DTYPES = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32",
     "int32": "I32", "uint64": "U64", "int64": "I64", "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2", "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0", "float4_e2m1fn_x2": "F4",
     "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64", "complex64": "C64",
 }  # fmt: skip
+# Two numbers in a byte.
+PACKED = "float4_e2m1fn_x2"
 
 
 def check_type(tensor: torch.Tensor, name: str) -> None:
@@ -30,6 +33,20 @@ def check_type(tensor: torch.Tensor, name: str) -> None:
         raise UnsupportedState("safetensors reserves this name", key=name)
     if dtype not in DTYPES:
         raise UnsupportedState(f"safetensors has no {dtype}", key=name)
+    if dtype == PACKED and tensor.dim() == 0:
+        raise UnsupportedState(f"safetensors has no scalars of {dtype}", key=name)
+
+
+def file_entry(spec: TensorSpec, start: int) -> dict[str, Any]:
+    """Return what the header of a safetensors file says of a tensor whose bytes begin at a place.
+
+    The file counts the two numbers of a byte of :data:`PACKED`, and torch counts the bytes.
+    """
+    shape = list(spec.shape)
+    if spec.dtype == PACKED:
+        shape[-1] *= 2
+    place = [start, start + spec.num_bytes]
+    return {"dtype": DTYPES[spec.dtype], "shape": shape, "data_offsets": place}
 
 
 def safetensors_module() -> Any:

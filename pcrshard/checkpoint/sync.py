@@ -50,7 +50,7 @@ from .frame import (
     unpack_frame,
 )
 from .patch import apply_patch, encode_patch
-from .safetensors_file import DTYPES, check_type, safetensors_module
+from .safetensors_file import check_type, file_entry, safetensors_module
 from .tensors import ITEM_BYTES, TensorSpec, check_storable, spec_of, tensor_from, words_of
 from .version_file import parallel_map
 
@@ -80,9 +80,8 @@ def _file_header(layout: Layout) -> bytes:
     found: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
     for name, spec in layout:
-        place = [start, start + spec.num_bytes]
-        found[name] = {"dtype": DTYPES[spec.dtype], "shape": spec.shape, "data_offsets": place}
-        start = place[1]
+        found[name] = file_entry(spec, start)
+        start += spec.num_bytes
     text = json.dumps(found, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

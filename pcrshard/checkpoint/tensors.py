@@ -20,13 +20,16 @@ _ALIGNMENT = 64
 _snapshots = BufferPool(max_idle=2)
 _TYPES = (
     "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float8_e4m3fn float8_e5m2 "
-    "float8_e4m3fnuz float8_e5m2fnuz float16 bfloat16 float32 float64 complex64 complex128"
+    "float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2 float16 bfloat16 float32 "
+    "float64 complex64 complex128"
 )
 # Size of an element. Types without an entry are rejected.
 ITEM_BYTES: dict[str, int] = {name: getattr(torch, name).itemsize for name in _TYPES.split()}
 # The types that numpy also supports.
 NUMPY_TYPES = {
-    name: np.dtype(name) for name in ITEM_BYTES if not name.startswith(("bfloat", "float8"))
+    name: np.dtype(name)
+    for name in ITEM_BYTES
+    if not name.startswith(("bfloat", "float8", "float4"))
 }
 
 
@@ -75,6 +78,8 @@ def check_storable(tensor: torch.Tensor, path: str) -> None:
     is_dense = tensor.layout == torch.strided and not tensor.is_nested
     if not (plain and is_dense) or tensor.is_quantized or tensor.is_meta:
         what = f"{type(tensor).__name__}, {tensor.layout}, {tensor.device}, {name}"
+        if hasattr(tensor, "full_tensor"):  # a DTensor, whose class takes long to import
+            what += ": gather it on all ranks by full_tensor()"
         raise UnsupportedState(f"expected a dense tensor with values, got {what}", key=path)
     if name not in ITEM_BYTES:
         raise UnsupportedState(f"cannot store tensors of type {name}", key=path)

@@ -28,7 +28,8 @@ STATES = st.recursive(
     max_leaves=20,
 )
 DTYPES = "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float8_e4m3fn float8_e5m2 "
-DTYPES += "float8_e4m3fnuz float8_e5m2fnuz float16 bfloat16 float32 float64 complex64 complex128"
+DTYPES += "float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2 float16 bfloat16 "
+DTYPES += "float32 float64 complex64 complex128"
 
 
 def there_and_back(*states):
