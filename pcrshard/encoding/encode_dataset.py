@@ -12,16 +12,17 @@ import json
 import multiprocessing
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 
 from .. import storage
 from ..errors import EncodeError, StorageError
 from ..format.dataset_index import DatasetIndex
+from ..format.names import shard_name
 from ..redaction import get_logger, redact_url
 from .resume_journal import JOURNAL, KEPT, PARTS, SKIPPED, Part, Run, Saved, new_run
 from .samples import StorageOptions
-from .shard_plan import EncodeOptions, Plan, plan
+from .shard_plan import EncodeOptions, Plan, plan, sources_digest
 from .shard_task import ShardTask, encode_shard
 from .shard_writer import write_dataset_index
 from .worker_processes import run_tasks
@@ -31,6 +32,8 @@ __all__ = ["EncodeOptions", "commit", "encode"]
 Path = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
 _log = get_logger("pcrshard")
+# Shards that a message names.
+_NAMED = 5
 
 
 def encode(
@@ -62,7 +65,8 @@ def encode(
             that finds all shards complete writes ``pcr.json``. A run with ``resume`` and without
             ``part`` completes the remaining shards of all parts.
         workers: Number of worker processes; by default one per CPU that this process may use.
-        resume: Whether to resume an earlier run in ``dst``, keeping complete shards.
+        resume: Whether to resume an earlier run in ``dst``. Complete shards are kept, those whose
+            sources have changed since (by size, and ETag or time of writing) are made again.
         executor: Any executor to run the shard tasks on instead of worker processes, such as
             ``distributed.Client(...).get_executor(pure=False)``.
         progress: Called with (samples done, total samples) of this part after each shard.
@@ -96,19 +100,42 @@ def encode(
     shards = planned.shards
     run = new_run(dst, planned, src_options, dst_options, part)
     numbers = range(first, len(shards), step)
-    with run.open(numbers, resume=resume) as todo:
-        tasks = {number: ShardTask(run, number, shards[number]) for number in todo}
+    with run.open(numbers, resume=resume) as finished:
+        tasks = {
+            number: ShardTask(run, number, shards[number], finished.get(number))
+            for number in numbers
+        }
+        unknown = [n for n in finished if any(not ref.version for s in shards[n] for ref in s.refs)]
+        if unknown:
+            _log.warning(
+                "%s are kept, though their store does not say whether files have changed since",
+                _names_of(run, unknown),
+            )
         total = sum(len(shards[number]) for number in numbers)
-        done = total - sum(len(shards[number]) for number in todo)
+        done = 0
         running = run_tasks(
             encode_shard, tasks, workers=workers, executor=executor, on_stop=run.revoke
         )
+        stale = []
         with contextlib.closing(running) as results:
-            for number, _ in results:
+            for number, result in results:
+                if number in finished and finished[number].sources != result.sources:
+                    stale.append(number)
                 done += len(shards[number])
                 if progress is not None:
                     progress(done, total)
+    if stale:
+        _log.warning(
+            "%s were made again, because their sources have changed", _names_of(run, stale)
+        )
     return commit(run, planned)
+
+
+def _names_of(run: Run, numbers: Sequence[int]) -> str:
+    """Return how many shards there are, and the names of the first."""
+    names = [shard_name(run.options.name, number) for number in sorted(numbers)]
+    more = ", ..." if len(names) > _NAMED else ""
+    return f"{len(names)} shards ({', '.join(names[:_NAMED])}{more})"
 
 
 def _check_apart(src: str, dst: str) -> None:
@@ -128,6 +155,16 @@ def commit(run: Run, planned: Plan) -> DatasetIndex | None:
     found = run.written()
     if missing := len(planned.shards) - len(found):
         _log.info("%d shards remain for other parts", missing)
+        return None
+    stale = [
+        n for n, samples in enumerate(planned.shards) if found[n].sources != sources_digest(samples)
+    ]
+    if stale:
+        _log.warning(
+            "%s were made from sources that have changed since: run again with --resume, without "
+            "--part",
+            _names_of(run, stale),
+        )
         return None
     # The last two parts may end at the same time.
     with run.lock(wait=True):

@@ -56,13 +56,15 @@ class ShardResult(NamedTuple):
     """The result of a shard task; ``entry`` is ``None`` if every sample was skipped.
 
     ``num_classes`` is the highest label in the shard plus 1, and ``on_error`` is the option that
-    applied to files that cannot be layered.
+    applied to files that cannot be layered. ``sources`` says what it was made from, see
+    :func:`.shard_plan.sources_digest`.
     """
 
     entry: ShardEntry | None
     unlayered: tuple[Unlayered, ...]
     num_classes: int
     on_error: str
+    sources: str
 
 
 Results = dict[int, ShardResult]
@@ -167,8 +169,8 @@ class Run(NamedTuple):
         Saved(self.fingerprint, results).write(url, self.dst_options)
 
     @contextlib.contextmanager
-    def open(self, numbers: range, *, resume: bool) -> Iterator[list[int]]:
-        """Permit tasks to write shards of these numbers; yield the missing ones.
+    def open(self, numbers: range, *, resume: bool) -> Iterator[Results]:
+        """Permit tasks to write shards of these numbers; yield those that earlier runs finished.
 
         Until the end of the block no other run may write to the folder, except parts. If a part
         runs twice at once, or two runs share an object store, which has no locks, the tasks of the
@@ -180,12 +182,12 @@ class Run(NamedTuple):
         """
         storage.make_folder(self.dst, options=self.dst_options)
         with self.lock(shared=self.part != (0, 1)):
-            todo = self._take_over(numbers, resume)
+            finished = self._take_over(numbers, resume)
             permit = storage.atomic_write(self._permit, options=self.dst_options, durable=False)
             with permit as file:
                 file.write(self.token.encode())
             try:
-                yield todo
+                yield finished
             finally:
                 self.revoke()
 
@@ -213,7 +215,7 @@ class Run(NamedTuple):
                 stack.callback(Path(path).unlink, missing_ok=True)
             yield
 
-    def _take_over(self, numbers: range, resume: bool) -> list[int]:
+    def _take_over(self, numbers: range, resume: bool) -> Results:
         files, fingerprints, results = self._read()
         names = {DATASET_INDEX, *(shard_name(self.options.name, number) for number in numbers)}
         held = sorted(names & files.keys())
@@ -228,20 +230,16 @@ class Run(NamedTuple):
             )
         if self.part == (0, 1):
             storage.remove_temporary_files(self.dst)
-        todo = [
-            number
-            for number in numbers
-            if number not in results or not self._is_complete(results[number])
-        ]
         # A run that is killed while it writes its first shards can resume, too.
         self.write("start", {})
-        return todo
+        return {number: results[number] for number in numbers if number in results}
 
     def _read(self) -> tuple[dict[str, int | None], set[str], Results]:
         """Return the folder's files with their sizes, and what those of the journal say."""
         files: dict[str, int | None] = {}
         try:
-            files.update(storage.list_files(self.dst, options=self.dst_options))
+            listed = storage.list_files(self.dst, options=self.dst_options)
+            files |= {file.name: file.size for file in listed}
         except StorageError:
             # An empty folder of an object store does not exist.
             if storage.exists(self.dst, options=self.dst_options):
@@ -256,8 +254,10 @@ class Run(NamedTuple):
         results = {n: result for each in saved for n, result in each.shards.items()}
         return files, {each.fingerprint for each in saved}, results
 
-    def _is_complete(self, result: ShardResult) -> bool:
-        """Return whether a shard is intact and handled bad files as the options now ask."""
+    def is_complete(self, result: ShardResult, sources: str) -> bool:
+        """Return whether a shard is intact, of these sources, and of the option ``on_error``."""
+        if result.sources != sources:
+            return False
         if result.unlayered and result.on_error != self.options.on_error:
             return False
         entry = result.entry

@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import storage
 from ..errors import EncodeError
-from .samples import FieldRef, ListedImage, StorageOptions
+from .samples import FieldRef, ListedImage, StorageOptions, version_of
 
 LISTS = (".csv", ".tsv", ".jsonl", ".ndjson")
 Row = dict[str, Any]
@@ -73,7 +73,7 @@ def list_rows(path: str, options: StorageOptions) -> list[ListedImage]:
         if folder and "://" not in url and not url.startswith("/"):
             url = storage.join(folder, url)
         known = (("json", json.dumps(row).encode()),) if row else ()
-        images.append(ListedImage(FieldRef(name, url), label, known))
+        images.append(ListedImage(FieldRef(name, url, version=version_of(url)), label, known))
     return images
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from .. import storage
-from ..errors import PCRError
+from ..errors import PCRError, StorageError
 from ..format.names import is_metadata, place_in_list
 from ..format.shard_index import MAX_LISTED
 from ..redaction import links_of
@@ -20,12 +21,16 @@ _SAMPLES_PER_READ = 64
 
 
 class FieldRef(NamedTuple):
-    """The byte range ``[start, stop)`` of a field in a file; to its end if stop is ``None``."""
+    """The byte range ``[start, stop)`` of a field in a file; to its end if stop is ``None``.
+
+    ``version`` is that of the file when it was listed, see :class:`pcrshard.storage.Listed`.
+    """
 
     name: str
     url: str
     start: int = 0
     stop: int | None = None
+    version: str = ""
 
 
 # A number, the name of a class, or none.
@@ -63,12 +68,13 @@ class Source(NamedTuple):
 def unique_keys(paths: Iterable[str]) -> list[str]:
     """Return valid, distinct keys for file names: no dots in the last part, no ``..``."""
     keys: dict[str, None] = {}
+    # How often each stem was taken: thousands of URLs may differ in their queries only.
+    taken: dict[str, int] = {}
     for path in paths:
         key = stem = _legal_key(path)
-        number = 0
         while key in keys:
-            number += 1
-            key = f"{stem}_{number}"
+            taken[stem] = taken.get(stem, 0) + 1
+            key = f"{stem}_{taken[stem]}"
         keys[key] = None
     return list(keys)
 
@@ -109,18 +115,39 @@ def find_lists(samples: Sequence[SampleRef]) -> tuple[str, ...]:
     )
 
 
+def version_of(url: str) -> str:
+    """Return the version of a file that a user named; empty for a remote one.
+
+    To look up each of them would double the requests.
+    """
+    with contextlib.suppress(StorageError):  # whoever reads it says that it is missing
+        return storage.version(url) if storage.is_local(url) else ""
+    return ""
+
+
 def read_samples(
     samples: Sequence[SampleRef], options: StorageOptions
 ) -> Iterator[tuple[SampleRef, dict[str, bytes] | PCRError]]:
-    """Yield each sample with its fields by name, or the first error of reading them."""
+    """Yield each sample with its fields by name, or the first error of reading them.
+
+    Raises:
+        StorageError: At the end, a tar is no longer the one that was listed; one request a tar.
+    """
+    tars: dict[str, str] = {}
     for start in range(0, len(samples), _SAMPLES_PER_READ):
         batch = samples[start : start + _SAMPLES_PER_READ]
-        ranges = [(ref.url, ref.start, ref.stop) for sample in batch for ref in sample.refs]
-        # All ranges of a tar must come from the same version of it.
-        tars = {url for url, start, _ in ranges if start}
-        with storage.unchanged(tars, options=options):
-            values = iter(storage.read_ranges(ranges, options=options))
+        refs = [ref for sample in batch for ref in sample.refs]
+        # A file that has grown since it was listed is read whole.
+        ranges = [(ref.url, ref.start, ref.stop if ref.start else None) for ref in refs]
+        tars |= {ref.url: ref.version for ref in refs if ref.start}
+        values = iter(storage.read_ranges(ranges, options=options))
         for sample in batch:
             found: dict[str, Any] = {ref.name: next(values) for ref in sample.refs}
             errors = (value for value in found.values() if isinstance(value, PCRError))
             yield sample, next(errors, None) or found | dict(sample.known)
+    for url, listed in tars.items():
+        if storage.version(url, options=options) != listed:
+            raise StorageError(
+                "the tar was replaced after it was listed: run again (encode with --resume)",
+                url=url,
+            )

@@ -7,12 +7,24 @@ import hashlib
 import itertools
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from .. import storage
 from ..errors import EncodeError
-from ..format.names import OTHER_IMAGE_EXTENSIONS, check_name, is_jpeg_field, place_in_list
+from ..format.dataset_index import (
+    DATASET_INDEX,
+    MAX_DATASET_INDEX_BYTES,
+    DatasetIndex,
+    ShardEntry,
+)
+from ..format.names import (
+    OTHER_IMAGE_EXTENSIONS,
+    check_name,
+    is_jpeg_field,
+    place_in_list,
+    shard_name,
+)
 from ..format.scan_script import Q95, STANDARD
 from ..format.schema import IMAGE, IMAGE_LIST, Stream
 from ..format.shard_format import AUTO, FieldNames, ShardFormat
@@ -101,8 +113,8 @@ class Plan(NamedTuple):
         options: The options, with the scan script ``auto`` and the class names resolved.
         quality: Median JPEG quality of a sample of the source's files, read for the scripts
             ``auto`` and ``standard``; 0 if unknown.
-        fingerprint: Hash of the source's listing and the options, except ``on_error``, so that a
-            run that failed on a bad file can resume with another choice.
+        fingerprint: Hash of the keys in each shard and of the options, except ``on_error``, so
+            that a run that failed on a bad file can resume with another choice.
     """
 
     shards: list[list[SampleRef]]
@@ -110,6 +122,17 @@ class Plan(NamedTuple):
     options: EncodeOptions
     quality: float
     fingerprint: str
+
+
+def sources_digest(samples: Iterable[SampleRef]) -> str:
+    """Return a hash of what samples are made from.
+
+    That is where their fields are, the versions of the files, and the bytes known from the listing.
+    """
+    digest = hashlib.sha256()
+    for sample in samples:
+        digest.update(repr(sample).encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:32]
 
 
 def plan(src: str, options: EncodeOptions, src_options: StorageOptions = None) -> Plan:
@@ -131,17 +154,41 @@ def plan(src: str, options: EncodeOptions, src_options: StorageOptions = None) -
         script = Q95 if quality >= HIGH_QUALITY else STANDARD
         fmt = dataclasses.replace(options.fmt, script=script.name)
         options = dataclasses.replace(options, fmt=fmt)
-    digest = hashlib.sha256(repr(dataclasses.replace(options, on_error="raise")).encode())
-    for sample in source.samples:
-        digest.update(repr(sample).encode("utf-8", "surrogateescape"))
     labels = read_labels(source.samples, src_options) if options.stratify else None
+    shards = plan_shards(source.samples, options, labels)
+    _check_index_bytes(len(shards), options)
+    digest = hashlib.sha256(repr((dataclasses.replace(options, on_error="raise"), names)).encode())
+    for shard in shards:
+        digest.update("\0".join(sample.key for sample in shard).encode() + b"\0\0")
     return Plan(
-        plan_shards(source.samples, options, labels),
+        shards,
         names,
         dataclasses.replace(options, classes=source.classes),
         quality,
         digest.hexdigest(),
     )
+
+
+def _check_index_bytes(num_shards: int, options: EncodeOptions) -> None:
+    """Refuse a number of shards whose dataset index no reader would accept.
+
+    Raises:
+        EncodeError: Already its entries would take more than 256 MiB.
+    """
+    groups = options.fmt.scan_script.num_groups
+    large = 10**9  # with as many digits as a shard of ordinary size has bytes
+    name = shard_name(options.name, num_shards)
+    entry = ShardEntry(name, 1000, large, large, large, (large,) * (groups + 1), large)
+    one, two = (
+        len(DatasetIndex(options.fmt.scan_script.name, groups, (entry,) * count).encode())
+        for count in (1, 2)
+    )
+    most = MAX_DATASET_INDEX_BYTES // (two - one)
+    if num_shards > most:
+        raise EncodeError(
+            f"expected at most {most} shards, whose {DATASET_INDEX} readers accept, "
+            f"got {num_shards}: give each shard more samples (--samples-per-shard)"
+        )
 
 
 def list_samples(src: str, options: EncodeOptions, src_options: StorageOptions = None) -> Source:

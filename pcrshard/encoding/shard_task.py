@@ -16,7 +16,7 @@ from .encode_jpeg import EncodedImage, encode_jpeg
 from .labels import check_label, count_classes
 from .resume_journal import Run, ShardResult, Unlayered
 from .samples import SampleRef, read_samples
-from .shard_plan import EncodeOptions
+from .shard_plan import EncodeOptions, sources_digest
 from .shard_writer import EncodedSample, encode_sample, write_shard
 
 # JPEG quality for re-encoding a file that cannot be rearranged.
@@ -30,15 +30,17 @@ class ShardTask(NamedTuple):
         run: What it shares with the other tasks; they end or resume as a whole.
         number: Number of the shard.
         samples: Its samples.
+        finished: What an earlier run made of it, to be checked.
     """
 
     run: Run
     number: int
     samples: list[SampleRef]
+    finished: ShardResult | None = None
 
 
 def encode_shard(task: ShardTask) -> ShardResult:
-    """Read, encode and write one shard.
+    """Read, encode and write one shard, unless it is finished.
 
     Returns:
         Its entry, and the files that are not stored as their own scans.
@@ -50,6 +52,9 @@ def encode_shard(task: ShardTask) -> ShardResult:
     """
     run = task.run
     run.check()
+    sources = sources_digest(task.samples)
+    if task.finished is not None and run.is_complete(task.finished, sources):
+        return task.finished
     encoded: list[EncodedSample] = []
     rows: list[Unlayered] = []
     for sample, fields in read_samples(task.samples, run.src_options):
@@ -66,7 +71,7 @@ def encode_shard(task: ShardTask) -> ShardResult:
             options=run.dst_options,
         )
     num_classes = count_classes(sample.fields for sample in encoded)
-    result = ShardResult(entry, tuple(rows), num_classes, run.options.on_error)
+    result = ShardResult(entry, tuple(rows), num_classes, run.options.on_error, sources)
     run.write(f"{task.number:06d}", {task.number: result})
     return result
 

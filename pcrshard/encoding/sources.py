@@ -25,6 +25,7 @@ from .samples import (
     Source,
     StorageOptions,
     unique_keys,
+    version_of,
 )
 from .tars import list_tars
 
@@ -109,7 +110,7 @@ def list_source(
 def _find_files(src: str, options: StorageOptions) -> list[FieldRef]:
     """Return the images or tars of a source, named by their paths from a common folder."""
     usable, others = [], []
-    for url_name, url, size in [] if src.endswith(LISTS) else _list_files(src, options):
+    for url_name, url, size, version in [] if src.endswith(LISTS) else _list_files(src, options):
         name = url_name
         if src.startswith(_HTTP):
             # HTML listings contain sort links, and their names are URL-quoted.
@@ -118,7 +119,7 @@ def _find_files(src: str, options: StorageOptions) -> list[FieldRef]:
         if any(part.startswith(".") for part in name.split("/")):
             continue  # hidden
         if extension in _IMAGES or name.endswith(".tar"):
-            usable.append(FieldRef(name, url, 0, size))
+            usable.append(FieldRef(name, url, 0, size, version))
         else:
             others.append(name)
     if others:
@@ -131,18 +132,21 @@ def _find_files(src: str, options: StorageOptions) -> list[FieldRef]:
     return usable
 
 
-def _list_files(src: str, options: StorageOptions) -> list[tuple[str, str, int | None]]:
-    """Return the files of a folder, pattern or list of URLs, as (name, URL, bytes if known)."""
+def _list_files(src: str, options: StorageOptions) -> list[tuple[str, str, int | None, str]]:
+    """Return the files of a folder, pattern or list of URLs: names, URLs, sizes, versions."""
     urls = storage.expand(src)
     if len(urls) > 1 or urls[0].endswith(".tar") or storage.is_pattern(urls[0]):
-        found: dict[str, int | None] = {}
+        found: dict[str, storage.Listed] = {}
         for url in urls:
-            matches = storage.is_pattern(url)
-            found |= storage.list_matching(url, options=options) if matches else {url: None}
+            files = [storage.Listed(url, None, version_of(url))]
+            if storage.is_pattern(url):
+                files = storage.list_matching(url, options=options)
+            found |= {file.name: file for file in files}
         folders = [redact_url(storage.fixed_folder(url), query="") for url in urls]
         start = posixpath.commonprefix(folders).rfind("/") + 1
         return [
-            (redact_url(url, query="")[start:], url, size) for url, size in sorted(found.items())
+            (redact_url(url, query="")[start:], url, size, version)
+            for url, size, version in sorted(found.values())
         ]
     folder = urls[0].rstrip("/") or "/"
     try:
@@ -151,7 +155,7 @@ def _list_files(src: str, options: StorageOptions) -> list[tuple[str, str, int |
         if folder.startswith(_HTTP):
             raise StorageError(f"{error}{_HTTP_ADVICE}") from error.__cause__
         raise
-    return [(name, storage.join(folder, name), size) for name, size in listed]
+    return [(name, storage.join(folder, name), size, version) for name, size, version in listed]
 
 
 def _label_files(src: str, files: Sequence[FieldRef]) -> list[ListedImage]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, Self
 
 from .. import storage
-from ..errors import EncodeError
+from ..errors import EncodeError, StorageError
 from ..format.names import are_distinct, is_metadata, valid_field, valid_key
 from ..format.shard_head import BLOCK, HEAD_STOP, MAGIC
 from ..redaction import redact_url
@@ -40,7 +40,7 @@ def list_tars(
     owners: dict[str, str] = {}
     samples = []
     for tar in tars:
-        for sample in storage.collect(_list_tar(tar.url, options), tar.url, retry):
+        for sample in storage.collect(_list_tar(tar, options), tar.url, retry):
             key = sample.key
             if prefix_keys:
                 key = f"{tar.name.removesuffix('.tar')}/{key}"
@@ -55,9 +55,10 @@ def list_tars(
     return samples
 
 
-def _list_tar(url: str, options: StorageOptions) -> Iterator[SampleRef]:
-    unchanged = storage.unchanged([url], options=options)
-    with unchanged, storage.open_file(url, options=options) as file:
+def _list_tar(listed: FieldRef, options: StorageOptions) -> Iterator[SampleRef]:
+    url = listed.url
+    version = listed.version or storage.version(url, options=options)
+    with storage.open_file(url, options=options) as file:
         if file.read(HEAD_STOP)[BLOCK:].startswith(MAGIC):
             raise EncodeError(
                 "expected images, got a PCR shard; write its images with `pcrshard export` first",
@@ -67,7 +68,7 @@ def _list_tar(url: str, options: StorageOptions) -> Iterator[SampleRef]:
         try:
             with tarfile.open(fileobj=file, mode="r:", tarinfo=_CheckedInfo) as tar:
                 for key, fields in itertools.groupby(_fields(tar, url), operator.itemgetter(0)):
-                    refs = tuple(ref for _, ref in fields)
+                    refs = tuple(ref._replace(version=version) for _, ref in fields)
                     names = [ref.name for ref in refs]
                     if not are_distinct(names):
                         raise EncodeError(
@@ -77,6 +78,8 @@ def _list_tar(url: str, options: StorageOptions) -> Iterator[SampleRef]:
                 _check_end(file, tar.offset, url)
         except (tarfile.TarError, RecursionError) as error:
             raise EncodeError(f"not an uncompressed tar: {error}", url=url) from error
+    if storage.version(url, options=options) != version:
+        raise StorageError("the tar was replaced while it was listed: run again", url=url)
 
 
 class _CheckedInfo(tarfile.TarInfo):

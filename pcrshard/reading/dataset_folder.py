@@ -142,7 +142,7 @@ def find_datasets(
         return {"": url}
     pattern = storage.join(url, f"*/{DATASET_INDEX}")
     found = storage.list_matching(pattern, options=storage_options)
-    folders = map(storage.parent, sorted(found))
+    folders = sorted(storage.parent(file.name) for file in found)
     return {storage.file_name(folder): folder for folder in folders} or {"": url}
 
 

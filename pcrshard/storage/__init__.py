@@ -1,6 +1,7 @@
 """Access to bytes by URL: exact ranged reads, whole files and folders, local and with fsspec."""
 
 from .files import (
+    Listed,
     abandon_writes,
     age_seconds,
     atomic_write,
@@ -17,7 +18,7 @@ from .files import (
     open_file,
     remove,
     remove_temporary_files,
-    unchanged,
+    version,
 )
 from .ranges import (
     allocate,
@@ -40,6 +41,7 @@ from .urls import (
 )
 
 __all__ = [
+    "Listed",
     "Options",
     "Retry",
     "Urls",
@@ -72,5 +74,5 @@ __all__ = [
     "read_ranges",
     "remove",
     "remove_temporary_files",
-    "unchanged",
+    "version",
 ]

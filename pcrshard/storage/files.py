@@ -10,10 +10,10 @@ import secrets
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from ..errors import StorageError
 from ..redaction import PIPE, get_logger, redact_url
@@ -32,6 +32,26 @@ _VERSION_NAMES = (
     "size", "ETag", "etag", "mtime", "LastModified", "Last-Modified", "updated", "md5Hash",
     "Content-MD5", "ino",
 )  # fmt: skip
+# The first one that a store reports says which version it is. A listing may round times.
+_VERSIONS = (
+    "ETag", "etag", "generation", "md5Hash", "Content-MD5", "mtime", "LastModified",
+    "Last-Modified", "last_modified", "updated", "created",
+)  # fmt: skip
+
+
+class Listed(NamedTuple):
+    """A file that a store listed.
+
+    Attributes:
+        name: Its path in the folder, or its URL.
+        size: Bytes; ``None`` if the store does not report them.
+        version: Text that changes when the file does: its size, with its ETag or time of writing;
+            empty if the store reports neither.
+    """
+
+    name: str
+    size: int | None
+    version: str
 
 
 @contextmanager
@@ -86,18 +106,27 @@ def identity(
     return " ".join(f"{name}={info[name]}" for name in known)
 
 
-@contextmanager
-def unchanged(urls: Iterable[str], *, options: Options = None) -> Iterator[None]:
-    """Raise :class:`StorageError` if a remote file is replaced during the ``with`` block.
+def version(url: str, *, options: Options = None) -> str:
+    """Return the version of a file as a listing gives it, see :class:`Listed`; one request.
 
-    For bytes without checksums; two requests per file.
+    Raises:
+        StorageError: The file does not exist, or the store cannot be reached.
     """
-    remote = {url for url in urls if not (is_local(url) or url.startswith(PIPE))}
-    before = {url: identity(url, options=options) for url in remote}
-    yield
-    for url, found in before.items():
-        if identity(url, options=options) != found:
-            raise StorageError("the file was replaced while it was read", url=url)
+    if is_local(url):
+        with mapped_errors(url, "look up"):
+            return _local_version(os.stat(plain_path(url)))
+    fs, _ = resolve(url, options)
+    fs.invalidate_cache()  # a listing may be older than the file
+    return _version(ask(url, "look up", "info", options))
+
+
+def _local_version(status: os.stat_result) -> str:
+    return f"{status.st_size} mtime={status.st_mtime_ns}"
+
+
+def _version(info: Mapping[str, Any]) -> str:
+    name = next((name for name in _VERSIONS if info.get(name)), None)
+    return f"{info.get('size')} {name}={info[name]}" if name else ""
 
 
 def exists(url: str, *, options: Options = None) -> bool:
@@ -121,8 +150,8 @@ def list_files(
     *,
     options: Options = None,
     retry: Retry = DEFAULT_RETRY,
-) -> list[tuple[str, int | None]]:
-    """Return all files under a folder, sorted, as (relative path, size in bytes or ``None``).
+) -> list[Listed]:
+    """Return all files under a folder, sorted, named by their paths relative to it.
 
     Links to folders are followed, except those that form a cycle. The size is ``None`` for a broken
     link, and if the store does not report it.
@@ -142,11 +171,11 @@ def list_files(
     root = path.rstrip("/") + "/"
     if is_local(folder):
         with mapped_errors(folder, "list"):
-            found = dict(_walk(root))
+            found = list(_walk(root))
     else:
         files = ask(folder, "list", "find", options, retry, seconds=LISTING_SECONDS, detail=True)
-        found = {name: info["size"] for name, info in files.items()}
-    return sorted((name[len(root) :], size) for name, size in found.items())
+        found = [Listed(name, info["size"], _version(info)) for name, info in files.items()]
+    return sorted(file._replace(name=file.name[len(root) :]) for file in found)
 
 
 def list_names(folder: str, *, options: Options = None) -> list[str]:
@@ -200,8 +229,8 @@ def list_matching(
     pattern: str,
     *,
     options: Options = None,
-) -> dict[str, int | None]:
-    """Return the URLs of files that match a pattern, and their sizes in bytes if known.
+) -> list[Listed]:
+    """Return the files that match a pattern, named by their URLs.
 
     ``**`` matches any number of folders.
 
@@ -216,19 +245,23 @@ def list_matching(
     if is_local(pattern):
         with mapped_errors(pattern, "list"):
             names = glob.iglob(plain_path(pattern), recursive=True)
-            return {name: os.stat(name).st_size for name in names if os.path.isfile(name)}
+            return [_listed(name, os.stat(name)) for name in names if os.path.isfile(name)]
     _, root = resolve(folder + rest, options)
     files = ask(pattern, "list", "glob", options, seconds=LISTING_SECONDS, detail=True)
     start = len(root.removesuffix(rest).rstrip("/"))
-    return {
-        f"{folder}{name[start:].lstrip('/')}{rest}": info["size"]
+    return [
+        Listed(f"{folder}{name[start:].lstrip('/')}{rest}", info["size"], _version(info))
         for name, info in files.items()
         if info["type"] == "file"
-    }
+    ]
 
 
-def _walk(folder: str, above: tuple[str, ...] = ()) -> Iterator[tuple[str, int | None]]:
-    """Yield path and size of each file under a folder, which is a link into none of ``above``."""
+def _listed(path: str, status: os.stat_result) -> Listed:
+    return Listed(path, status.st_size, _local_version(status))
+
+
+def _walk(folder: str, above: tuple[str, ...] = ()) -> Iterator[Listed]:
+    """Yield each file under a folder, which is a link into none of ``above``."""
     real = os.path.realpath(folder)
     if real in above:
         return
@@ -237,12 +270,12 @@ def _walk(folder: str, above: tuple[str, ...] = ()) -> Iterator[tuple[str, int |
         try:
             status = os.stat(path)
         except OSError:
-            yield path, None
+            yield Listed(path, None, "")
             continue
         if stat.S_ISDIR(status.st_mode):
             yield from _walk(path, (*above, real))
         else:
-            yield path, status.st_size
+            yield _listed(path, status)
 
 
 def make_folder(url: str, *, options: Options = None) -> None:

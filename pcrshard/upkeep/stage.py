@@ -110,7 +110,8 @@ def _check_destination(dst: str, source: DatasetIndex) -> None:
     heads = {entry.name: entry.head_crc32c for entry in source.shards}
     if os.path.exists(os.path.join(dst, DATASET_INDEX)):
         earlier, _ = open_dataset(dst)
-        if any(heads.get(entry.name) != entry.head_crc32c for entry in earlier.shards):
+        contents = {entry.name: _content(entry) for entry in source.shards}
+        if any(contents.get(entry.name) != _content(entry) for entry in earlier.shards):
             raise EncodeError(
                 f"{dst} holds another dataset, or an older version of this one: "
                 "remove it, or stage to another folder"
@@ -121,6 +122,11 @@ def _check_destination(dst: str, source: DatasetIndex) -> None:
             if read_head(file.read(HEAD_STOP)).crc32c in heads.values():
                 continue
         raise EncodeError(f"{path} is not of this dataset: remove it, or stage to another folder")
+
+
+def _content(entry: ShardEntry) -> tuple[int, int, int]:
+    """Return what identifies a shard's content; its head alone does not cover the pieces."""
+    return entry.head_crc32c, entry.shard_bytes, entry.shard_crc32c
 
 
 class _Copy(NamedTuple):

@@ -89,7 +89,10 @@ def verify(
         for number, result in results:
             problems += result.problems
             # If a shard is unreadable, it is unknown which samples are missing.
-            missing = missing.difference(result.keys) if result.keys else set()
+            if result.keys:
+                missing.difference_update(result.keys)
+            else:
+                missing = set()
             if progress is not None:
                 done += index.shards[number].num_samples
                 progress(done, index.num_samples)

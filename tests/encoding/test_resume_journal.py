@@ -1,18 +1,21 @@
 """A run that stops goes on: whole shards are kept, nothing is mixed, nothing is left over."""
 
+import os
 import pathlib
 import shutil
 import tarfile
 
 import fsspec
 import pytest
-from encode_support import encode_parts, start_encode
-from support import read_all, run_encode, wait_for
+import servers
+from encode_support import encode_parts, make_tar, start_encode
+from support import read_all, read_samples, run_encode, wait_for
 
 from pcrshard import EncodeOptions, ShardFormat, ShardWriter, encode, storage
 from pcrshard.encoding.resume_journal import JOURNAL, new_run
 from pcrshard.encoding.shard_plan import plan
-from pcrshard.errors import EncodeError, FormatError
+from pcrshard.encoding.shard_task import ShardTask, encode_shard
+from pcrshard.errors import EncodeError, FormatError, StorageError
 from pcrshard.testing import make_jpeg
 
 
@@ -73,7 +76,8 @@ def test_progress_is_read_while_another_part_merges_the_journal(
     list_files = storage.list_files
 
     def list_removed_file(folder, **options):
-        return [*list_files(folder, **options), ("encode-parts/000000.json", 9)]
+        gone = storage.Listed("encode-parts/000000.json", 9, "")
+        return [*list_files(folder, **options), gone]
 
     monkeypatch.setattr(storage, "list_files", list_removed_file)
     assert len(new_run(str(copy), planned).written()) == 4
@@ -237,3 +241,87 @@ def test_an_encode_that_took_over_a_remote_folder_is_noticed(synthetic_folder, d
         run_encode(synthetic_folder, dst, num_shards=4, progress=take_over)
     memory = fsspec.filesystem("memory")
     assert memory.cat_file("/taken-over/pcr.json") == (dataset / "pcr.json").read_bytes()
+
+
+@pytest.fixture
+def label_tar(tmp_path):
+    """A tar of 40 images of class 1; writes it again with other labels, as long as before."""
+
+    def write(label=b"1", time=1):
+        members = [
+            (f"{i:02d}.{name}", data)
+            for i in range(40)
+            for name, data in (("jpg", make_jpeg(i)), ("cls", label))
+        ]
+        make_tar(tmp_path / "src" / "a.tar", members)
+        os.utime(tmp_path / "src" / "a.tar", (time, time))
+        return str(tmp_path / "src" / "a.tar")
+
+    return write
+
+
+def labels_of(folder):
+    return {sample["cls"] for sample in read_samples(folder, 1).values()}
+
+
+@pytest.mark.parametrize("first", [(0,), (0, 1)])
+def test_labels_corrected_between_two_runs(label_tar, tmp_path, caplog, first):
+    """Shards whose sources have changed since, though not in size, are named and made again."""
+    for part in first:
+        encode_parts(label_tar(), tmp_path / "out", 2, (part,))
+    run_encode(label_tar(b"2", 2), tmp_path / "out", num_shards=4, resume=True)
+    assert labels_of(tmp_path / "out") == {b"2"}
+    assert f"{2 * len(first)} shards (data-000000.tar, " in caplog.text
+    assert "made again, because their sources have changed" in caplog.text
+
+
+def test_parts_of_different_sources_do_not_mix(label_tar, tmp_path, caplog):
+    """A part is not joined with one that was made of older sources; both are named."""
+    encode_parts(label_tar(), tmp_path / "out", 2, (0,))
+    assert encode_parts(label_tar(b"2", 2), tmp_path / "out", 2, (1,)) == [None]
+    assert "2 shards (data-000000.tar, data-000002.tar) were made from sources" in caplog.text
+    encode_parts(label_tar(b"2", 2), tmp_path / "out", 2, (0,), resume=True)
+    assert labels_of(tmp_path / "out") == {b"2"}
+
+
+def test_one_picture_corrected_makes_one_shard_again(synthetic_folder, tmp_path):
+    """After a picture is replaced, also by a larger one, only its own shard is made again."""
+    src = shutil.copytree(synthetic_folder, tmp_path / "src")
+    run_encode(src, tmp_path / "out", num_shards=4)
+    before = shard_times(tmp_path / "out")
+    (src / "cat" / "003.jpg").write_bytes(make_jpeg(99, 300, 200))
+    run_encode(src, tmp_path / "out", num_shards=4, resume=True)
+    after = shard_times(tmp_path / "out")
+    assert sum(before[name] != after[name] for name in before) == 1
+    run_encode(src, tmp_path / "fresh", num_shards=4)
+    assert read_all(tmp_path / "out") == read_all(tmp_path / "fresh")
+
+
+def test_a_tar_replaced_while_it_is_encoded(label_tar, tmp_path):
+    """Byte ranges of a tar that is no longer the listed one are not encoded."""
+    planned = plan(label_tar(), EncodeOptions(num_shards=1))
+    run = new_run(str(tmp_path / "out"), planned)
+    label_tar(b"2", 2)
+    with run.open(range(1), resume=False):
+        with pytest.raises(StorageError, match=r"replaced after it was listed.*a\.tar"):
+            encode_shard(ShardTask(run, 0, planned.shards[0]))
+
+
+def test_a_changed_source_on_s3(tmp_path):
+    """A store's ETag says that a picture of the same size and second is another one."""
+    with servers.s3() as server:
+        names = [f"{i}.jpg" for i in range(8)]
+        jpeg, other = make_jpeg(0), make_jpeg(0)[:-3] + b"\x00\xff\xd9"
+        for name in names:
+            server.put(f"/{server.prefix}/src/{name}", jpeg)
+        how = {"src_options": server.storage_options, "workers": 1}
+        options = EncodeOptions(num_shards=4)
+        src = server.url("src")
+        encode(src, tmp_path / "out", options, **how)
+        before = shard_times(tmp_path / "out")
+        encode(src, tmp_path / "out", options, resume=True, **how)
+        assert shard_times(tmp_path / "out") == before
+        server.put(f"/{server.prefix}/src/3.jpg", other)
+        encode(src, tmp_path / "out", options, resume=True, **how)
+        after = shard_times(tmp_path / "out")
+        assert sum(before[name] != after[name] for name in before) == 1

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import within
 
 from pcrshard.encoding.samples import FieldRef, SampleRef, find_lists, unique_keys
 from pcrshard.format.names import is_metadata, valid_key
@@ -20,6 +21,14 @@ def test_keys_are_the_paths():
     """A key is the path of the image without its host; dots of the name and ways out are gone."""
     names = ["a/b.c.jpg", "../d.png", "http://host/e.jpg", "a/b_c.png"]
     assert unique_keys(names) == ["a/b_c", "d", "e", "a/b_c_1"]
+
+
+def test_many_urls_that_differ_in_their_query_only():
+    """A list of such URLs is numbered in a time that grows with its length only."""
+    with within(5):
+        keys = unique_keys(f"https://host/image?id={i}" for i in range(100_000))
+    assert keys[:3] == ["image", "image_1", "image_2"]
+    assert len(set(keys)) == 100_000
 
 
 def numbered_samples(*places):

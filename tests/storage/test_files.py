@@ -108,7 +108,8 @@ def test_links_are_listed_as_what_they_lead_to(tmp_path):
     (tmp_path / "self").symlink_to(tmp_path)
     (tmp_path / "cat" / "up").symlink_to(tmp_path)
     (tmp_path / "nothing").symlink_to(tmp_path / "no such file")
-    assert storage.list_files(str(tmp_path)) == [("also/1", 1), ("cat/1", 1), ("nothing", None)]
+    found = [(file.name, file.size) for file in storage.list_files(str(tmp_path))]
+    assert found == [("also/1", 1), ("cat/1", 1), ("nothing", None)]
 
 
 def test_a_folder_that_cannot_be_read_is_an_error(tmp_path, monkeypatch):
@@ -132,8 +133,22 @@ def test_list_files_is_sorted_and_relative(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(name.encode())
     expected = [("a", 1), ("b/1", 3), ("b/2", 3), ("ü x", 4)]
-    assert storage.list_files(str(tmp_path)) == expected
-    assert storage.list_files(f"{tmp_path}/") == expected
+    for folder in (str(tmp_path), f"{tmp_path}/"):
+        assert [(file.name, file.size) for file in storage.list_files(folder)] == expected
+
+
+def test_a_version_changes_with_the_file(tmp_path):
+    """A file that was written again has another version, listed or looked up, though it is as long
+    as before.
+    """
+    path = tmp_path / "a"
+    path.write_bytes(b"1")
+    before = storage.version(str(path))
+    assert [file.version for file in storage.list_files(str(tmp_path))] == [before]
+    path.write_bytes(b"2")
+    os.utime(path, (1, 1))
+    (matched,) = storage.list_matching(f"{tmp_path}/*")
+    assert before != storage.version(str(path)) == matched.version
 
 
 def test_remove_and_exists(tmp_path):

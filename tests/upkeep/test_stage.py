@@ -1,5 +1,7 @@
 """Staging: a local copy that is right, grows by the difference, and survives any crash."""
 
+import contextlib
+import io
 import logging
 import multiprocessing
 import pathlib
@@ -13,13 +15,14 @@ import time
 import pytest
 import servers
 from servers import Fault
-from support import read_samples
+from support import read_samples, run_encode
 
 import pcrshard
 from pcrshard import open_dataset
 from pcrshard.cli.main import main
 from pcrshard.errors import EncodeError, PCRError, ScanUnavailable, StorageError
 from pcrshard.storage.retry import Retry
+from pcrshard.testing import make_jpeg
 from pcrshard.upkeep.stage import stage
 
 HASTY = Retry(attempts=3, first_delay=0.01, timeout=1)
@@ -254,3 +257,35 @@ def test_interrupt_ends_it_soon(dataset, index, tmp_path):
         with pytest.raises(KeyboardInterrupt):
             stage(server.url(), tmp_path, 5, retry=Retry(timeout=60, deadline=60))
         assert time.monotonic() - begin < 30  # of 60
+
+
+@pytest.mark.parametrize("field", ["mask.png", "photo.jpg"])
+@pytest.mark.parametrize("scan", [2, 8, "full"])
+def test_corrected_content_of_the_same_size_is_not_taken_for_staged(tmp_path, field, scan):
+    """After a mask or a kept picture is corrected, a stage into the same folder ends with the new
+    content or is refused, though no size has changed; another folder gets the new content.
+    """
+    for version in (b"old", b"new"):
+        src, out = tmp_path / f"{version.decode()}.tar", tmp_path / version.decode()
+        with tarfile.open(src, "w") as tar:
+            for i in range(8):
+                for name, data in (("jpg", make_jpeg(i)), (field, b"\x89PNG" + version)):
+                    info = tarfile.TarInfo(f"{i}.{name}")
+                    info.size = len(data)
+                    tar.addfile(info, io.BytesIO(data))
+        run_encode(src, out, num_shards=2, on_error="keep")
+    stage(tmp_path / "old", tmp_path / "copy", scan)
+    with contextlib.suppress(EncodeError):
+        stage(tmp_path / "new", tmp_path / "copy", scan)
+    heads = {entry.shard_crc32c for entry in open_dataset(tmp_path / "copy")[0].shards}
+    of = {"old": b"old", "new": b"new"}
+    (version,) = [
+        name
+        for name in of
+        if heads == {entry.shard_crc32c for entry in open_dataset(tmp_path / name)[0].shards}
+    ]
+    held = {sample[field] for sample in read_samples(tmp_path / "copy", scan).values()}
+    assert held == {b"\x89PNG" + of[version]}
+    stage(tmp_path / "new", tmp_path / "fresh", scan)
+    held = {sample[field] for sample in read_samples(tmp_path / "fresh", scan).values()}
+    assert held == {b"\x89PNGnew"}
