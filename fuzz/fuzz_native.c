@@ -189,7 +189,7 @@ static void check_batch(const pcr_piece *pieces, size_t count, const uint8_t *pi
                        .boxes = boxes[0],
                        .codes = codes};
     pcr_pool *pool = pcr_pool_new(0, PCR_BACKEND_AUTO);
-    pcr_pool_add(pool, &batch);
+    require(pcr_pool_add(pool, &batch) == PCR_OK, "a batch is refused");
     require(pcr_pool_wait(pool, &batch, 0), "a batch is not done");
     require(codes[0] == PCR_OK && memcmp(out, pixels, size) == 0, "the first of a batch differs");
     require(codes[2] == PCR_OK && memcmp(out + 2 * size, pixels, size) == 0,
@@ -203,7 +203,7 @@ static void check_batch(const pcr_piece *pieces, size_t count, const uint8_t *pi
     if (request->out_h) {
         batch.order = order, batch.orientations = orientations;
         batch.draws = &draw, batch.states = states;
-        pcr_pool_add(pool, &batch);
+        require(pcr_pool_add(pool, &batch) == PCR_OK, "a drawn batch is refused");
         require(pcr_pool_wait(pool, &batch, 0), "a drawn batch is not done");
         require(codes[1] != PCR_OK, "there is no orientation 9");
         pcr_request drawn = *request;

@@ -37,6 +37,7 @@ _ERRORS: dict[int, type[Exception]] = {2: UnsupportedJpeg, 4: MemoryError, 5: Va
 # Orientation of a request: from the stream's EXIF, or the stored pixels.
 AUTO = 0
 STORED = 1
+_MAX_INT = 2**31 - 1
 
 
 # The decoders of each thread, by backend, created at first use.
@@ -111,8 +112,10 @@ def make_request(
         # To the core, 0x0 means "not requested".
         if area is not None and min(area) < 1:
             raise ValueError(f"expected a {name} of at least 1x1 pixels, got {area[0]}x{area[1]}")
-    y, x, height, width = crop or (0, 0, 0, 0)
+    y, x, height, width = box = crop or (0, 0, 0, 0)
     out_height, out_width = size or (0, 0)
+    if max(map(abs, (*box, out_height, out_width))) > _MAX_INT:
+        raise ValueError(f"expected a crop and a size below 2**31, got {crop} and {size}")
     return ffi.new(
         "pcr_request *",
         {
@@ -214,4 +217,5 @@ def rescan(
     length = ffi.new("size_t *")
     _caller([jpeg], backend)(lib.pcr_rescan, scans, len(script), data, length)
     result: bytes = ffi.buffer(data[0], length[0])[:]
+    lib.pcr_trim(_decoder(backend))  # the core's copy
     return result

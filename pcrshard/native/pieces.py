@@ -77,8 +77,18 @@ def place_pieces(
 
     Returns: (U, 2 R) addresses and sizes of the header and the remaining bytes of each piece, in
         order; ``None`` if a piece is outside the buffer.
+
+    Raises:
+        ValueError: The shapes are inconsistent.
     """
     rows, units = sizes.shape
+    if (header_sizes.shape, len(starts)) != ((rows, units), rows) or not (
+        0 <= base <= rows and len(offsets) >= (units if base else 0)
+    ):
+        raise ValueError(
+            f"expected header sizes and starts of {rows} rows of {units} units, got "
+            f"{header_sizes.shape}, {len(starts)} starts, {base} base rows, {len(offsets)} offsets"
+        )
     table = np.empty((units, 2 * rows), PIECE)
     # These names keep the memory behind the struct's pointers alive.
     first = ffi.new("uint64_t[]", starts)
@@ -101,7 +111,12 @@ def find_damaged(table: Table, crcs: NDArray[np.uint32]) -> list[int]:
     Args:
         table: (streams, pieces) of :data:`PIECE`, contiguous.
         crcs: (streams,) uint32, contiguous. An empty stream always matches.
+
+    Raises:
+        ValueError: There are not as many checksums as streams.
     """
+    if len(crcs) != len(table):
+        raise ValueError(f"expected {len(table)} checksums, got {len(crcs)}")
     flags = ffi.new("uint8_t[]", len(table))
     pieces = ffi.from_buffer("pcr_piece[]", table)
     expected = ffi.from_buffer("uint32_t[]", crcs)
@@ -124,5 +139,12 @@ def join(table: Table, end: bytes = b"") -> NDArray[np.uint8]:
 
 
 def atomic_add(numbers: Any, place: int, amount: int) -> None:
-    """Atomically add to an int64 in a buffer shared by threads and processes."""
-    lib.pcr_atomic_add(ffi.from_buffer("int64_t[]", numbers) + place, amount)
+    """Atomically add to an int64 in a buffer shared by threads and processes.
+
+    Raises:
+        IndexError: There is no such place.
+    """
+    cells = ffi.from_buffer("int64_t[]", numbers)
+    if not 0 <= place < len(cells):
+        raise IndexError(f"expected a place of {len(cells)} numbers, got {place}")
+    lib.pcr_atomic_add(cells + place, amount)

@@ -34,8 +34,9 @@ Boxes = NDArray[np.int32]
 Interval = tuple[float, float]
 
 _CROPS = (None, "center", "random")  # indexed by the core's codes
-# Maximum number of pictures of an image: PCR_MAX_VIEWS in pcr.h.
-MAX_VIEWS = 64
+# Maximum number of pictures of an image.
+MAX_VIEWS: int = lib.PCR_MAX_VIEWS
+_MAX_THREADS: int = lib.PCR_MAX_THREADS
 # How often a waiting thread checks for signals.
 _WAIT_MILLISECONDS = 100
 _WORD = 2**64 - 1
@@ -91,9 +92,9 @@ _threads = threading.local()
 
 def own_pool() -> Pool:
     """Return this thread's pool without threads, which decodes in the calling thread."""
-    if not hasattr(_threads, "pool"):
-        _threads.pool = Pool(0)
-    pool: Pool = _threads.pool
+    pool: Pool | None = getattr(_threads, "pool", None)
+    if pool is None or not pool.is_own:
+        pool = _threads.pool = Pool(0)
     return pool
 
 
@@ -104,7 +105,8 @@ class Pool:
     the interpreter.
 
     Args:
-        threads: Number of threads; with 0, :meth:`Batch.wait` decodes.
+        threads: Number of threads, 4096 at most; with 0, :meth:`Batch.wait` decodes, in one of the
+            threads that wait.
         backend: ``portable`` forces the plain C code.
 
     Raises:
@@ -113,8 +115,8 @@ class Pool:
     """
 
     def __init__(self, threads: int, backend: Backend = "auto") -> None:
-        if threads < 0:
-            raise ValueError(f"expected a number of threads of at least 0, got {threads}")
+        if not 0 <= threads <= _MAX_THREADS:
+            raise ValueError(f"expected 0 to {_MAX_THREADS} threads, got {threads}")
         handle = lib.pcr_pool_new(threads, backend == "portable")
         if handle == ffi.NULL:
             raise MemoryError(f"cannot start {threads} threads")
@@ -167,10 +169,12 @@ class Pool:
             keep: Buffers that the table points to, kept alive during decoding.
 
         Raises:
-            ValueError: The shapes are inconsistent.
+            ValueError: The shapes are inconsistent, or there are no ``outs`` or more than 64.
             RuntimeError: The pool is closed, or belongs to another process.
         """
         self._check_process()
+        if not 1 <= len(outs) <= MAX_VIEWS:
+            raise ValueError(f"expected 1 to {MAX_VIEWS} pictures of an image, got {len(outs)}")
         count, num_pieces = table.shape
         pieces = np.ascontiguousarray(table)
         each = np.empty(count, np.uint8)
@@ -206,13 +210,20 @@ class Pool:
             },
         )
         self._under_way[batch] = (held, pieces, outs, keep)
-        lib.pcr_pool_add(self._handle, batch)
+        if lib.pcr_pool_add(self._handle, batch):
+            del self._under_way[batch]
+            raise ValueError("expected pictures, crops and an order that fit the images")
         return Batch(self, batch, codes, sizes, boxes)
 
+    @property
+    def is_own(self) -> bool:
+        """Whether this process made the pool: not its parent."""
+        return os.getpid() == self._pid
+
     def _check_process(self) -> None:
-        if self.threads and os.getpid() != self._pid:
+        if not self.is_own:
             raise RuntimeError(
-                f"expected the process {self._pid}, which made the threads, got its child "
+                f"expected the process {self._pid}, which made the pool, got its child "
                 f"{os.getpid()}: begin the iteration there"
             )
         if not self._stop.alive:

@@ -9,28 +9,37 @@ import pytest
 from support import ROOT
 
 
-@pytest.mark.parametrize(
-    ("every", "seconds", "flags"), [(40, 2, "-O0"), pytest.param(1, 30, "", marks=pytest.mark.long)]
-)
-def test_fuzzing_finds_nothing(odd_files, tmp_path, every, seconds, flags):
-    """Run libFuzzer with ASan and UBSan, seeded with odd files: all of them only in long runs."""
+def fuzz(work, seconds, *folders, **variables):
+    """Run libFuzzer with ASan and UBSan; it must find nothing."""
     if shutil.which("clang") is None:
         pytest.skip("no clang: install clang and its compiler-rt to fuzz")
-    seeds = tmp_path / "seeds"
-    seeds.mkdir()
-    for path in odd_files[::every]:
-        shutil.copy(path, seeds)
-    command = [str(ROOT / "fuzz" / "run.sh"), str(seconds), str(seeds)]
+    command = [str(ROOT / "fuzz" / "run.sh"), str(seconds), *map(str, folders)]
     # A timeout by the clock says nothing on a loaded machine.
-    environment = {
-        **os.environ, "FUZZ_WORK": str(tmp_path), "FUZZ_TIMEOUT": "300", "CFLAGS": flags
-    }  # fmt: skip
+    environment = {**os.environ, "FUZZ_WORK": str(work), "FUZZ_TIMEOUT": "300", **variables}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if "libclang_rt.fuzzer" in result.stderr and "cannot find" in result.stderr:
         pytest.skip("clang has no libFuzzer runtime: install libclang-rt-14-dev")
     assert result.returncode == 0, result.stderr[-2000:]
     assert "stat::number_of_executed_units" in result.stderr
-    assert not list((tmp_path / "findings").iterdir())
+    assert not list((work / "findings").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("every", "seconds", "flags"), [(40, 2, "-O0"), pytest.param(1, 30, "", marks=pytest.mark.long)]
+)
+def test_fuzzing_finds_nothing(odd_files, tmp_path, every, seconds, flags):
+    """JPEGs decode the same in every way, seeded with odd files: all of them only in long runs."""
+    seeds = tmp_path / "seeds"
+    seeds.mkdir()
+    for path in odd_files[::every]:
+        shutil.copy(path, seeds)
+    fuzz(tmp_path, seconds, seeds, CFLAGS=flags)
+
+
+@pytest.mark.parametrize("seconds", [1, pytest.param(30, marks=pytest.mark.long)])
+def test_fuzzing_of_tables_finds_nothing(tmp_path, seconds):
+    """Tables of pieces and patches of weights that anyone may have written stay in their memory."""
+    fuzz(tmp_path, seconds, FUZZ_TARGET="fuzz_tables")
 
 
 @pytest.mark.long

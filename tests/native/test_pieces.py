@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pcrshard.checksum import crc32c
-from pcrshard.native.pieces import find_damaged, join, place_pieces
+from pcrshard.native.pieces import atomic_add, find_damaged, join, place_pieces
 
 ROWS = st.lists(
     st.lists(st.tuples(st.binary(max_size=20), st.binary(max_size=600)), min_size=3, max_size=3),
@@ -57,3 +57,28 @@ def test_claims_beyond_the_buffer_are_refused(size, header, start, offset):
     sizes, header_sizes = np.array([[size]], np.uint32), np.array([[header]], np.uint16)
     buffer = np.zeros(10, np.uint8)
     assert place_pieces(sizes, header_sizes, [start], base, offsets, b"abc", buffer) is None
+
+
+@pytest.mark.parametrize(
+    ("starts", "base", "offsets", "shape"),
+    [([0], 0, NOTHING, (2, 3)), ([0, 0], 1, NOTHING, (2, 3)), ([0, 0], 3, NOTHING, (2, 3)),
+     ([0, 0], 0, NOTHING, (2, 2))],
+)  # fmt: skip
+def test_tables_of_other_shapes_are_refused(starts, base, offsets, shape):
+    """A table whose parts do not fit together is an error, not memory read elsewhere."""
+    sizes, header_sizes = np.zeros((2, 3), np.uint32), np.zeros(shape, np.uint16)
+    with pytest.raises(ValueError, match="2 rows of 3 units"):
+        place_pieces(sizes, header_sizes, starts, base, offsets, b"", np.zeros(10, np.uint8))
+    table = place_pieces(sizes, sizes.astype(np.uint16), [0, 0], 0, NOTHING, b"", NOTHING)
+    with pytest.raises(ValueError, match="3 checksums, got 2"):
+        find_damaged(table, np.zeros(2, np.uint32))
+
+
+@pytest.mark.parametrize("place", [-1, 2])
+def test_a_number_that_is_not_there_cannot_be_added_to(place):
+    """Counters in shared memory are added to within that memory."""
+    numbers = bytearray(16)
+    atomic_add(numbers, 1, 5)
+    with pytest.raises(IndexError, match="2 numbers"):
+        atomic_add(numbers, place, 1)
+    assert np.frombuffer(numbers, np.int64).tolist() == [0, 5]

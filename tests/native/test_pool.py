@@ -1,5 +1,6 @@
 """Batches decoded by threads: the pixels of each image alone, whatever happens to the threads."""
 
+import concurrent.futures
 import os
 import signal
 import subprocess
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 
 from pcrshard import native
+from pcrshard.native._core import ffi, lib
 from pcrshard.native.pieces import piece_table
-from pcrshard.native.pool import Draw, Pool, draw_boxes, draw_keys
+from pcrshard.native.pool import Draw, Pool, draw_boxes, draw_keys, own_pool
 from pcrshard.testing import make_jpeg
 
 JPEGS = [
@@ -92,8 +94,37 @@ def test_shapes_that_do_not_fit_are_refused(out, how):
     """A batch of another shape is an error, not memory written elsewhere."""
     with Pool(1) as pool, pytest.raises(ValueError, match=r"expected|could not broadcast"):
         pool.decode(TABLE, [out], **how)
-    with pytest.raises(ValueError, match="at least 0"):
-        Pool(-1)
+    for threads in (-1, 4097):
+        with pytest.raises(ValueError, match="expected 0 to 4096 threads"):
+            Pool(threads)
+
+
+@pytest.mark.parametrize("count", [0, 65])
+def test_more_pictures_than_there_is_room_for_are_refused(count):
+    """A batch of no picture or of 65 of each image is an error, not memory written elsewhere."""
+    outs = [np.empty((6, 8, 8, 3), np.uint8)] * count
+    with Pool(0) as pool:
+        with pytest.raises(ValueError, match=f"1 to 64 pictures of an image, got {count}"):
+            pool.decode(TABLE, outs)
+        assert all(pool.decode(TABLE, [np.empty((6, 8, 8, 3), np.uint8)] * 64).wait())
+
+
+@pytest.mark.parametrize("spoil", [{"num_views": 65}, {"num_views": 0}, {"order": [6]}])
+def test_the_core_refuses_a_batch_that_it_cannot_decode_safely(spoil):
+    """A wrong number at the boundary of the core is an error code, never memory read elsewhere."""
+    codes, order = ffi.new("int32_t[]", 1), ffi.new("int32_t[]", spoil.get("order", [0]))
+    fields = {
+        "pieces": ffi.new("pcr_piece *"),
+        "num_pieces": 1,
+        "num_images": 1,
+        "views": ffi.new("pcr_view *"),
+        "num_views": spoil.get("num_views", 1),
+        "codes": codes,
+        "order": order,
+    }
+    pool = lib.pcr_pool_new(0, 0)
+    assert lib.pcr_pool_add(pool, ffi.new("pcr_batch *", fields)) == lib.PCR_USAGE
+    lib.pcr_pool_free(pool)
 
 
 # --- the threads
@@ -166,6 +197,57 @@ def test_a_forked_child_is_told_and_ends():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert all(batch.wait())
     pool.close()
+
+
+def test_threads_that_wait_take_turns_where_the_pool_has_none():
+    """Many threads may wait for batches of a pool without threads, each other's included."""
+    for _ in range(30):
+        with Pool(0) as pool:
+            outs = [np.empty((6, 16, 16, 3), np.uint8) for _ in range(8)]
+            batches = [pool.decode(TABLE, [out]) for out in outs]
+            with concurrent.futures.ThreadPoolExecutor(4) as waiting:
+                done = list(waiting.map(lambda batch: batch.wait(), [*batches, *batches[::-1]]))
+        assert all(map(all, done))
+        assert all(np.array_equal(out, outs[0]) for out in outs)
+
+
+def test_closing_waits_for_a_thread_that_decodes():
+    """Memory of a batch is not freed under a thread that decodes it by waiting."""
+    jpeg = make_jpeg(0, 1000, 1000)
+    for _ in range(5):
+        pool = Pool(0)
+        batch = pool.decode(
+            piece_table([[jpeg]] * 20), [np.empty((20, 900, 900, 3), np.uint8)], keep=jpeg
+        )
+        seen = []
+
+        def wait(batch=batch, seen=seen):
+            try:
+                seen.append(batch.wait())
+            except RuntimeError as error:
+                seen.append(str(error))
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        time.sleep(0.01)
+        pool.close()
+        waiting.join(20)
+        assert "not closed" in seen[0]
+
+
+def test_a_forked_child_gets_pools_of_its_own():
+    """A child decodes by itself, whatever a pool without threads did when the process forked."""
+    inherited = own_pool()
+    child = os.fork()
+    if child == 0:
+        try:
+            inherited.decode(TABLE, [np.empty((6, 8, 8, 3), np.uint8)])
+        except RuntimeError:
+            out = np.empty((6, 8, 8, 3), np.uint8)
+            os._exit(7 if all(own_pool().decode(TABLE, [out]).wait()) else 2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert own_pool() is inherited
 
 
 LEFT = """

@@ -1,6 +1,8 @@
 """Hostile bytes: refused with a message, never a crash, and at a cost bounded by their number."""
 
 import random
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -10,6 +12,7 @@ from oracle import scan_ends
 
 from pcrshard import native
 from pcrshard.errors import CorruptJpeg, FormatError, UnsupportedJpeg
+from pcrshard.native._core import ffi, lib
 from pcrshard.testing import make_jpeg
 
 
@@ -105,3 +108,72 @@ def test_each_refusal_says_what_was_expected(stream, unsupported, match):
         native.decode([stream])
     assert isinstance(caught.value, UnsupportedJpeg) is unsupported
     assert "expected" in str(caught.value)
+
+
+WRONG = [
+    *({"scale": scale} for scale in (-1, 3, 16, 2**31 - 1)),
+    {"layout": 2},
+    {"layout": -1},
+    {"color": 2},
+    {"orientation": 9},
+    {"crop_y": 2**31 - 1, "crop_h": 2**31 - 1, "crop_w": 1},
+    {"out_h": -1, "out_w": 1},
+    {"out_h": 65536, "out_w": 1},
+]
+
+
+@pytest.mark.parametrize("fields", WRONG)
+def test_the_core_refuses_requests_that_mean_nothing(fields):
+    """A wrong number at the boundary of the core is an error with a message, not a signal."""
+    jpeg = make_jpeg(1, 40, 50)
+    decoder = ffi.gc(lib.pcr_decoder_new(0), lib.pcr_decoder_free)
+    piece = ffi.new("pcr_piece *", (ffi.from_buffer(jpeg), len(jpeg)))
+    request, found = ffi.new("pcr_request *", fields), ffi.new("int32_t[2]")
+    out = ffi.new("uint8_t[]", 6000)
+    for call in (
+        lambda: lib.pcr_output_size(decoder, piece, 1, request, found, found + 1),
+        lambda: lib.pcr_decode(decoder, piece, 1, request, out, 6000),
+    ):
+        assert call() == lib.PCR_USAGE
+        assert b"expected" in ffi.string(lib.pcr_message(decoder))
+
+
+def test_numbers_beyond_the_core_are_value_errors():
+    """A crop or size of more than 31 bits is invalid like any other."""
+    for box in ((0, 0, 2**31, 1), (-(2**40), 0, 1, 1)):
+        with pytest.raises(ValueError, match="crop"):
+            native.decode([make_jpeg()], crop=box)
+    with pytest.raises(ValueError, match="size"):
+        native.decode([make_jpeg()], size=(2**33, 1))
+
+
+FAILED = """
+import sys
+import numpy as np
+from pcrshard import native
+from pcrshard.errors import CorruptJpeg
+from pcrshard.jpeg.markers import map_jpeg
+from pcrshard.format.scan_script import STANDARD, scans_for
+from pcrshard.jpeg.other_formats import compress
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+whole = compress(np.zeros((6000, 6000, 3), np.uint8), 90)
+scans = scans_for(STANDARD, "ycc", 3)
+native.rescan(compress(np.zeros((64, 64, 3), np.uint8), 90), scans)
+before = resident()
+cut = whole[: len(whole) // 2] + bytes([255, 217])
+try:
+    native.rescan(cut, scans) if sys.argv[1] == "cut" else native.rescan(whole, scans[:2])
+except (CorruptJpeg, ValueError):
+    print((resident() - before) >> 20)
+"""
+
+
+@pytest.mark.parametrize("how", ["cut", "script"])
+def test_a_call_that_fails_frees_its_memory(how):
+    """After a damaged file or a wrong script, no thread keeps the coefficients of a large image."""
+    command = [sys.executable, "-c", FAILED, how]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert int(done.stdout) < 70

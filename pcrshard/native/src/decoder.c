@@ -23,7 +23,7 @@ static void drop(pcr_buffer *buffer, size_t above) {
     *buffer = (pcr_buffer){0};
 }
 
-static void drop_scratch(pcr_decoder *dec, size_t above) {
+static void drop_but_output(pcr_decoder *dec, size_t above) {
     drop(&dec->coefficients, above);
     drop(&dec->segment, above);
     drop(&dec->payload, above);
@@ -31,11 +31,21 @@ static void drop_scratch(pcr_decoder *dec, size_t above) {
     drop(&dec->rows, above);
 }
 
-void pcr_trim(pcr_decoder *dec) { drop_scratch(dec, PCR_KEEP_BYTES); }
+void pcr_trim_but_output(pcr_decoder *dec) { drop_but_output(dec, PCR_KEEP_BYTES); }
+
+void pcr_trim(pcr_decoder *dec) {
+    pcr_trim_but_output(dec);
+    drop(&dec->output, PCR_KEEP_BYTES);
+}
+
+int pcr_finish(pcr_decoder *dec, int code) {
+    pcr_trim(dec);
+    return code;
+}
 
 void pcr_decoder_free(pcr_decoder *dec) {
     if (!dec) return;
-    drop_scratch(dec, 0);
+    drop_but_output(dec, 0);
     drop(&dec->output, 0);
     free(dec);
 }
@@ -54,8 +64,8 @@ int pcr_open(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces, int64
     return code;
 }
 
-int pcr_output_size(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,
-                    const pcr_request *request, int32_t *height, int32_t *width) {
+static int output_size(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,
+                       const pcr_request *request, int32_t *height, int32_t *width) {
     int code = pcr_open(dec, pieces, num_pieces, request->max_pixels);
     if (!code) code = pcr_plan_geometry(dec, request);
     if (code) return code;
@@ -67,6 +77,11 @@ int pcr_output_size(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces
         dec->output_bytes =
             (uint64_t)plan->out_h * (uint64_t)plan->out_w * (uint64_t)plan->channels;
     return pcr_check_memory(dec, dec->output_bytes);
+}
+
+int pcr_output_size(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,
+                    const pcr_request *request, int32_t *height, int32_t *width) {
+    return pcr_finish(dec, output_size(dec, pieces, num_pieces, request, height, width));
 }
 
 /* Everything about a view but its pixels. */
@@ -111,16 +126,16 @@ int pcr_decode_opened(pcr_decoder *dec, const pcr_view *views, size_t num_views)
         code = plan_view(dec, &views[i]);
         if (!code) code = pcr_output(dec, views[i].out);
     }
-    pcr_trim(dec);
-    drop(&dec->output, PCR_KEEP_BYTES);
-    return code;
+    return pcr_finish(dec, code);
 }
 
 int pcr_decode_views(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,
                      const pcr_view *views, size_t num_views) {
-    if (num_views == 0) return pcr_fail(dec, PCR_USAGE, "expected at least one view, got none");
+    if (num_views < 1 || num_views > PCR_MAX_VIEWS)
+        return pcr_fail(dec, PCR_USAGE, "expected 1 to %d views, got %zu", PCR_MAX_VIEWS,
+                        num_views);
     int code = pcr_open(dec, pieces, num_pieces, views->request.max_pixels);
-    return code ? code : pcr_decode_opened(dec, views, num_views);
+    return code ? pcr_finish(dec, code) : pcr_decode_opened(dec, views, num_views);
 }
 
 int pcr_decode(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,

@@ -28,7 +28,7 @@ enum {
 enum { PCR_OUT_RGB = 0, PCR_OUT_GRAY = 1 };
 enum { PCR_LAYOUT_HWC = 0, PCR_LAYOUT_CHW = 1 };
 
-enum { PCR_MAX_VIEWS = 64 };
+enum { PCR_MAX_VIEWS = 64, PCR_MAX_THREADS = 4096 };
 
 enum { PCR_CROP_NONE = 0, PCR_CROP_CENTER = 1, PCR_CROP_RANDOM = 2 };
 
@@ -107,6 +107,9 @@ void pcr_decoder_free(pcr_decoder *decoder);
 const char *pcr_decoder_backend(const pcr_decoder *decoder);
 /* Why the last call on this decoder failed; "" after success. */
 const char *pcr_message(const pcr_decoder *decoder);
+/* Frees large scratch memory, as every call does when it ends, and the result of pcr_rescan if it
+ * is large. */
+void pcr_trim(pcr_decoder *decoder);
 
 /* The height and width that pcr_decode would give; refuses sizes that the bytes cannot hold. */
 int pcr_output_size(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
@@ -130,15 +133,17 @@ uint64_t pcr_draw_state(uint64_t state, uint64_t part);
 void pcr_draw_boxes(uint64_t state, int32_t height, int32_t width, const pcr_draw *draws,
                     size_t num_views, int32_t *boxes);
 
-/* Threads with a decoder each; without any, pcr_pool_wait decodes. NULL: no memory or no thread. A
- * forked child cannot use the pool; stopping and freeing it do nothing there. */
+/* At most PCR_MAX_THREADS threads with a decoder each; without any, pcr_pool_wait decodes, in one
+ * of the threads that wait. NULL: too many, no memory or no thread. A forked child cannot use the
+ * pool; stopping and freeing it do nothing there. */
 pcr_pool *pcr_pool_new(int num_threads, int backend);
 /* Ends the threads after their current images; unfinished batches stay unfinished. */
 void pcr_pool_stop(pcr_pool *pool);
 /* After pcr_pool_stop, once no thread waits. */
 void pcr_pool_free(pcr_pool *pool);
-/* Batches are decoded in the order in which they were added. */
-void pcr_pool_add(pcr_pool *pool, pcr_batch *batch);
+/* Batches are decoded in the order in which they were added. PCR_USAGE: a batch that cannot be
+ * decoded safely, which is not added. */
+int pcr_pool_add(pcr_pool *pool, pcr_batch *batch);
 /* Waits until the batch is done, the time is over or the pool is stopped; returns whether it is
  * done. */
 int pcr_pool_wait(pcr_pool *pool, pcr_batch *batch, int milliseconds);

@@ -216,8 +216,10 @@ struct pcr_decoder {
 int pcr_fail(pcr_decoder *dec, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* decoder.c: frees large scratch buffers, but not dec->output, which holds rescan's result */
-void pcr_trim(pcr_decoder *dec);
+/* decoder.c: how every public call ends, whatever its code, which it returns */
+int pcr_finish(pcr_decoder *dec, int code);
+/* pcr_trim, but for dec->output, which holds rescan's result */
+void pcr_trim_but_output(pcr_decoder *dec);
 /* Reads up to the first scan; then the views of the stream may be decoded, once. */
 int pcr_open(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces, int64_t max_pixels);
 int pcr_decode_opened(pcr_decoder *dec, const pcr_view *views, size_t num_views);
@@ -248,8 +250,8 @@ int pcr_check_memory(pcr_decoder *dec, uint64_t bytes);
 /* plan.c: needs the frame; pcr_plan_scans also the markers before the first scan */
 int pcr_plan_geometry(pcr_decoder *dec, const pcr_request *request);
 void pcr_plan_color(pcr_decoder *dec);
-/* The picture's height and width after its orientation is undone. */
-void pcr_turned_size(const pcr_decoder *dec, int orientation, int32_t *height, int32_t *width);
+/* The picture's height and width after its orientation is undone; PCR_USAGE: there is none such. */
+int pcr_turned_size(pcr_decoder *dec, int orientation, int32_t *height, int32_t *width);
 
 /* output.c */
 int pcr_output(pcr_decoder *dec, uint8_t *out);

@@ -19,10 +19,14 @@ static int turns(const pcr_decoder *dec, int orientation) {
     return each[orientation ? orientation : dec->orientation];
 }
 
-void pcr_turned_size(const pcr_decoder *dec, int orientation, int32_t *height, int32_t *width) {
+int pcr_turned_size(pcr_decoder *dec, int orientation, int32_t *height, int32_t *width) {
+    if (orientation < 0 || orientation > 8)
+        return pcr_fail(dec, PCR_USAGE, "expected an EXIF orientation of 0 to 8, got %d",
+                        orientation);
     bool transposed = turns(dec, orientation) & TRANSPOSED;
     *height = transposed ? dec->width : dec->height;
     *width = transposed ? dec->height : dec->width;
+    return PCR_OK;
 }
 
 static void swap(int32_t *a, int32_t *b) {
@@ -50,11 +54,15 @@ static void turn_back(pcr_decoder *dec) {
 }
 
 static int check_request(pcr_decoder *dec, pcr_request *r) {
-    int32_t height, width;
-    if (r->orientation < 0 || r->orientation > 8)
-        return pcr_fail(dec, PCR_USAGE, "expected an EXIF orientation of 0 to 8, got %d",
-                        r->orientation);
-    pcr_turned_size(dec, r->orientation, &height, &width);
+    int32_t height = 0, width = 0;
+    int code = pcr_turned_size(dec, r->orientation, &height, &width);
+    if (code) return code;
+    if (r->scale < 0 || r->scale > 8 || (r->scale & (r->scale - 1)))
+        return pcr_fail(dec, PCR_USAGE, "expected a scale of 0, 1, 2, 4 or 8, got %d", r->scale);
+    if (r->layout < PCR_LAYOUT_HWC || r->layout > PCR_LAYOUT_CHW || r->color < PCR_OUT_RGB ||
+        r->color > PCR_OUT_GRAY)
+        return pcr_fail(dec, PCR_USAGE, "expected a layout and a color of 0 or 1, got %d and %d",
+                        r->layout, r->color);
     if (r->crop_h == 0 && r->crop_w == 0)
         r->crop_y = 0, r->crop_x = 0, r->crop_h = height, r->crop_w = width;
     if (r->crop_y < 0 || r->crop_x < 0 || r->crop_h < 1 || r->crop_w < 1 ||

@@ -20,6 +20,7 @@ struct pcr_pool {
     pthread_cond_t more, finished;
     pcr_batch *first, *last; /* batches with images that no thread has taken */
     bool stop;
+    bool lent;       /* a waiting thread uses the decoder of a pool without threads */
     int num_threads; /* running */
     int num_workers; /* at least one: without threads, pcr_pool_wait uses its decoder */
     worker *workers;
@@ -36,11 +37,8 @@ static int decode(pcr_decoder *decoder, const pcr_batch *batch, size_t image) {
     int32_t *boxes = batch->boxes ? batch->boxes + 5 * image * count : NULL, height, width;
     int code = pcr_open(decoder, batch->pieces + image * batch->num_pieces, batch->num_pieces,
                         batch->views->request.max_pixels);
-    if (code) return code;
-    if (orientation < 0 || orientation > 8)
-        return pcr_fail(decoder, PCR_USAGE, "expected an EXIF orientation of 0 to 8, got %d",
-                        orientation);
-    pcr_turned_size(decoder, orientation, &height, &width);
+    if (!code) code = pcr_turned_size(decoder, orientation, &height, &width);
+    if (code) return pcr_finish(decoder, code);
     if (batch->sizes) batch->sizes[2 * image] = height, batch->sizes[2 * image + 1] = width;
     if (batch->draws)
         pcr_draw_boxes(batch->states[image], height, width, batch->draws, count, boxes);
@@ -118,7 +116,9 @@ pcr_pool *pcr_pool_new(int num_threads, int backend) {
     pthread_cond_init(&pool->more, NULL);
     pthread_cond_init(&pool->finished, NULL);
     pool->num_workers = num_threads > 0 ? num_threads : 1;
-    if (make_workers(pool, backend) && start_threads(pool, num_threads)) return pool;
+    if (num_threads <= PCR_MAX_THREADS && make_workers(pool, backend) &&
+        start_threads(pool, num_threads))
+        return pool;
     pcr_pool_stop(pool);
     pcr_pool_free(pool);
     return NULL;
@@ -130,6 +130,7 @@ void pcr_pool_stop(pcr_pool *pool) {
     pool->stop = true;
     pthread_cond_broadcast(&pool->more);
     pthread_cond_broadcast(&pool->finished);
+    while (pool->lent) pthread_cond_wait(&pool->finished, &pool->lock);
     pthread_mutex_unlock(&pool->lock);
     for (int i = 0; i < pool->num_threads; i++) pthread_join(pool->workers[i].thread, NULL);
 }
@@ -145,10 +146,21 @@ void pcr_pool_free(pcr_pool *pool) {
     free(pool);
 }
 
-void pcr_pool_add(pcr_pool *pool, pcr_batch *batch) {
+/* What the threads rely on; requests are checked with each image. */
+static bool is_sound(const pcr_batch *batch) {
+    if (batch->num_views < 1 || batch->num_views > PCR_MAX_VIEWS || !batch->views) return false;
+    if (batch->draws && !(batch->boxes && batch->states)) return false;
+    if (batch->num_images && !(batch->pieces && batch->codes)) return false;
+    for (size_t i = 0; batch->order && i < batch->num_images; i++)
+        if (batch->order[i] < 0 || (size_t)batch->order[i] >= batch->num_images) return false;
+    return true;
+}
+
+int pcr_pool_add(pcr_pool *pool, pcr_batch *batch) {
     batch->taken = batch->done = 0;
     batch->following = NULL;
-    if (!batch->num_images) return;
+    if (!is_sound(batch)) return PCR_USAGE;
+    if (!batch->num_images) return PCR_OK;
     pthread_mutex_lock(&pool->lock);
     if (pool->first)
         pool->last->following = batch;
@@ -157,6 +169,7 @@ void pcr_pool_add(pcr_pool *pool, pcr_batch *batch) {
     pool->last = batch;
     pthread_cond_broadcast(&pool->more);
     pthread_mutex_unlock(&pool->lock);
+    return PCR_OK;
 }
 
 static struct timespec time_after(int milliseconds) {
@@ -171,10 +184,17 @@ static struct timespec time_after(int milliseconds) {
 int pcr_pool_wait(pcr_pool *pool, pcr_batch *batch, int milliseconds) {
     struct timespec end = time_after(milliseconds);
     pthread_mutex_lock(&pool->lock);
-    if (!pool->num_threads)
-        while (!is_done(batch)) decode_next(pool, pool->workers[0].decoder);
-    while (!is_done(batch) && !pool->stop &&
-           pthread_cond_timedwait(&pool->finished, &pool->lock, &end) != ETIMEDOUT) {}
+    bool in_time = true;
+    while (!is_done(batch) && !pool->stop && in_time) {
+        if (pool->num_threads || pool->lent || !pool->first) {
+            in_time = pthread_cond_timedwait(&pool->finished, &pool->lock, &end) != ETIMEDOUT;
+            continue;
+        }
+        pool->lent = true;
+        decode_next(pool, pool->workers[0].decoder);
+        pool->lent = false;
+        pthread_cond_broadcast(&pool->finished);
+    }
     int done = is_done(batch);
     pthread_mutex_unlock(&pool->lock);
     return done;

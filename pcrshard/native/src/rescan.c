@@ -211,12 +211,8 @@ static int read_coefficients(pcr_decoder *dec, const pcr_piece *pieces, size_t n
     return code ? code : check_source(dec);
 }
 
-int pcr_rescan(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,
-               const pcr_scan_spec *script, size_t num_scans, const uint8_t **out,
-               size_t *out_size) {
-    int code = read_coefficients(dec, pieces, num_pieces);
-    if (!code) code = check_script(dec, script, num_scans);
-    if (code) return code;
+static int transcode(pcr_decoder *dec, const pcr_scan_spec *script, size_t num_scans,
+                     const uint8_t **out, size_t *out_size) {
     pcr_tokens tokens = {0};
     pcr_writer writer = {.data = dec->output.data, .capacity = dec->output.capacity};
     put_marker(&writer, 0xD8, 0);
@@ -226,7 +222,6 @@ int pcr_rescan(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,
         encode_scan(dec, &writer, &script[i], &tokens);
     put_marker(&writer, 0xD9, 0);
     free(tokens.data);
-    pcr_trim(dec);
     dec->output = (pcr_buffer){writer.data, writer.capacity};
     *out = writer.data;
     *out_size = writer.size;
@@ -237,5 +232,16 @@ int pcr_rescan(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,
                         PCR_MAX_AC, PCR_MAX_DC_DIFFERENCE);
     if (tokens.failed || writer.failed)
         return pcr_fail(dec, PCR_MEMORY, "expected memory for the transcoded stream, got none");
+    return PCR_OK;
+}
+
+int pcr_rescan(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,
+               const pcr_scan_spec *script, size_t num_scans, const uint8_t **out,
+               size_t *out_size) {
+    int code = read_coefficients(dec, pieces, num_pieces);
+    if (!code) code = check_script(dec, script, num_scans);
+    if (!code) code = transcode(dec, script, num_scans, out, out_size);
+    if (code) return pcr_finish(dec, code);
+    pcr_trim_but_output(dec);
     return PCR_OK;
 }

@@ -179,6 +179,7 @@ DEFINE(uint32_t, int32_t, u32)
 INLINE int64_t encode(ENCODE_PARAMETERS) {
     if (item_bytes == 1) return encode_u8(now, was, count, gaps, steps, capacity, used, with_crc);
     if (item_bytes == 2) return encode_u16(now, was, count, gaps, steps, capacity, used, with_crc);
+    if (item_bytes != 4) return -1;
     return encode_u32(now, was, count, gaps, steps, capacity, used, with_crc);
 }
 
@@ -202,5 +203,6 @@ int64_t pcr_sparse_apply(void *words, size_t count, int item_bytes, const uint8_
         return apply_u8(words, count, gaps, gap_bytes, steps, step_bytes, with_crc);
     if (item_bytes == 2)
         return apply_u16(words, count, gaps, gap_bytes, steps, step_bytes, with_crc);
+    if (item_bytes != 4) return -1;
     return apply_u32(words, count, gaps, gap_bytes, steps, step_bytes, with_crc);
 }
