@@ -144,7 +144,20 @@ def atomic_add(numbers: Any, place: int, amount: int) -> None:
     Raises:
         IndexError: There is no such place.
     """
+    lib.pcr_atomic_add(_number(numbers, place), amount)
+
+
+def compare_exchange(numbers: Any, place: int, expected: int, desired: int) -> bool:
+    """Atomically replace an int64 in a shared buffer if it is ``expected``; tell whether it was.
+
+    Raises:
+        IndexError: There is no such place.
+    """
+    return bool(lib.pcr_compare_exchange(_number(numbers, place), expected, desired))
+
+
+def _number(numbers: Any, place: int) -> Any:
     cells = ffi.from_buffer("int64_t[]", numbers)
     if not 0 <= place < len(cells):
         raise IndexError(f"expected a place of {len(cells)} numbers, got {place}")
-    lib.pcr_atomic_add(cells + place, amount)
+    return cells + place

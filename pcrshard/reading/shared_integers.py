@@ -7,7 +7,7 @@ import multiprocessing.sharedctypes
 from collections.abc import Sequence
 from typing import Any
 
-from ..native.pieces import atomic_add
+from ..native.pieces import atomic_add, compare_exchange
 
 
 class SharedIntegers:
@@ -37,6 +37,10 @@ class SharedIntegers:
     def add(self, place: int, amount: int) -> None:
         """Add to one integer, atomically across processes and threads."""
         atomic_add(self._memory, place, amount)
+
+    def replace(self, place: int, expected: int, value: int) -> bool:
+        """Set one integer, atomically, if it is the expected one; return whether it was."""
+        return compare_exchange(self._memory, place, expected, value)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if multiprocessing.context.get_spawning_popen() is None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import random
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -11,13 +13,15 @@ from .. import storage
 from ..reading.shared_integers import SharedIntegers
 from . import ranks
 
-_RECENT = 8
-_MAX_WORKERS = 4096
-_TAG = 1 << 32
+# Epochs begun last: more than loaders that start their workers at the same time.
+_RECENT = 64
+_BITS = 16
 
 
 class EpochCounter:
     """Counts the epochs of a pipeline, in this process or in DataLoader workers of any kind.
+
+    Each iteration of each loader is one epoch, also if several loaders share the pipeline.
 
     Attributes:
         begun: Number of the epoch that this process began last.
@@ -25,42 +29,64 @@ class EpochCounter:
 
     def __init__(self) -> None:
         # The parent process is not notified when an epoch begins, and restarted workers lose their
-        # counts. So the count is in shared memory, and the first worker to begin an epoch advances
-        # it for all. Lock-free: two workers that begin a new epoch at the same time write the same
-        # number. The last few counts of epochs begun, each with its loader in the low 32 bits:
-        self._recent = SharedIntegers([0] * _RECENT)
-        # The last count that each worker began.
-        self._begun_by = SharedIntegers([0] * _MAX_WORKERS)
+        # counts. So the counts are in shared memory: of each recent epoch the count of epochs begun
+        # with it, and in the low bits the iteration of a loader that began it. The first worker to
+        # begin an epoch enters it by one atomic operation, and the other workers of the same
+        # iteration join it. The last number counts the times that the epoch was set.
+        self._recent = SharedIntegers([0] * (_RECENT + 1))
+        # The count that this process began last, and the times that the epoch was set before it.
+        self._joined = (0, 0)
 
     @property
     def epoch(self) -> int:
         """Number of the next epoch; to resume, set it between epochs."""
-        return int(max(self._recent[:]) // _TAG)
+        return int(max(self._recent[:_RECENT]) >> 2 * _BITS)
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
-        self._begun_by[:] = [0] * _MAX_WORKERS
-        self._recent[:] = [epoch * _TAG] * _RECENT
+        self._recent[:] = [epoch << 2 * _BITS] * _RECENT + [self._recent[_RECENT] + 1]
 
     def begin(self) -> int:
         """Begin an epoch, possibly jointly with other workers of the loader; return its number.
 
-        Workers identify their loader by its base seed and number of workers; a persistent worker
-        that has already begun this epoch begins the next one.
+        A persistent worker that has already begun this epoch begins the next one.
         """
         from torch.utils.data import get_worker_info  # not for `import pcrshard`
 
-        count = self.epoch + 1
-        loader = 0
-        if worker := get_worker_info():
-            loader = (worker.seed - worker.id + worker.num_workers) % _TAG
-            of_loader = [entry // _TAG for entry in self._recent[:] if entry % _TAG == loader]
-            if (joined := max(of_loader, default=0)) > self._begun_by[worker.id]:
-                count = joined
-            self._begun_by[worker.id] = count
-        self._recent[count % _RECENT] = count * _TAG + loader
+        worker = get_worker_info()
+        seed = start = 0
+        if worker:
+            # An iteration draws a base seed, and starts its workers one after another. Without the
+            # process number, an iteration could join the one before it if both have the same seed.
+            number = int(re.split("[-:]", multiprocessing.current_process().name)[-1])
+            seed, start = (worker.seed - worker.id) % ((1 << _BITS) - 1) + 1, number - worker.id
+        while True:
+            *recent, times_set = self._recent[:]
+            last = self._joined[0] if self._joined[1] == times_set else 0
+            of_loader = [
+                count >> 2 * _BITS
+                for count in recent
+                if worker
+                and (count >> _BITS) % (1 << _BITS) == seed
+                # Other processes may have been started between these workers.
+                and _distance(count, start) < worker.num_workers
+            ]
+            if (count := max(of_loader, default=0)) > last:
+                break
+            count = (max(recent) >> 2 * _BITS) + 1
+            entry = count << 2 * _BITS | seed << _BITS | start % (1 << _BITS)
+            place = count % _RECENT
+            if self._recent.replace(place, recent[place], entry):
+                break
+        self._joined = count, times_set
         self.begun = count - 1
         return self.begun
+
+
+def _distance(one: int, other: int) -> int:
+    """Return how far two numbers are apart, of which the low bits are known."""
+    apart = (one - other) % (1 << _BITS)
+    return min(apart, (1 << _BITS) - apart)
 
 
 class ShardOrder(EpochCounter):

@@ -1,12 +1,18 @@
 """Epochs that advance by themselves: in every way in which torch starts workers."""
 
+import sys
+import threading
+import time
+
 import numpy as np
 import pytest
 import torch
 import webdataset as wds
 from numbered import numbered, write
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 import pcrshard
+from pcrshard.training.shard_lists import EpochCounter
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +118,55 @@ def test_two_loaders_at_a_time_both_read_everything(many_shards):
     for which in range(2):
         urls = [url for pair in pairs for url in pair[which][0]]
         assert sorted(urls) == sorted(2 * list(names_of(many_shards)))
+
+
+class Late(IterableDataset):
+    """An epoch of a counter, begun by each worker after its delay."""
+
+    def __init__(self, counter, delays):
+        self.counter = counter
+        self.delays = delays
+
+    def __iter__(self):
+        time.sleep(self.delays[get_worker_info().id])
+        yield self.counter.begin()
+
+
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
+def test_workers_of_one_loader_share_its_epoch(context):
+    """However late a worker starts, and whatever other loaders began before it, it reads the epoch
+    of its loader; with equal seeds, too.
+    """
+    counter = EpochCounter()
+    for delays in ((0, 0.6), (0.3, 0.3)), ((0.6, 0), (0.3, 0.3)):
+        loaders = []
+        for own in delays:
+            torch.manual_seed(0)
+            how = {"batch_size": None, "num_workers": 2, "multiprocessing_context": context}
+            loaders.append(iter(DataLoader(Late(counter, own), **how)))
+        begun = [set(loader) for loader in loaders]
+        assert list(map(len, begun)) == [1, 1]
+        assert set.union(*begun) == {counter.epoch - 1, counter.epoch - 2}
+
+
+def test_epochs_that_begin_at_the_same_time_are_distinct():
+    """Threads that begin epochs of one counter together never get the same number."""
+    counter, begun = EpochCounter(), []
+    threads = [
+        threading.Thread(target=lambda: begun.extend(counter.begin() for _ in range(500)))
+        for _ in range(4)
+    ]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(begun) == 2000
+    assert counter.epoch == 2000
 
 
 def test_an_order_can_be_resumed(many_shards):

@@ -74,3 +74,8 @@ void pcr_join_pieces(const pcr_piece *pieces, size_t num_pieces, uint8_t *out) {
 void pcr_atomic_add(int64_t *number, int64_t amount) {
     __atomic_fetch_add(number, amount, __ATOMIC_RELAXED);
 }
+
+int pcr_compare_exchange(int64_t *number, int64_t expected, int64_t desired) {
+    return __atomic_compare_exchange_n(number, &expected, desired, 0, __ATOMIC_SEQ_CST,
+                                       __ATOMIC_SEQ_CST);
+}
