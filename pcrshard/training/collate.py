@@ -20,7 +20,7 @@ from ..memory import borrow_array
 from ..native.pieces import empty_table
 from ..native.pool import Batch, Pool, draw_key, draw_keys
 from ..reading.field_values import CONVERSIONS, INTEGERS, convert, extension
-from ..reading.prefix import Prefix, Sample
+from ..reading.prefix import Prefix
 from .epoch_order import Key
 from .shard_set import Row
 
@@ -50,13 +50,14 @@ class Collator:
         image: Decoder of image fields; ``None`` leaves them as bytes.
         fields: Fields of a batch, which is then a tuple; by default a batch is a dict of all
             fields.
-        transform: Called with each sample, with images as arrays; torch collates the results.
+        transform: Called with each sample, a tuple or dict as without it; torch collates the
+            results.
         key: Seed and epoch, which together with a sample's id determine its crops and flips.
     """
 
     image: ImageDecoder | None
     fields: Sequence[str] | None
-    transform: Callable[[Sample], Any] | None
+    transform: Callable[[Any], Any] | None
     key: Key
 
     def begin(
@@ -115,10 +116,11 @@ class Collator:
         sample = {
             name: values[place] for name, values in columns.items() if values[place] is not None
         }
+        chosen = self._chosen(_as_tensors(sample), [row])
         if self.transform is None:
-            return self._chosen(_as_tensors(sample), [row])
+            return chosen
         with naming(row[1].shard.url, columns["__key__"][place], "transform"):
-            return self.transform(sample)
+            return self.transform(chosen)
 
     def _chosen(self, found: dict[str, Any], rows: Rows) -> Any:
         """Return the requested fields of a sample or batch; an error if one is missing."""
@@ -155,7 +157,7 @@ class Collator:
         return columns
 
     def _is_read(self, field: str) -> bool:
-        return self.fields is None or self.transform is not None or field in self.fields
+        return self.fields is None or field in self.fields
 
     def _value(self, name: str, row: Row) -> Any:
         """Return a field of a sample, an image decoded."""

@@ -21,7 +21,6 @@ from ..format.scan import FULL, Scan
 from ..jpeg.image_decoder import ImageDecoder
 from ..reading.field_values import convert
 from ..reading.options import ReadOptions
-from ..reading.prefix import Sample
 from ..reading.prefix_cache import CacheStats
 from ..reading.scan_level import ScanOrFraction, current_scan, highest_scan
 from ..storage.retry import Retry
@@ -51,7 +50,8 @@ class PCRDataset(Dataset[Any]):
             begins.
         fields: Fields of a sample, which is then a tuple; by default a sample is a dict of all
             fields.
-        transform: Called with each sample, a dict whose images are arrays if ``decoder`` is given.
+        transform: Called with each sample, exactly as it is without ``transform``: a dict, or a
+            tuple of ``fields``, whose images are uint8 tensors if ``decoder`` is given.
         cache_dir: Local folder that caches the prefixes read.
         cache_bytes: Upper bound of that folder, in bytes, or a size such as ``"50GB"``.
         storage_options: fsspec storage options.
@@ -84,7 +84,7 @@ class PCRDataset(Dataset[Any]):
         scan: ScanOrFraction = FULL,
         decoder: ImageChoice = None,
         fields: Sequence[str] | None = None,
-        transform: Callable[[Sample], Any] | None = None,
+        transform: Callable[[Any], Any] | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_bytes: ByteSize | None = None,
         storage_options: storage.Options = None,
@@ -229,11 +229,12 @@ class PCRDataset(Dataset[Any]):
         """
         chosen = np.asarray(numbers if hasattr(numbers, "__array__") else list(numbers))
         picked = self.ids[chosen] if chosen.size else chosen
-        ids = np.unique(picked)
-        if not 0 < len(ids) == len(picked):
+        ids = np.sort(picked)  # np.unique takes twenty times as long
+        num_samples = np.count_nonzero(np.diff(ids)) + min(len(ids), 1)
+        if not 0 < num_samples == len(picked):
             raise ValueError(
                 f"expected one or more samples, each once, got {len(picked)} numbers of "
-                f"{len(ids)} samples"
+                f"{num_samples} samples"
             )
         view = copy.copy(self)
         for name in ("fingerprint", "keys", "labels", "_numbers"):

@@ -91,20 +91,70 @@ def test_a_decoder_gives_tensors(folder):
     assert not torch.equal(first, other)
 
 
-def test_a_transform_gets_arrays_and_ints(folder):
-    """``transform`` gets each sample with its image as an array and its label as an int, here and
-    in a loader.
+def same(one, other):
+    """Whether two samples or batches are equal, types included."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+@pytest.mark.parametrize("fields", [None, ("cls", "jpg")], ids=str)
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        None,
+        8,
+        ImageDecoder(),
+        ImageDecoder(views=[View(8, 2, crop="center"), View(4, crop=None)]),
+        ImageDecoder(8, return_geometry=True),
+    ],
+    ids=["bytes", "8", "own size", "views", "geometry"],
+)
+def test_a_transform_gets_the_sample(folder, fields, decoder):
+    """``transform`` gets exactly what the sample is without it, here and in a loader: tensors, in a
+    dict or a tuple of the fields.
     """
+    plain = PCRDataset(folder, decoder=decoder, fields=fields)
+    seen = []
 
     def transform(sample):
-        assert isinstance(sample["jpg"], np.ndarray)
-        assert type(sample["cls"]) is int
-        return sample["cls"] * 2
+        seen.append(sample)
+        return sample["cls"] if fields is None else sample[0]
 
-    dataset = PCRDataset(folder, decoder=8, transform=transform)
-    assert dataset[4] == 8
-    batch = next(iter(PCRLoader(dataset, 5, shuffle=False)))
-    assert batch.tolist() == [0, 2, 4, 6, 8]
+    dataset = PCRDataset(folder, decoder=decoder, fields=fields, transform=transform)
+    assert dataset[4] == 4
+    assert same(seen, [plain[4]])
+    for options in ({"threads": 0}, {"threads": 1}):
+        seen.clear()
+        batch = next(iter(PCRLoader(dataset, 5, shuffle=False, **options)))
+        assert batch.tolist() == [0, 1, 2, 3, 4]
+        assert same(seen[:5], [plain[number] for number in range(5)])
+
+
+def test_a_transform_with_fields_reads_no_others(folder):
+    """With ``fields``, a ``transform`` costs nothing for the other ones: no image is decoded."""
+
+    class Refusing(ImageDecoder):
+        def __call__(self, jpeg, rng=None):
+            raise AssertionError
+
+    dataset = PCRDataset(
+        folder, decoder=Refusing(8), fields=("cls",), transform=lambda sample: sample[0] + 1
+    )
+    assert dataset[3] == 4
+    assert next(iter(PCRLoader(dataset, 5, shuffle=False))).tolist() == [1, 2, 3, 4, 5]
+
+
+def test_a_transform_of_torchvision_changes_the_pixels(folder):
+    """A transform of torchvision's v2 works unmodified."""
+    v2 = pytest.importorskip("torchvision.transforms.v2")
+    plain = PCRDataset(folder, decoder=8)
+    dataset = PCRDataset(folder, decoder=8, transform=v2.RandomInvert(p=1))
+    assert torch.equal(dataset[3]["jpg"], 255 - plain[3]["jpg"])
 
 
 @pytest.mark.parametrize("how", [None, {"threads": 1}, {"num_workers": 1}], ids=str)

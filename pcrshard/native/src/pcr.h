@@ -205,8 +205,8 @@ size_t pcr_check_pieces(const pcr_piece *pieces, size_t num_pieces, size_t count
 void pcr_join_pieces(const pcr_piece *pieces, size_t num_pieces, uint8_t *out);
 /* Adds to a number atomically, across threads and processes. */
 void pcr_atomic_add(int64_t *number, int64_t amount);
-/* Sets a number atomically, across threads and processes, if it is the expected one; returns whether
- * it was. */
+/* Sets a number atomically, across threads and processes, if it is the expected one, and returns
+ * whether it was. */
 int pcr_compare_exchange(int64_t *number, int64_t expected, int64_t desired);
 
 /* Changed words between two versions of weights, as gaps and steps. A gap is the number of equal
