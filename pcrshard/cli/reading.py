@@ -182,7 +182,6 @@ def cache(action: Literal["ls", "clear"], folder: str) -> Report:
         folder: Folder that ``PCRDataset`` was given to cache prefixes in.
     """
     prefixes = PrefixCache(folder)
-    prefixes.check_marked()
     if action == "clear":
         return Report({"freed_bytes": prefixes.clear()})
     entries = prefixes.entries()

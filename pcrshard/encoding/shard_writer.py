@@ -39,6 +39,7 @@ from ..format.shard_format import FieldNames, ShardFormat
 from ..format.shard_head import BLOCK, Head
 from ..format.shard_index import MAX_LISTED, MAX_PIECE_BYTES, ShardIndex
 from ..format.tar_members import TRAILER, Member, index_name, lay_out, plan_members
+from ..storage.ownership import give_up_folder, take_folder
 from .encode_jpeg import EncodedImage, encode_jpeg
 from .labels import check_classes, count_classes
 
@@ -161,6 +162,7 @@ def write_shard(
     *,
     names: FieldNames = FieldNames((), ()),
     options: storage.Options = None,
+    replace: bool = True,
 ) -> ShardEntry:
     """Write one shard, atomically.
 
@@ -171,13 +173,14 @@ def write_shard(
         names: Fields to list before any others of the samples, so that all shards of a dataset
             list the same ones.
         options: fsspec storage options.
+        replace: Whether the file may exist already.
 
     Returns:
         The shard's entry for the dataset index.
 
     Raises:
         EncodeError: Two samples have the same key, or there are too many fields.
-        StorageError: The shard cannot be written.
+        StorageError: The shard cannot be written, or exists.
     """
     name = storage.file_name(url)
     stem = name.removesuffix(".tar")
@@ -193,7 +196,7 @@ def write_shard(
     index, tables, index_bytes = lay_out(index, _make_tables(samples, units, index), stem)
     size = 0
     crc = 0
-    with storage.atomic_write(url, options=options) as file:
+    with storage.atomic_write(url, options=options, replace=replace) as file:
         first = Member(index_name(schema, stem), 0, len(index_bytes), literal=index_bytes)
         members = (first, *plan_members(index, tables, stem))
         contents = _member_bytes(members, samples, units, schema.base)
@@ -326,7 +329,8 @@ class ShardWriter:
     ...     writer.write({"__key__": "a/0001", "jpg": jpeg, "cls": 3})
 
     Args:
-        dst: Folder, local or an fsspec URL.
+        dst: Folder, local or an fsspec URL; empty or missing. From now until ``close``, it is this
+            writer's: each process that writes shards at the same time needs a folder of its own.
         name: Prefix of the shard names, before the number.
         samples_per_shard: Samples per shard, 1024 by default. The current shard is held in memory
             until it is full.
@@ -336,9 +340,8 @@ class ShardWriter:
         storage_options: fsspec storage options.
 
     Raises:
-        EncodeError: The name or a class name is invalid, ``samples_per_shard`` is below 1, or the
-            folder already holds a dataset.
-        StorageError: The folder cannot be read.
+        EncodeError: The name or a class name is invalid, or ``samples_per_shard`` is below 1.
+        StorageError: The folder is not empty, another writer has taken it, or it cannot be written.
     """
 
     def __init__(
@@ -365,13 +368,7 @@ class ShardWriter:
         self._entries: list[ShardEntry] = []
         self._num_classes = 0
         self._closed = False
-        for used in (DATASET_INDEX, shard_name(self.name, 0)):
-            url = storage.join(self.dst, used)
-            if storage.exists(url, options=self._options):
-                raise EncodeError(
-                    f"already holds a dataset ({used}): use another folder, or remove it",
-                    url=self.dst,
-                )
+        take_folder(self.dst, "ShardWriter", enter=False, options=storage_options)
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Encode a sample and, when the shard is full, write it; see :func:`encode_sample`.
@@ -392,7 +389,8 @@ class ShardWriter:
 
     def _flush(self) -> None:
         url = storage.join(self.dst, shard_name(self.name, len(self._entries)))
-        self._entries.append(write_shard(url, self._pending, self.fmt, options=self._options))
+        entry = write_shard(url, self._pending, self.fmt, options=self._options, replace=False)
+        self._entries.append(entry)
         self._pending = []
 
     def close(self) -> DatasetIndex:
@@ -405,16 +403,20 @@ class ShardWriter:
         if self._pending:
             self._flush()
         if not self._entries:
+            give_up_folder(self.dst, options=self._options)
             raise EncodeError("no sample was written", url=self.dst)
         self._closed = True
-        return write_dataset_index(
+        index = write_dataset_index(
             self.dst,
             self.fmt.scan_script,
             self._entries,
             self.classes,
             self._num_classes,
             options=self._options,
+            replace=False,
         )
+        give_up_folder(self.dst, options=self._options)
+        return index
 
     def __enter__(self) -> Self:
         return self
@@ -422,6 +424,8 @@ class ShardWriter:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
             self.close()
+        elif not self._entries:
+            give_up_folder(self.dst, options=self._options)
 
 
 def write_dataset_index(
@@ -432,11 +436,13 @@ def write_dataset_index(
     num_classes: int,
     *,
     options: storage.Options = None,
+    replace: bool = True,
 ) -> DatasetIndex:
     """Write ``pcr.json`` into a folder, atomically; return what it holds."""
     index = DatasetIndex(
         script.name, script.num_groups, tuple(entries), tuple(classes), num_classes
     )
-    with storage.atomic_write(storage.join(dst, DATASET_INDEX), options=options) as file:
+    url = storage.join(dst, DATASET_INDEX)
+    with storage.atomic_write(url, options=options, replace=replace) as file:
         file.write(index.encode())
     return index

@@ -38,6 +38,7 @@ from torch.futures import Future
 from .. import storage
 from ..checkpoint import DeltaStore
 from ..checkpoint.frame import damage_named
+from ..lazy import lazy
 
 
 class ShardLocation(NamedTuple):
@@ -92,7 +93,7 @@ class _Stores:
         """Open the store of a rank."""
         return DeltaStore(storage.join(self.url, f"rank-{rank:05d}"), **self._how)
 
-    @functools.cached_property
+    @lazy
     def _index(self) -> DeltaStore:
         return DeltaStore(storage.join(self.url, "index"), **self._how)
 
@@ -124,7 +125,7 @@ class DeltaStorageWriter(_Stores, StorageWriter):
     def set_up_storage_writer(self, *_: Any, **__: Any) -> None:
         """Do nothing: stores are opened at first use."""
 
-    @functools.cached_property
+    @lazy
     def _own(self) -> tuple[int, DeltaStore]:
         """This rank, and its store."""
         rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0

@@ -6,7 +6,6 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from .. import native
 from ..arguments import check_fields, is_integer
+from ..lazy import lazy
 from ..native.pieces import Table, piece_table
 from ..native.pool import MAX_VIEWS, Batch, Boxes, Draw, Interval, Pool, draw_boxes, own_pool
 from .other_formats import Pixels, crop_and_resize
@@ -75,22 +75,22 @@ class ImageDecoder:
         if not 0 <= self.flip <= 1:
             raise ValueError(f"expected a probability of flip from 0 to 1, got {self.flip}")
 
-    @cached_property
+    @lazy
     def _kinds(self) -> Sequence[View]:
         """The views; by default one."""
         return self.views or [View(self.size, 1, self.scale, self.ratio, self.crop)]
 
-    @cached_property
+    @lazy
     def _pictures(self) -> list[View]:
         """The view of each picture of an image, in the order of their random numbers."""
         return [view for view in self._kinds for _ in range(view.count)]
 
-    @cached_property
+    @lazy
     def _draws(self) -> list[Draw]:
         """How the crop and flip of each picture are drawn."""
         return [Draw(view.crop, view.scale, view.ratio, self.flip) for view in self._pictures]
 
-    @cached_property
+    @lazy
     def _parts(self) -> list[slice]:
         """The pictures of each view."""
         stops = itertools.accumulate((view.count for view in self._kinds), initial=0)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from .. import storage
 from ..arguments import ByteSize, Natural, check_fields, num_bytes
 from ..format.dataset_index import ShardEntry
+from ..lazy import lazy
 from ..storage.retry import Retry
 from .prefix_cache import PrefixCache
 from .shard import Shard
@@ -48,7 +48,7 @@ class ReadOptions:
             raise ValueError(f"expected cache_dir with cache_bytes={self.cache_bytes!r}")
         _ = self.cache  # created before the workers, so that all share its totals
 
-    @cached_property
+    @lazy
     def cache(self) -> PrefixCache | None:
         """The cache of all shards that are opened with these options."""
         if not self.cache_dir:

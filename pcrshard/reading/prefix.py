@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import bisect
 import copy
+import itertools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ from ..format.shard_index import ShardIndex
 from ..jpeg.markers import EOI
 from ..jpeg.orientation import with_orientation
 from ..jpeg.split import join_pieces
+from ..lazy import lazy
 from ..memory import Buffer
 from ..native.pieces import Table, find_damaged, join, place_pieces
 
@@ -131,8 +134,24 @@ class Prefix:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held in memory."""
+        """Bytes of the shard that are held in memory."""
         return len(self.buffer)
+
+    @lazy
+    def memory_bytes(self) -> int:
+        """About the bytes of memory that the prefix takes, with its index and its tables."""
+        index = self.index
+        # A buffer that is used again may be longer than the prefix.
+        memory = self.buffer if self.buffer.base is None else self.buffer.base
+        arrays = [*vars(index).values(), getattr(self, "_native", None)]
+        if hasattr(self, "tables"):
+            arrays += vars(self.tables).values()
+        values = itertools.chain(index.keys, *index.fields.values(), *self._late.values())
+        return (
+            len(memory)
+            + sum(each.nbytes for each in arrays if isinstance(each, np.ndarray))
+            + sum(map(sys.getsizeof, values))
+        )
 
     def at(self, scan: Scan) -> Prefix:
         """Return the same images at this or a lower scan; nothing is read or copied.

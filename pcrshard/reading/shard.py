@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,9 @@ from ..format.dataset_index import DATASET_INDEX, ShardEntry
 from ..format.scan import FULL, Scan
 from ..format.shard_head import HEAD_STOP, Head, read_head
 from ..format.shard_index import ShardIndex, decode_index
+from ..lazy import lazy
 from ..memory import Buffer
-from ..redaction import get_logger, redact_url
+from ..redaction import PIPE, get_logger, redact_url
 from ..storage.retry import Cancel, Retry
 from .prefix import OnError, Prefix, Sample, Samples
 from .prefix_cache import Fetch, PrefixCache
@@ -56,12 +57,12 @@ class Shard:
     def __repr__(self) -> str:
         return f"Shard({redact_url(self.url)!r})"
 
-    @cached_property
+    @lazy
     def head(self) -> Head:
         """The head; costs one request of 1024 bytes at first use."""
         return self._read_head(self._read(HEAD_STOP).data)
 
-    @cached_property
+    @lazy
     def index(self) -> ShardIndex:
         """The index; at first use, it costs as many requests as :meth:`load`."""
         return self.load(0).index
@@ -202,19 +203,24 @@ class Shard:
         done, view = len(known), buffer.data
         view[:done] = known
         fetch: Fetch = partial(storage.read_into, self.url, cancel=cancel, **self._how)
-        if self.cache is None:
+        if self.cache is None or not self._content:
             fetch(done, view[done:])
         else:
             self.cache.read(self.url, self._content, view, fetch, start=done, cancel=cancel)
         return buffer
 
-    @cached_property
+    @lazy
     def _content(self) -> str:
-        """The identity for the cache; costs one request without a dataset index."""
+        """The identity for the cache, none for what a command may write differently each time.
+
+        Costs one request without a dataset index.
+        """
         entry = self.entry
         # The entry of a shard that was named by itself is from its head, without a checksum of the
         # file: metadata of the same size may have changed.
         if entry is None or not entry.shard_crc32c:
+            if self.url.startswith(PIPE):
+                return ""
             return storage.identity(self.url, **self._how)
         return f"{entry.head_crc32c:08x} {entry.shard_bytes} {entry.shard_crc32c:08x}"
 

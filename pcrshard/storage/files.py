@@ -97,8 +97,6 @@ def identity(
     Raises:
         StorageError: The file does not exist, or the store cannot be reached.
     """
-    if url.startswith(PIPE):
-        return url
     fs, _ = resolve(url, options)
     fs.invalidate_cache()  # a listing may be older than the file
     info = ask(url, "look up", "info", options, retry)
@@ -313,6 +311,7 @@ def atomic_write(
     *,
     options: Options = None,
     durable: bool = True,
+    replace: bool = True,
 ) -> Iterator[BinaryIO]:
     """Write a file that appears complete or not at all.
 
@@ -323,12 +322,14 @@ def atomic_write(
         url: Destination.
         options: fsspec storage options.
         durable: Whether the file must survive a power failure; False skips both fsyncs.
+        replace: Whether the file may exist already. On stores without conditional writes, whether
+            it does is asked before the upload.
 
     Yields:
         The temporary file; ``name`` is its local path.
 
     Raises:
-        StorageError: The disk is full, or the store refuses.
+        StorageError: The disk is full, or the store refuses, or the file exists.
     """
     fs, path = resolve(url, options)
     local = is_local(url)
@@ -338,7 +339,13 @@ def atomic_write(
             file.flush()
         with mapped_errors(url, "write"):
             if local:
-                _publish(file, os.replace, path, durable)
+                _publish(file, os.replace if replace else _link, path, durable)
+            elif replace:
+                fs.put_file(file.name, path)
+            elif _protocols(fs) & _CONDITIONAL:
+                fs.put_file(file.name, path, mode="create")
+            elif exists(url, options=options):
+                raise FileExistsError(f"{redact_url(url)} exists")
             else:
                 fs.put_file(file.name, path)
 
@@ -410,7 +417,6 @@ def create(url: str, data: bytes, *, options: Options = None) -> None:
         StorageError: The disk is full, or the store refuses.
     """
     fs, path = resolve(url, options)
-    names = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
     with mapped_errors(url, "write"):
         try:
             if is_local(url):
@@ -418,7 +424,7 @@ def create(url: str, data: bytes, *, options: Options = None) -> None:
                     file.write(data)
                     file.flush()
                     _publish(file, _link, path)
-            elif names & _CONDITIONAL:
+            elif _protocols(fs) & _CONDITIONAL:
                 # One attempt: a retry could find the file that the first attempt created.
                 fs.pipe_file(path, data, mode="create")
             else:
@@ -432,6 +438,10 @@ def create(url: str, data: bytes, *, options: Options = None) -> None:
             if answer.get("Error", {}).get("Code") not in _REFUSED_CODES:
                 raise
     raise FileExistsError(f"{redact_url(url)} exists")
+
+
+def _protocols(fs: Any) -> set[str]:
+    return {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
 
 
 def _create_with_lease(fs: Any, path: str, data: bytes) -> None:

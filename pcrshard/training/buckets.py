@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..arguments import Positive, check_fields
+from ..lazy import lazy
 from .epoch_order import BUCKETS, Geometry, Ints, Key, Layout, Rules, random_words
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Buckets:
         if self.area is not None and not self.shapes:
             raise ValueError(f"expected an area and a max_ratio that some shape fits, got {self}")
 
-    @cached_property
+    @lazy
     def shapes(self) -> list[tuple[int, int]]:
         """(height, width) of each bucket, from the tallest to the widest."""
         area = self.area or 0

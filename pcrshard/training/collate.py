@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from ..errors import naming
 from ..format.scan import FULL
 from ..jpeg.image_decoder import ImageDecoder
 from ..jpeg.views import Picture
+from ..lazy import lazy
 from ..memory import borrow_array
 from ..native.pieces import empty_table
 from ..native.pool import Batch, Pool, draw_key, draw_keys
@@ -217,7 +218,7 @@ class FieldImages:
             return pixels
         return Picture(pixels, _as_tensors(image.geometry(self.batch.boxes, self.batch.sizes)))
 
-    @cached_property
+    @lazy
     def decoded(self) -> list[bool]:
         """For each sample, whether all of its images were decoded; waits for the decoding."""
         each = self.batch.wait()

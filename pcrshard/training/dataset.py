@@ -7,7 +7,6 @@ import math
 import operator
 import os
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -19,6 +18,7 @@ from ..arguments import ByteSize, Natural, checked, num_bytes
 from ..checksum import crc32c
 from ..format.scan import FULL, Scan
 from ..jpeg.image_decoder import ImageDecoder
+from ..lazy import lazy
 from ..reading.field_values import convert
 from ..reading.options import ReadOptions
 from ..reading.prefix_cache import CacheStats
@@ -130,13 +130,13 @@ class PCRDataset(Dataset[Any]):
         cache = self.shards.options.cache
         return CacheStats(0, 0) if cache is None else cache.stats
 
-    @cached_property
+    @lazy
     def keys(self) -> tuple[str, ...]:
         """The key of each sample. Reads the index of each shard once, in parallel."""
         found = self.shards.columns.keys
         return tuple(found[sample] for sample in self.ids)
 
-    @cached_property
+    @lazy
     def labels(self) -> Ints:
         """The ``cls`` of each sample, (N,) int64. Reads the index of each shard once, in parallel.
 
@@ -165,7 +165,7 @@ class PCRDataset(Dataset[Any]):
         """The number of samples of this dataset or view in each shard, (shards,) int64."""
         return np.diff(np.searchsorted(self.ids, self.shards.starts))
 
-    @cached_property
+    @lazy
     def fingerprint(self) -> int:
         """A checksum of the shards and the samples; if it differs, so do sample numbers."""
         return crc32c(self.ids, self.shards.fingerprint)
@@ -200,7 +200,7 @@ class PCRDataset(Dataset[Any]):
         seed = int(torch.empty((), dtype=torch.int64).random_())
         return self.collator(seed).one((sample_id, prefix, row))
 
-    @cached_property
+    @lazy
     def _numbers(self) -> dict[str, int]:
         return {key: number for number, key in enumerate(self.keys)}
 

@@ -8,7 +8,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
@@ -17,6 +17,7 @@ from .. import storage
 from ..checksum import crc32c
 from ..format.scan import Scan
 from ..jpeg.orientation import upright_sizes
+from ..lazy import PerProcess, lazy
 from ..reading.dataset_folder import check_claims, is_shard, open_dataset
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
@@ -103,13 +104,13 @@ class ShardSet:
     def __str__(self) -> str:
         return f"{self.name}: {self.starts[-1]} samples in {len(self.urls)} shards"
 
-    @cached_property
+    @lazy
     def fingerprint(self) -> int:
         """A checksum of the shards and their order; if it differs, so do sample ids."""
         lines = [f"{each.name} {each.num_samples} {each.head_crc32c}" for each in self.entries]
         return crc32c("\n".join(lines).encode())
 
-    @cached_property
+    @lazy
     def columns(self) -> Columns:
         """Read the keys, labels and sizes of all samples: one request per shard, for its index.
 
@@ -154,42 +155,53 @@ class ShardSet:
         return self.options.open(self.urls[shard], self.entries[shard])
 
 
+class _Held:
+    """The recently used prefixes of a process, and the locks of its threads."""
+
+    def __init__(self) -> None:
+        self.prefixes: OrderedDict[int, Prefix] = OrderedDict()
+        self.bytes = 0
+        self.lock = threading.Lock()
+        # By shard.
+        self.gates: dict[int, threading.Lock] = {}
+
+    def keep(self, shard: int, prefix: Prefix, max_bytes: int) -> None:
+        """Keep a prefix as the last one used, and as many others as there is room for."""
+        with self.lock:
+            before = self.prefixes.get(shard)
+            if before is not prefix:
+                self.bytes += prefix.memory_bytes - (before.memory_bytes if before else 0)
+                self.prefixes[shard] = prefix
+            self.prefixes.move_to_end(shard)
+            while len(self.prefixes) > 1 and self.bytes > max_bytes:
+                self.bytes -= self.prefixes.popitem(last=False)[1].memory_bytes
+
+
 class RecentPrefixes:
     """A cache of recently used prefixes, for random access.
 
-    Threads that need the same shard read it once. A copy in another process starts empty.
+    Threads that need the same shard read it once. Another process starts with an empty one.
 
     Args:
         shards: The shards.
-        max_bytes: Upper bound of their total size; the last prefix is always kept.
+        max_bytes: Upper bound of the memory that they take; the last prefix is always kept.
     """
 
     def __init__(self, shards: ShardSet, max_bytes: int) -> None:
         self._shards = shards
         self._max_bytes = max_bytes
-        self._held: OrderedDict[int, Prefix] = OrderedDict()
-        self._lock = threading.Lock()
-        self._gates = [threading.Lock() for _ in shards.urls]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return RecentPrefixes, (self._shards, self._max_bytes)
+        self._held = PerProcess(_Held)
 
     def get(self, shard: int, scan: Scan) -> Prefix:
         """Return the prefix of a shard at a scan."""
-        with self._gates[shard]:
-            held = self._held.get(shard)
+        held = self._held.here
+        with held.gates.setdefault(shard, threading.Lock()):
+            prefix = held.prefixes.get(shard)
             opened = self._shards.open(shard)
-            if held is None or held.num_bytes < opened.prefix_stop(scan):
-                held = opened.load(scan)
-            with self._lock:
-                self._held[shard] = held
-                self._held.move_to_end(shard)
-                while (
-                    len(self._held) > 1
-                    and sum(each.num_bytes for each in self._held.values()) > self._max_bytes
-                ):
-                    self._held.popitem(last=False)
-            return held.at(scan)
+            if prefix is None or prefix.num_bytes < opened.prefix_stop(scan):
+                prefix = opened.load(scan)
+            held.keep(shard, prefix, self._max_bytes)
+        return prefix.at(scan)
 
 
 def read_batches(

@@ -3,12 +3,13 @@
 import tarfile
 
 import pytest
+import servers
 from support import read_all, read_samples, run_encode
 
-from pcrshard import Shard, ShardFormat, ShardWriter, open_dataset
+from pcrshard import Shard, ShardFormat, ShardWriter, open_dataset, storage
 from pcrshard.checksum import crc32c
 from pcrshard.encoding.shard_writer import encode_sample, write_shard
-from pcrshard.errors import EncodeError, PCRError
+from pcrshard.errors import EncodeError, PCRError, StorageError
 from pcrshard.testing import make_jpeg
 
 
@@ -155,3 +156,59 @@ def test_other_fields_become_bytes_as_webdataset_reads_them():
         "box.json": b"[1, 2.5]",
         "no.json": b"null",
     }
+
+
+@pytest.fixture(params=["local", "s3", "memory"])
+def destination(request, tmp_path):
+    """An empty folder and its storage options."""
+    if request.param == "s3":
+        with servers.s3() as server:
+            yield server.url("out"), server.storage_options
+    else:
+        name = f"memory://{tmp_path.name}/out"
+        yield (str(tmp_path / "out") if request.param == "local" else name), {}
+
+
+def test_two_writers_never_share_a_folder(destination):
+    """The ranks of a job that all write to one folder: one of them has it, the others are told so
+    at once, and no sample is lost.
+    """
+    url, options = destination
+    with ShardWriter(url, storage_options=options) as writer:
+        writer.write({"__key__": "first", "jpg": make_jpeg(0)})
+        with pytest.raises(StorageError, match="use another folder"):
+            ShardWriter(url, storage_options=options)
+    with pytest.raises(StorageError, match="use another folder"):
+        ShardWriter(url, storage_options=options)
+    index, [shard] = open_dataset(url, storage_options=options)
+    assert index.num_samples == 1
+    assert [sample["__key__"] for sample in Shard(shard, storage_options=options)] == ["first"]
+
+
+def test_a_writer_replaces_no_shard(destination):
+    """A file that appeared in the folder meanwhile, under the name of a shard, stays what it is."""
+    url, options = destination
+    with (
+        pytest.raises(StorageError),
+        ShardWriter(url, samples_per_shard=1, storage_options=options) as writer,
+    ):
+        writer.write({"__key__": "a", "jpg": make_jpeg(0)})
+        with storage.atomic_write(storage.join(url, "data-000001.tar"), options=options) as file:
+            file.write(b"of another program")
+        writer.write({"__key__": "b", "jpg": make_jpeg(1)})
+    found = storage.read_bytes(storage.join(url, "data-000001.tar"), options=options)
+    assert found == b"of another program"
+
+
+def test_a_writer_takes_empty_folders_only(tmp_path):
+    """Shards are not mixed with other files, and a writer that wrote nothing leaves nothing."""
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(StorageError, match=r"it holds notes\.txt: use another folder"):
+        ShardWriter(tmp_path)
+    with pytest.raises(EncodeError, match="no sample"), ShardWriter(tmp_path / "out"):
+        pass
+    with ShardWriter(tmp_path / "out") as writer:
+        writer.write({"__key__": "a", "jpg": make_jpeg()})
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "data-000000.tar", "pcr.json",
+    ]  # fmt: skip

@@ -85,13 +85,18 @@ class Store:
         return self.source[sorted(self.source)[number]][1][scan]
 
 
+def name_of(path):
+    """The name of the shard in a file of a cache."""
+    return path.name[50:]
+
+
 def held(folder):
     """The files of shards: their names and bytes."""
     found = {}
-    for path in sorted(pathlib.Path(folder).glob("*.tar")):
+    for path in sorted(pathlib.Path(folder).rglob("*.tar")):
         with contextlib.suppress(FileNotFoundError):  # a shard may be forgotten at any time
             if not path.is_symlink():
-                found[path.name[33:]] = path.stat().st_size
+                found[name_of(path)] = path.stat().st_size
     return found
 
 
@@ -117,7 +122,7 @@ def test_grows_by_what_is_missing(store):
     assert store.fetched == [(0, 0, stops[0]), (0, stops[0], stops[1]), (0, stops[1], stops[2])]
     ((_name, size),) = held(store.cache.folder).items()
     assert size == stops[2]
-    (path,) = pathlib.Path(store.cache.folder).glob("*.tar")
+    (path,) = pathlib.Path(store.cache.folder).rglob("*.tar")
     assert len(list(Shard(path).samples(10))) == 3
     hits = stops[0] + stops[1] + store.stop(0, 1) + stops[1] + stops[0]
     assert store.cache.stats == (hits, stops[2])
@@ -170,27 +175,23 @@ def test_a_job_that_reads_lower_scans_makes_room_of_higher_ones(source, tmp_path
 
 
 def test_lists_and_clears(store, capsys):
-    """``cache ls`` says what is held of each shard and since when; ``clear`` frees it all, and
-    what versions before this one left.
-    """
+    """``cache ls`` says what is held of each shard and since when; ``clear`` frees it all."""
     store(1, 10)
     store(0, 5)
-    old = pathlib.Path(store.cache.folder) / "entries" / "a" / "b"
-    old.mkdir(parents=True)
-    (old / "00000000000000-00000000000004-00000000").write_bytes(b"old")
+    folder = os.path.dirname(store.cache.folder)
     expected = [
         (sorted(store.source)[n], store.stop(n, scan), scan) for n, scan in [(1, 10), (0, 5)]
     ]
     listed = store.cache.entries()
     assert [(e.name, e.num_bytes, e.scan) for e in listed] == expected
     assert time.time() - listed[0].last_use < 60
-    assert main(["cache", "ls", store.cache.folder, "--json"]) == 0
+    assert main(["cache", "ls", folder, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [(row["name"], row["num_bytes"], row["scan"]) for row in told["shards"]] == expected
     assert store.cache.clear() == told["num_bytes"] == sum(size for _, size, _ in expected)
     assert store.cache.entries() == []
     assert {path.name for path in pathlib.Path(store.cache.folder).iterdir()} <= {
-        "CACHEDIR.TAG", "room",
+        ".pcrshard", "CACHEDIR.TAG", "room",
     }  # fmt: skip
 
 
@@ -220,9 +221,9 @@ def test_foreign_things_in_the_folder_cost_a_fetch(source, tmp_path, what):
     limit = sum(len(data) for data, _ in source.values()) // 2
     store = Store(source, tmp_path, limit, math.inf)
     store(0, 5)
-    (path,) = tmp_path.glob("*.tar")
+    (path,) = tmp_path.rglob("*.tar")
     if what == "count":
-        (tmp_path / "room").write_bytes(b"\xff" * 24)
+        pathlib.Path(store.cache.folder, "room").write_bytes(b"\xff" * 24)
     else:
         path.unlink()
         path.mkdir() if what == "folder" else path.symlink_to("/dev/zero")
@@ -251,7 +252,7 @@ def test_damage_on_the_disk_is_fetched_again_once(dataset, tmp_path, what, is_ra
         how = {"entry": entry, "cache": PrefixCache(str(tmp_path)), "retry": HASTY}
         shard = Shard(server.url(entry.name), **how)
         assert list(shard.samples(5)) == expected
-        (path,) = tmp_path.glob("*.tar")
+        (path,) = tmp_path.rglob("*.tar")
         damage(path, place)
         raised = shard.change_scan(shard.load(1), 5) if is_raised else shard.load(5)
         assert list(raised.samples()) == list(shard.samples(5)) == expected
@@ -375,8 +376,8 @@ def test_never_over_the_limit_and_always_prefixes(source, tmp_path, seed):
         name = sorted(source)[number]
         if store.stop(number, scan) <= limit // 2:
             assert sizes[name] >= store.stop(number, scan), fetched
-        for path in tmp_path.glob("*.tar"):
-            data, stops = source[path.name[33:]]
+        for path in tmp_path.rglob("*.tar"):
+            data, stops = source[name_of(path)]
             content = path.read_bytes()
             assert content == data[: len(content)]
             assert len(content) in stops
@@ -475,14 +476,14 @@ def torture(source, folder, limit, seconds):
             )
             kills += 1
         # Without the lock, files that grow while others shrink would be counted twice.
-        with hold_lock(os.path.join(folder, "room")):
+        with hold_lock(os.path.join(PrefixCache(folder).folder, "room")):
             most = max(most, used(folder))
             looks += 1
-        for path in pathlib.Path(folder).glob("*.tar"):
+        for path in pathlib.Path(folder).rglob("*.tar"):
             with hold_lock(str(path), shared=True, create=False, wait=False) as handle:
                 if handle is not None:
                     content = os.pread(handle, os.fstat(handle).st_size, 0)
-                    assert content == source[path.name[33:]][0][: len(content)]
+                    assert content == source[name_of(path)][0][: len(content)]
         time.sleep(0.01)
     for worker in workers:
         worker.kill()
@@ -568,3 +569,27 @@ def test_reading_a_head_cuts_nothing(dataset, tmp_path):
         Shard(f"{dataset}/{name}", cache=cache).load(5)
     assert held(tmp_path)[first.name] == size
     assert cache.stats.hit_bytes >= size
+
+
+@pytest.mark.parametrize("since", [0, math.inf])
+def test_many_small_shards_at_the_limit(tmp_path, since):
+    """At the limit, the files are listed once for many reads, and a read costs no more than with
+    few shards.
+    """
+    jpeg = make_jpeg(0, 16, 16)
+    path = tmp_path / "a-000000.tar"
+    entry = write_shard(str(path), [encode_sample({"__key__": "a", "jpg": jpeg})], ShardFormat())
+    data = path.read_bytes()[: entry.prefix_stop(5)]
+
+    def fetch(start, view):
+        view[:] = data[start:]
+
+    cache = PrefixCache(str(tmp_path / "cache"), 300 * len(data), since)
+    listings = []
+    entries = PrefixCache.entries
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PrefixCache, "entries", lambda self: listings.append(1) or entries(self))
+        for number in range(1200):
+            cache.read(f"mem://{number}.tar", "1", room(len(data)), fetch)
+    assert used(tmp_path / "cache") <= 300 * len(data)
+    assert len(listings) <= (10 if since else 60), len(listings)

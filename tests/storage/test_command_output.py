@@ -7,7 +7,7 @@ import time
 import pytest
 from support import is_alive, wait_for
 
-from pcrshard import Shard, open_dataset, storage
+from pcrshard import PrefixCache, Shard, open_dataset, storage
 from pcrshard.errors import StorageError, TruncatedShard
 
 
@@ -67,3 +67,15 @@ def test_a_silent_command_can_be_canceled(tmp_path):
         storage.read(f"pipe:echo $$ > {pid}; exec sleep 60", 0, 10, cancel=cancel)
     assert time.monotonic() - begin < 30  # of 60
     assert wait_for(lambda: not is_alive(int(pid.read_text())))
+
+
+def test_what_a_command_writes_is_not_cached(shard_urls, tmp_path):
+    """A command may write another shard each time, so that without a dataset index nothing of it is
+    kept.
+    """
+    link = tmp_path / "today.tar"
+    for url in shard_urls[:2]:
+        link.unlink(missing_ok=True)
+        link.symlink_to(url)
+        shard = Shard(f"pipe:cat {link}", cache=PrefixCache(str(tmp_path / "cache")))
+        assert list(shard.samples(5)) == list(Shard(url).samples(5))

@@ -4,6 +4,7 @@ import collections
 import gc
 import itertools
 import os
+import sys
 import threading
 import time
 import weakref
@@ -14,8 +15,9 @@ from support import CountingFS, request_threads, wait_for
 
 from pcrshard import ReadOptions, ScanLevel, Shard
 from pcrshard.errors import ScanUnavailable, StorageError
+from pcrshard.reading.prefix import Prefix
 from pcrshard.training.epoch_order import Geometry, Rules, epoch_order, rank_batches, schedule
-from pcrshard.training.shard_set import ShardSet, read_batches
+from pcrshard.training.shard_set import RecentPrefixes, ShardSet, read_batches
 
 SHARDS, ROWS = 10, 6
 
@@ -282,3 +284,28 @@ def test_a_level_that_goes_too_high(folder, prefetch):
     level.value = 11
     with pytest.raises(ScanUnavailable, match=r"data-\d+\.tar"):
         list(reading)
+
+
+def test_random_access_costs_the_same_however_much_is_held(folder, monkeypatch):
+    """A hit looks at its own prefix only, not at all that are in memory."""
+    recent = RecentPrefixes(ShardSet(folder, ReadOptions()), 1 << 30)
+    for shard in range(SHARDS):
+        recent.get(shard, 1)
+    looked = []
+    size = Prefix.num_bytes.fget
+    monkeypatch.setattr(
+        Prefix, "num_bytes", property(lambda self: looked.append(id(self)) or size(self))
+    )
+    first = recent.get(3, 1)
+    assert set(looked) <= {id(first)}
+
+
+def test_held_bytes_bounds_the_memory_and_not_the_files(folder):
+    """What is parsed from a prefix, and a buffer that is longer than it, count as well."""
+    shards = ShardSet(folder, ReadOptions())
+    prefix = shards.open(0).load(1)
+    assert prefix.memory_bytes >= prefix.num_bytes + sum(map(sys.getsizeof, prefix.index.keys))
+    recent = RecentPrefixes(shards, 3 * prefix.memory_bytes)
+    held = [weakref.ref(recent.get(shard, 1)) for shard in range(SHARDS)]
+    gc.collect()
+    assert 1 <= sum(ref() is not None for ref in held) <= 4
