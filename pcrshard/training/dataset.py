@@ -56,7 +56,7 @@ class PCRDataset(Dataset[Any]):
         cache_bytes: Upper bound of that folder, in bytes, or a size such as ``"50GB"``.
         storage_options: fsspec storage options.
         retry: Retry policy for failed requests.
-        held_bytes: Upper bound of the prefixes that random access keeps in memory, per process,
+        held_bytes: Upper bound of the memory of the prefixes that random access keeps, per process,
             written like ``cache_bytes``.
 
     Attributes:
