@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from ..errors import StorageError
-from ..redaction import PIPE, get_logger, redact_url
+from ..redaction import get_logger, redact_url
 from .retry import Retry
 from .stores import DEFAULT_RETRY, LISTING_SECONDS, Options, ask, mapped_errors, resolve
 from .urls import is_local, is_there, plain_path, split
