@@ -1,4 +1,4 @@
-"""Zstandard frames of known size; the only module that imports zstandard."""
+"""Zstandard frames of known size, and streams; the only module that imports zstandard."""
 
 from __future__ import annotations
 
@@ -19,6 +19,14 @@ _CODES = zstandard.ZstdCompressionParameters.from_level(
 # Idle compressors by level, and decompressors by None. Not kept by thread: threads of OpenMP are
 # new to Python each time. Errors drop what they used.
 _idle: defaultdict[int | None, deque[Any]] = defaultdict(deque)
+
+
+StreamError = zstandard.ZstdError
+
+
+def open_stream(file: Any) -> Any:
+    """Return the content of a file of frames, as a file to be read once."""
+    return zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
 
 
 def _take(level: int | None) -> Any:

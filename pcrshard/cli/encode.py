@@ -14,7 +14,7 @@ from ..encoding import encode_dataset
 from ..encoding.clusters import dask_executor, encode_on_slurm
 from ..encoding.encode_dataset import EncodeOptions
 from ..encoding.labels import read_classes
-from ..encoding.resume_journal import read_journal
+from ..encoding.resume_journal import read_journal, report_of
 from ..encoding.shard_plan import advise_script
 from ..encoding.sources import find_splits
 from ..errors import EncodeError
@@ -194,6 +194,6 @@ def _report(dst: str, index: DatasetIndex | None, storage_options: storage.Optio
     for row in journal.unlayered:
         if row.outcome not in figures:
             figures[f"first_{row.outcome}"] = f"{row.source}: {row.reason}"
-            figures[f"list_of_{row.outcome}"] = storage.join(url, row.report)
+            figures[f"list_of_{row.outcome}"] = storage.join(url, report_of(row))
         figures[row.outcome] = figures.get(row.outcome, 0) + 1
     return Report(figures | {"scans": scan_costs(index)})

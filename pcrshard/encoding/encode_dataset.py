@@ -17,10 +17,22 @@ from concurrent.futures import Executor
 
 from .. import storage
 from ..errors import EncodeError, StorageError
-from ..format.dataset_index import DatasetIndex
+from ..format.dataset_index import DATASET_INDEX, DatasetIndex
 from ..format.names import shard_name
 from ..redaction import get_logger, redact_url
-from .resume_journal import JOURNAL, KEPT, PARTS, SKIPPED, Part, Run, Saved, new_run
+from .resume_journal import (
+    JOURNAL,
+    KEPT,
+    PARTS,
+    SKIPPED,
+    Part,
+    Run,
+    Saved,
+    already_holds,
+    new_run,
+    report_of,
+    scratch_of,
+)
 from .samples import StorageOptions
 from .shard_plan import EncodeOptions, Plan, plan, sources_digest
 from .shard_task import ShardTask, encode_shard
@@ -96,7 +108,11 @@ def encode(
     if not 0 <= first < step:
         raise EncodeError(f"expected a part I/N with I from 0 to N-1, got {first}/{step}")
     _check_apart(src, dst)
-    planned = plan(src, options, src_options)
+    index_url = storage.join(dst, DATASET_INDEX)
+    if not resume and part == (0, 1) and storage.exists(index_url, options=dst_options):
+        # Before large tars are listed or unpacked.
+        raise already_holds(DATASET_INDEX, dst)
+    planned = plan(src, options, src_options, scratch=scratch_of(dst))
     shards = planned.shards
     run = new_run(dst, planned, src_options, dst_options, part)
     numbers = range(first, len(shards), step)
@@ -168,10 +184,12 @@ def commit(run: Run, planned: Plan) -> DatasetIndex | None:
         return None
     # The last two parts may end at the same time.
     with run.lock(wait=True):
-        journal = Saved(run.fingerprint, found, run.options, planned.quality)
+        journal = Saved(run.fingerprint, found, run.options, planned.quality, planned.skipped)
         for name in (SKIPPED, KEPT):
             lines = [
-                json.dumps(row._asdict()) + "\n" for row in journal.unlayered if row.report == name
+                json.dumps({k: v for k, v in row._asdict().items() if v is not None}) + "\n"
+                for row in journal.unlayered
+                if report_of(row) == name
             ]
             url = storage.join(dst, name)
             # An empty report replaces the one of an earlier run.

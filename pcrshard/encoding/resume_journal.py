@@ -24,7 +24,7 @@ from ..format.names import shard_name
 from ..format.shard_format import FieldNames
 from ..storage.locks import hold_lock
 from ..storage.stores import mapped_errors
-from .samples import StorageOptions
+from .samples import StorageOptions, Unlayered
 from .shard_plan import EncodeOptions, Plan
 
 JOURNAL = "encode-journal.json"
@@ -35,21 +35,20 @@ PARTS = "encode-parts"
 Part = tuple[int, int]
 
 
-class Unlayered(NamedTuple):
-    """A file that is not stored as its own progressive scans, and the reason.
+def report_of(row: Unlayered) -> str:
+    """Return the name of the report that lists a file."""
+    return SKIPPED if row.outcome == "skipped" else KEPT
 
-    ``outcome`` is ``skipped``, ``kept`` or ``reencoded``.
-    """
 
-    key: str
-    source: str
-    reason: str
-    outcome: str
+def already_holds(name: str, dst: str, *, resume: bool = False) -> EncodeError:
+    """Return the error for a folder that another run has written to."""
+    folder = "another folder" if resume else "--resume, or another folder"
+    return EncodeError(f"already holds {name}: use {folder}", url=dst)
 
-    @property
-    def report(self) -> str:
-        """Name of the report that lists this file."""
-        return SKIPPED if self.outcome == "skipped" else KEPT
+
+def scratch_of(dst: str) -> str | None:
+    """Return the local folder where the parts of a run share files; ``None`` for a remote one."""
+    return storage.join(dst, PARTS) if storage.is_local(dst) else None
 
 
 class ShardResult(NamedTuple):
@@ -77,11 +76,16 @@ class Saved(msgspec.Struct):
     shards: Results
     options: EncodeOptions = EncodeOptions()
     quality: float = 0.0
+    skipped: tuple[Unlayered, ...] = ()
 
     @property
     def unlayered(self) -> list[Unlayered]:
-        """The files that are not stored as their own scans, in the order of the shards."""
-        return [row for result in self.shards.values() for row in result.unlayered]
+        """The files that are not stored as their own scans, in the order of the shards.
+
+        Before them comes what was left out of the listing of the source.
+        """
+        found = [row for result in self.shards.values() for row in result.unlayered]
+        return [*self.skipped, *found]
 
     def write(self, url: str, options: StorageOptions) -> None:
         """Write a journal file."""
@@ -220,8 +224,7 @@ class Run(NamedTuple):
         names = {DATASET_INDEX, *(shard_name(self.options.name, number) for number in numbers)}
         held = sorted(names & files.keys())
         if held and not (resume and fingerprints):
-            folder = "another folder" if resume else "--resume, or another folder"
-            raise EncodeError(f"already holds {held[0]}: use {folder}", url=self.dst)
+            raise already_holds(held[0], self.dst, resume=resume)
         if results and fingerprints != {self.fingerprint}:
             raise EncodeError(
                 "the source or the options differ from those of the run in this folder, "

@@ -16,6 +16,13 @@ from .samples import FieldRef, ListedImage, StorageOptions, version_of
 
 LISTS = (".csv", ".tsv", ".jsonl", ".ndjson")
 Row = dict[str, Any]
+
+
+def is_list(url: str) -> bool:
+    """Return whether a source is a list of files, by its name."""
+    return storage.file_name(url).endswith(LISTS)
+
+
 _DIGITS = re.compile("-?[0-9]+")
 # Fits in an int64; a longer one is a name. pandas writes 3.0 if other labels are missing.
 _NUMBER = re.compile(r"(?:0|-?[1-9][0-9]{0,17})(?:\.0)?")
@@ -34,7 +41,8 @@ def list_rows(path: str, options: StorageOptions) -> list[ListedImage]:
         StorageError: The list cannot be read.
     """
     data = storage.read_bytes(path, options=options, max_bytes=_MAX_LIST_BYTES)
-    is_json = path.endswith(("jsonl", "ndjson"))
+    list_name = storage.file_name(path)
+    is_json = list_name.endswith(("jsonl", "ndjson"))
     number = 0
 
     def lines() -> Iterator[str]:
@@ -49,7 +57,7 @@ def list_rows(path: str, options: StorageOptions) -> list[ListedImage]:
         if is_json:
             found = map(json.loads, filter(str.strip, lines()))
         else:
-            found = _table_rows(lines(), path.endswith(".tsv"))
+            found = _table_rows(lines(), list_name.endswith(".tsv"))
         for row in found:
             _check_row(row)
             rows.append(row)
@@ -66,7 +74,7 @@ def list_rows(path: str, options: StorageOptions) -> list[ListedImage]:
             f"got {', '.join(map(repr, kinds.values()))}",
             url=path,
         )
-    folder = path.rpartition("/")[0]
+    folder = storage.parent(path) if "/" in path else ""
     images = []
     for row, label in zip(rows, labels, strict=True):
         name = url = row.pop("path")

@@ -17,6 +17,8 @@ from ..redaction import links_of
 
 StorageOptions = storage.Options
 LABEL_FIELD = "cls"
+# Beginning of the names of unpacked copies of tars.
+UNPACKED = "unpacked-"
 _SAMPLES_PER_READ = 64
 
 
@@ -53,16 +55,38 @@ class SampleRef(NamedTuple):
     known: tuple[tuple[str, bytes], ...] = ()
 
 
+class Unlayered(NamedTuple):
+    """A file, a sample or a tar that is not stored as progressive scans of its own.
+
+    Attributes:
+        key: Key of the sample; empty for the rest of a damaged tar.
+        source: URL of the image or the tar.
+        reason: What is wrong.
+        outcome: ``skipped``, ``kept`` or ``reencoded``.
+        member: Name of the member of a tar that could not be listed.
+        offset: Where it, or the damage of the tar, is.
+    """
+
+    key: str
+    source: str
+    reason: str
+    outcome: str
+    member: str | None = None
+    offset: int | None = None
+
+
 class Source(NamedTuple):
     """All samples of a source in a stable order.
 
     Attributes:
         samples: The samples.
         classes: Names of the labels 0, 1, ...; empty if labels are numbers or missing.
+        skipped: What was left out.
     """
 
     samples: list[SampleRef]
     classes: tuple[str, ...]
+    skipped: tuple[Unlayered, ...] = ()
 
 
 def unique_keys(paths: Iterable[str]) -> list[str]:
@@ -115,13 +139,18 @@ def find_lists(samples: Sequence[SampleRef]) -> tuple[str, ...]:
     )
 
 
+def is_unpacked(url: str) -> bool:
+    """Return whether a file is an unpacked copy of a tar, whose version is that of the tar."""
+    return storage.file_name(url).startswith(UNPACKED)
+
+
 def version_of(url: str) -> str:
     """Return the version of a file that a user named; empty for a remote one.
 
     To look up each of them would double the requests.
     """
     with contextlib.suppress(StorageError):  # whoever reads it says that it is missing
-        return storage.version(url) if storage.is_local(url) else ""
+        return storage.look_up(url).version if storage.is_local(url) else ""
     return ""
 
 
@@ -139,14 +168,14 @@ def read_samples(
         refs = [ref for sample in batch for ref in sample.refs]
         # A file that has grown since it was listed is read whole.
         ranges = [(ref.url, ref.start, ref.stop if ref.start else None) for ref in refs]
-        tars |= {ref.url: ref.version for ref in refs if ref.start}
+        tars |= {ref.url: ref.version for ref in refs if ref.start and not is_unpacked(ref.url)}
         values = iter(storage.read_ranges(ranges, options=options))
         for sample in batch:
             found: dict[str, Any] = {ref.name: next(values) for ref in sample.refs}
             errors = (value for value in found.values() if isinstance(value, PCRError))
             yield sample, next(errors, None) or found | dict(sample.known)
     for url, listed in tars.items():
-        if storage.version(url, options=options) != listed:
+        if storage.look_up(url, options=options).version != listed:
             raise StorageError(
                 "the tar was replaced after it was listed: run again (encode with --resume)",
                 url=url,

@@ -29,8 +29,9 @@ from ..format.scan_script import Q95, STANDARD
 from ..format.schema import IMAGE, IMAGE_LIST, Stream
 from ..format.shard_format import AUTO, FieldNames, ShardFormat
 from ..jpeg.quality import HIGH_QUALITY, estimate_quality
+from ..redaction import redact_url
 from .labels import check_classes, read_labels
-from .samples import SampleRef, Source, StorageOptions, find_lists
+from .samples import SampleRef, Source, StorageOptions, Unlayered, find_lists
 from .sources import list_source
 
 ON_ERROR = ("raise", "keep", "reencode", "skip")
@@ -38,9 +39,14 @@ ON_ERROR = ("raise", "keep", "reencode", "skip")
 _MOST = dict.fromkeys(
     ("num_shards", "samples_per_shard", "resize_short", "for_ranks", "for_workers"), 1 << 24
 ) | {"reencode_quality": 100}
-# Number of files sampled to choose the scan script, and the bytes read of each.
+# Number of files sampled to choose the scan script, and the bytes read of each: few, or with a
+# large thumbnail before the tables.
 _PROBES = 32
-_PROBE_BYTES = 1 << 16
+IF_NOT_JPEG = (
+    "--on-error keep stores other images unchanged, --reencode-quality Q converts PNG, WebP, BMP "
+    "(lossy)"
+)
+_PROBE_BYTES = (4 << 10, 64 << 10)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +119,7 @@ class Plan(NamedTuple):
         options: The options, with the scan script ``auto`` and the class names resolved.
         quality: Median JPEG quality of a sample of the source's files, read for the scripts
             ``auto`` and ``standard``; 0 if unknown.
+        skipped: What was left out of the listing.
         fingerprint: Hash of the keys in each shard and of the options, except ``on_error``, so
             that a run that failed on a bad file can resume with another choice.
     """
@@ -121,6 +128,7 @@ class Plan(NamedTuple):
     names: FieldNames
     options: EncodeOptions
     quality: float
+    skipped: tuple[Unlayered, ...]
     fingerprint: str
 
 
@@ -128,24 +136,34 @@ def sources_digest(samples: Iterable[SampleRef]) -> str:
     """Return a hash of what samples are made from.
 
     That is where their fields are, the versions of the files, and the bytes known from the listing.
+    A file without a version is known by its URL.
     """
     digest = hashlib.sha256()
-    for sample in samples:
-        digest.update(repr(sample).encode("utf-8", "surrogateescape"))
+    for key, refs, known in samples:
+        own = [(ref.name, ref.start, ref.stop, ref.version or ref.url) for ref in refs]
+        digest.update(repr((key, own, known)).encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:32]
 
 
-def plan(src: str, options: EncodeOptions, src_options: StorageOptions = None) -> Plan:
+def plan(
+    src: str,
+    options: EncodeOptions,
+    src_options: StorageOptions = None,
+    *,
+    scratch: str | None = None,
+) -> Plan:
     """List a source and assign its samples to shards.
 
-    With the script ``auto`` or ``standard``, reads the first 64 KiB of 32 JPEGs to estimate their
-    quality; with ``stratify``, reads the labels of tars.
+    Tars that cannot be read in ranges are unpacked into the local folder ``scratch``.
+
+    With the script ``auto`` or ``standard``, reads the first 4 or 64 KiB of 32 JPEGs to estimate
+    their quality; with ``stratify``, reads the labels of tars.
 
     Raises:
         EncodeError: The source or the options are invalid.
         StorageError: The source cannot be read.
     """
-    source = list_samples(src, options, src_options)
+    source = list_samples(src, options, src_options, scratch=scratch)
     names = field_names(source.samples, options)
     quality = 0.0
     if options.fmt.script in (AUTO, STANDARD.name):
@@ -165,6 +183,7 @@ def plan(src: str, options: EncodeOptions, src_options: StorageOptions = None) -
         names,
         dataclasses.replace(options, classes=source.classes),
         quality,
+        source.skipped,
         digest.hexdigest(),
     )
 
@@ -191,7 +210,13 @@ def _check_index_bytes(num_shards: int, options: EncodeOptions) -> None:
         )
 
 
-def list_samples(src: str, options: EncodeOptions, src_options: StorageOptions = None) -> Source:
+def list_samples(
+    src: str,
+    options: EncodeOptions,
+    src_options: StorageOptions = None,
+    *,
+    scratch: str | None = None,
+) -> Source:
     """List a source as it is encoded: one split, numbered labels, final field names.
 
     Raises:
@@ -203,49 +228,57 @@ def list_samples(src: str, options: EncodeOptions, src_options: StorageOptions =
         prefix_keys=options.prefix_keys,
         split=options.split,
         classes=options.classes,
+        skip=options.on_error != "raise",
         options=src_options,
+        scratch=scratch,
     )
-    return source._replace(samples=convert_names(source.samples, options))
+    return convert_names(source, options)
 
 
 def _source_quality(samples: Sequence[SampleRef], src_options: StorageOptions) -> float:
     """Return the median JPEG quality of a sample of a source's files; 0 if unknown."""
     refs = [ref for sample in samples for ref in sample.refs if is_jpeg_field(ref.name)]
-    ranges = [
-        (ref.url, ref.start, ref.stop and min(ref.stop, ref.start + _PROBE_BYTES))
-        for ref in refs[:: -(-len(refs) // _PROBES) or 1]
-    ]
-    heads = storage.read_ranges(ranges, options=src_options)
-    found = [estimate_quality(head) for head in heads if isinstance(head, bytes)]
-    return statistics.median([quality for quality in found if quality] or [0])
+    unknown = refs[:: -(-len(refs) // _PROBES) or 1]
+    found: list[float] = []
+    for most in _PROBE_BYTES:
+        ranges = [(r.url, r.start, r.stop and min(r.stop, r.start + most)) for r in unknown]
+        heads = storage.read_ranges(ranges, options=src_options)
+        known = [isinstance(head, bytes) and estimate_quality(head) for head in heads]
+        found += [quality for quality in known if quality]
+        unknown = [ref for ref, quality in zip(unknown, known, strict=True) if not quality]
+    return statistics.median(found or [0])
 
 
-def convert_names(samples: list[SampleRef], options: EncodeOptions) -> list[SampleRef]:
-    """Rename the image fields of samples without a JPEG.
+def convert_names(source: Source, options: EncodeOptions) -> Source:
+    """Decide in which field the image of each sample without a JPEG is.
 
-    The first image becomes ``jpg``, so that ``on_error`` or re-encoding applies to it. If files are
-    kept, those of tars stay in their fields, and if no file of a folder has a JPEG extension, each
-    field is named after its file's extension. In folders that also have JPEGs the field stays
-    ``jpg``, so that a job finds all images in one field.
+    The first image becomes ``jpg`` if it is converted, and in folders and lists where others are
+    JPEGs, so that a job finds all images in one field. It stays in its field in tars, and where no
+    sample has a JPEG.
+
+    Raises:
+        EncodeError: A tar has samples with and without JPEGs, and ``on_error`` is ``raise``.
     """
-    if options.on_error == "keep" and options.reencode_quality is None:
-        # The URL of a folder's sample is its file, that of a tar's sample is the tar.
-        urls = [sample.refs[0].url for sample in samples]
-        names = [[storage.file_name(url).rpartition(".")[2].lower()] for url in urls]
-        if not all(own[0] in OTHER_IMAGE_EXTENSIONS for own in names):
-            return samples
-    else:
-        names = [[ref.name for ref in sample.refs] for sample in samples]
-        for own in names:
-            images = [name for name in own if name in OTHER_IMAGE_EXTENSIONS]
-            if images and not any(map(is_jpeg_field, own)):
-                own[own.index(images[0])] = "jpg"
-    return [
-        sample._replace(
-            refs=tuple(ref._replace(name=name) for ref, name in zip(sample.refs, own, strict=True))
-        )
-        for sample, own in zip(samples, names, strict=True)
-    ]
+    converts = options.reencode_quality is not None or options.on_error == "reencode"
+    has_jpegs = any(is_jpeg_field(ref.name) for s in source.samples for ref in s.refs)
+    if not (converts or has_jpegs):
+        return source
+    samples, skipped = [], list(source.skipped)
+    for sample in source.samples:
+        refs = list(sample.refs)
+        image = next((i for i, ref in enumerate(refs) if ref.name in OTHER_IMAGE_EXTENSIONS), None)
+        if image is not None and not any(is_jpeg_field(ref.name) for ref in refs):
+            name, url, start, *_ = refs[image]
+            reason = f"expected a JPEG as in other samples, got {name} (key={sample.key}.{name})"
+            if converts or not start:
+                refs[image] = refs[image]._replace(name="jpg")
+            elif options.on_error == "raise":
+                raise EncodeError(f"{reason}; {IF_NOT_JPEG}", url=url)
+            elif options.on_error == "skip":
+                skipped.append(Unlayered(sample.key, redact_url(url), reason, "skipped"))
+                continue
+        samples.append(sample._replace(refs=tuple(refs)))
+    return source._replace(samples=samples, skipped=tuple(skipped))
 
 
 def field_names(samples: Sequence[SampleRef], options: EncodeOptions) -> FieldNames:
@@ -263,10 +296,7 @@ def field_names(samples: Sequence[SampleRef], options: EncodeOptions) -> FieldNa
     streams += [(name, IMAGE_LIST) for name in lists]
     others = tuple(itertools.filterfalse(is_jpeg_field, names))
     if not (streams or options.on_error == "keep"):
-        raise EncodeError(
-            f"expected a JPEG field, found {sorted(names)}; --on-error keep stores other images "
-            "unchanged, --reencode-quality Q converts PNG, WebP, BMP (lossy)"
-        )
+        raise EncodeError(f"expected a JPEG field, found {sorted(names)}; {IF_NOT_JPEG}")
     if unknown := set(options.fmt.preview_fields).difference(others):
         raise EncodeError(f"expected preview fields among {list(others)}, got {sorted(unknown)}")
     return FieldNames(tuple(streams), others)

@@ -14,8 +14,8 @@ from ..jpeg.other_formats import to_jpeg
 from ..redaction import redact, redact_url
 from .encode_jpeg import EncodedImage, encode_jpeg
 from .labels import check_label, count_classes
-from .resume_journal import Run, ShardResult, Unlayered
-from .samples import SampleRef, read_samples
+from .resume_journal import Run, ShardResult
+from .samples import SampleRef, Unlayered, read_samples
 from .shard_plan import EncodeOptions, sources_digest
 from .shard_writer import EncodedSample, encode_sample, write_shard
 

@@ -15,7 +15,7 @@ from .. import storage
 from ..errors import EncodeError, StorageError
 from ..format.names import JPEG_EXTENSIONS, OTHER_IMAGE_EXTENSIONS
 from ..redaction import get_logger, redact, redact_url
-from .row_lists import LISTS, list_rows
+from .row_lists import is_list, list_rows
 from .samples import (
     LABEL_FIELD,
     FieldRef,
@@ -24,10 +24,11 @@ from .samples import (
     SampleRef,
     Source,
     StorageOptions,
+    Unlayered,
     unique_keys,
     version_of,
 )
-from .tars import list_tars
+from .tars import is_archive, list_tars
 
 _log = get_logger("pcrshard")
 _IMAGES = JPEG_EXTENSIONS | OTHER_IMAGE_EXTENSIONS
@@ -58,7 +59,9 @@ def list_source(
     prefix_keys: bool = False,
     split: str | None = None,
     classes: tuple[str, ...] = (),
+    skip: bool = False,
     options: StorageOptions = None,
+    scratch: str | None = None,
 ) -> Source:
     """List the samples of a source.
 
@@ -71,7 +74,9 @@ def list_source(
         split: The split to list; its labels are numbered by the classes of all splits. ``"none"``
             treats the split folders as classes.
         classes: Class names, in label order. Default: the sorted names in the source.
+        skip: Leave out damaged tars from the damage on, and samples of tars that cannot be kept.
         options: fsspec storage options.
+        scratch: Local folder for tars that must be unpacked.
 
     Raises:
         EncodeError: Nothing to encode was found, two samples have the same key, the split does not
@@ -88,29 +93,34 @@ def list_source(
             "treats their folders as classes"
         )
     files = splits.get(split or "", files)
-    tars = [file for file in files if file.name.endswith(".tar")]
+    tars = [file for file in files if is_archive(file.name)]
+    skipped: Sequence[Unlayered] = ()
     if tars:
         if len(tars) < len(files):
             raise EncodeError("found both images and tars: select the tars with a pattern", url=src)
-        samples = list_tars(tars, prefix_keys, options)
+        samples, skipped = list_tars(
+            tars, prefix_keys=prefix_keys, skip=skip, options=options, scratch=scratch
+        )
     else:
-        images = list_rows(src, options) if src.endswith(LISTS) else _label_files(src, files)
+        images = list_rows(src, options) if is_list(src) else _label_files(src, files)
         groups = [_label_files(src, own) for own in splits.values()] or [images]
         names = {image.label for own in groups for image in own if isinstance(image.label, str)}
         classes = classes or tuple(sorted(names))
         samples = list(_number_labels(images, classes))
+    if not samples and skipped:
+        raise EncodeError(f"nothing is left of the source: {skipped[0].reason}", url=src)
     if not samples:
         raise EncodeError(
             "expected images, .tar files, or a .csv, .tsv or .jsonl list in "
             f"{redact_url(src)}, found none"
         )
-    return Source(samples, classes)
+    return Source(samples, classes, tuple(skipped))
 
 
 def _find_files(src: str, options: StorageOptions) -> list[FieldRef]:
     """Return the images or tars of a source, named by their paths from a common folder."""
     usable, others = [], []
-    for url_name, url, size, version in [] if src.endswith(LISTS) else _list_files(src, options):
+    for url_name, url, size, version in [] if is_list(src) else _list_files(src, options):
         name = url_name
         if src.startswith(_HTTP):
             # HTML listings contain sort links, and their names are URL-quoted.
@@ -118,7 +128,7 @@ def _find_files(src: str, options: StorageOptions) -> list[FieldRef]:
         extension = posixpath.splitext(name)[1][1:].lower()
         if any(part.startswith(".") for part in name.split("/")):
             continue  # hidden
-        if extension in _IMAGES or name.endswith(".tar"):
+        if extension in _IMAGES or is_archive(name):
             usable.append(FieldRef(name, url, 0, size, version))
         else:
             others.append(name)
@@ -135,7 +145,7 @@ def _find_files(src: str, options: StorageOptions) -> list[FieldRef]:
 def _list_files(src: str, options: StorageOptions) -> list[tuple[str, str, int | None, str]]:
     """Return the files of a folder, pattern or list of URLs: names, URLs, sizes, versions."""
     urls = storage.expand(src)
-    if len(urls) > 1 or urls[0].endswith(".tar") or storage.is_pattern(urls[0]):
+    if len(urls) > 1 or is_archive(storage.file_name(urls[0])) or storage.is_pattern(urls[0]):
         found: dict[str, storage.Listed] = {}
         for url in urls:
             files = [storage.Listed(url, None, version_of(url))]
@@ -182,7 +192,9 @@ def _number_labels(images: Sequence[ListedImage], classes: Sequence[str]) -> Ite
                 f"expected classes among the given names, got {number!r} in the source"
             )
         labels = () if number is None else ((LABEL_FIELD, str(number).encode()),)
-        yield SampleRef(key, (file._replace(name="jpg"),), (*labels, *known))
+        extension = posixpath.splitext(file.name)[1][1:].lower()
+        field = extension if extension in OTHER_IMAGE_EXTENSIONS else "jpg"
+        yield SampleRef(key, (file._replace(name=field),), (*labels, *known))
 
 
 def _split_files(files: Sequence[FieldRef]) -> dict[str, list[FieldRef]]:
@@ -196,8 +208,9 @@ def _split_files(files: Sequence[FieldRef]) -> dict[str, list[FieldRef]]:
     splits: dict[str, list[FieldRef]] = {}
     for file in files:
         folder, slash, rest = file.name.partition("/")
-        stem, extension = posixpath.splitext(file.name)
-        words = [folder] if slash else re.split(r"[-_.]", stem) if extension == ".tar" else []
+        words = (
+            [folder] if slash else re.split(r"[-_.]", file.name) if is_archive(file.name) else []
+        )
         found = [word for word in words if word.lower() in _SPLITS]
         if len(found) == 1:
             splits.setdefault(found[0], []).append(file._replace(name=rest or file.name))
@@ -205,6 +218,6 @@ def _split_files(files: Sequence[FieldRef]) -> dict[str, list[FieldRef]]:
     is_whole = sum(map(len, splits.values())) == len(files)
     if not (is_whole or (kinds & _TRAINING and kinds & _OTHER_SPLITS)):
         return {}
-    if len(splits) == 1 and files[0].name.endswith(".tar"):
+    if len(splits) == 1 and is_archive(files[0].name):
         return {}
     return dict(sorted(splits.items()))

@@ -1,85 +1,245 @@
-"""The samples of WebDataset tars."""
+"""The samples of WebDataset tars, also compressed ones.
+
+A tar is listed by its headers alone: what lies between them is not read. A compressed tar, or one
+on a server that sends no ranges, is read once, into an unpacked copy.
+"""
 
 from __future__ import annotations
 
+import bz2
+import contextlib
+import gzip
+import hashlib
+import io
 import itertools
+import lzma
 import operator
+import os
 import posixpath
 import re
+import shutil
 import tarfile
-from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO, Self
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, BinaryIO, NamedTuple, Self, cast
 
-from .. import storage
+from .. import storage, zstd
 from ..errors import EncodeError, StorageError
 from ..format.names import are_distinct, is_metadata, valid_field, valid_key
 from ..format.shard_head import BLOCK, HEAD_STOP, MAGIC
-from ..redaction import redact_url
-from .samples import FieldRef, SampleRef, StorageOptions
+from ..redaction import get_logger, redact, redact_url
+from .samples import UNPACKED, FieldRef, SampleRef, StorageOptions, Unlayered
 
+_log = get_logger("pcrshard")
 _MEMBER = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")
+_ARCHIVE = re.compile(r"[.](tar|tar[.](gz|bz2|xz|zst|zstd)|tgz|tbz2?|txz|tzst)$", re.IGNORECASE)
+# By the first bytes: names may be wrong.
+_OPENERS: dict[bytes, Callable[[Any], Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ\0": lzma.open,
+    b"\x28\xb5\x2f\xfd": zstd.open_stream,
+}
+_UNPACK_ERRORS = (EOFError, OSError, lzma.LZMAError, zstd.StreamError)
 # Bounds the memory of a listing (gigabytes beyond this) and terminates on endless streams.
 MAX_MEMBERS = 1 << 22
 # pax headers, and GNU's long names.
 _LONG_HEADERS = (b"x", b"g", b"X", b"L", b"K")
 _MAX_HEADER_BYTES = 1 << 20
+_TARS_AT_A_TIME = 16
+# Members below this size are read with the headers around them: a request takes longer.
+_LEAST_SKIP = 16 << 10
+_LEAST_READ = 1 << 10
+_MOST_READ = 1 << 20
+
+
+class TarListing(NamedTuple):
+    """The samples of tars, and what of them was left out."""
+
+    samples: list[SampleRef]
+    skipped: list[Unlayered]
+
+
+def is_archive(name: str) -> bool:
+    """Return whether a file is a tar by its name, compressed or not."""
+    return _ARCHIVE.search(name) is not None
 
 
 def list_tars(
     tars: Sequence[FieldRef],
-    prefix_keys: bool,
-    options: StorageOptions,
+    *,
+    prefix_keys: bool = False,
+    skip: bool = False,
+    options: StorageOptions = None,
+    scratch: str | None = None,
     retry: storage.Retry = storage.Retry(),
-) -> list[SampleRef]:
+) -> TarListing:
     """List the samples of tars, whole files with their names, grouped as WebDataset does.
 
+    That joins adjacent members only; if a key comes back later in a tar, its members are a sample
+    of their own, and a warning says so.
+
+    Args:
+        tars: Whole files with their names.
+        prefix_keys: Prefix keys with the names of their tars.
+        skip: Leave out damaged tars from the damage on, and samples that a shard cannot hold.
+        options: fsspec storage options.
+        scratch: Local folder for unpacked copies, which all workers see.
+        retry: When to give up on a tar.
+
     Raises:
-        EncodeError: A tar is damaged, or two samples have the same key.
+        EncodeError: A tar is damaged, or a sample cannot be kept or has the key of another; without
+            ``skip``. Or a tar must be unpacked and there is no ``scratch``.
         StorageError: A tar cannot be read.
     """
+
+    def list_one(tar: FieldRef) -> list[SampleRef | Unlayered]:
+        return storage.collect(_TarLister(tar, skip, options, scratch).run(), tar.url, retry)
+
+    # Which tar has a key.
     owners: dict[str, str] = {}
-    samples = []
-    for tar in tars:
-        for sample in storage.collect(_list_tar(tar, options), tar.url, retry):
-            key = sample.key
-            if prefix_keys:
-                key = f"{tar.name.removesuffix('.tar')}/{key}"
-            if key in owners:
-                first = redact_url(owners[key])
-                raise EncodeError(
-                    f"key {key!r} is in {first} and again in {redact_url(tar.url)}; --prefix-keys "
-                    "keeps the keys of different tars apart"
+    found = TarListing([], [])
+    with ThreadPoolExecutor(_TARS_AT_A_TIME, "pcrshard-list") as threads:
+        for tar, listed in zip(tars, threads.map(list_one, tars), strict=True):
+            again: list[str] = []
+            for each in listed:
+                if isinstance(each, Unlayered):
+                    found.skipped.append(each)
+                    continue
+                key = each.key
+                if prefix_keys:
+                    key = f"{_ARCHIVE.sub('', tar.name)}/{key}"
+                if owners.get(key) == tar.url:
+                    again.append(key)
+                    key = next(
+                        free for i in itertools.count(1) if (free := f"{key}_{i}") not in owners
+                    )
+                elif key in owners:
+                    first = redact_url(owners[key])
+                    reason = f"key {key!r} is in {first} and again in {redact_url(tar.url)}"
+                    if not skip:
+                        raise EncodeError(
+                            f"{reason}; --prefix-keys keeps the keys of different tars apart"
+                        )
+                    found.skipped.append(_skipped(tar.url, reason, key))
+                    continue
+                owners[key] = tar.url
+                found.samples.append(each._replace(key=key))
+            if again:
+                _log.warning(
+                    "%s: members of %d keys (first %r) are apart from each other, so that they are "
+                    "several samples (%s_1, ...), as in WebDataset; sort the tar to join them",
+                    redact_url(tar.url),
+                    len(again),
+                    again[0],
+                    again[0],
                 )
-            owners[key] = tar.url
-            samples.append(sample._replace(key=key))
-    return samples
+    return found
 
 
-def _list_tar(listed: FieldRef, options: StorageOptions) -> Iterator[SampleRef]:
-    url = listed.url
-    version = listed.version or storage.version(url, options=options)
-    with storage.open_file(url, options=options) as file:
-        if file.read(HEAD_STOP)[BLOCK:].startswith(MAGIC):
-            raise EncodeError(
-                "expected images, got a PCR shard; write its images with `pcrshard export` first",
-                url=url,
-            )
-        file.seek(0)
+def _skipped(
+    url: str, reason: str, key: str = "", member: str | None = None, offset: int | None = None
+) -> Unlayered:
+    """Return a row of the report, which must not hold secrets of URLs."""
+    return Unlayered(key, redact_url(url), redact(reason, url), "skipped", member, offset)
+
+
+class _TarLister:
+    """Lists one tar; ``skip`` and the others are as in :func:`list_tars`."""
+
+    def __init__(
+        self, tar: FieldRef, skip: bool, options: StorageOptions, scratch: str | None
+    ) -> None:
+        self.url = tar.url
+        self.skip = skip
+        self.options = options
+        self.scratch = scratch
+        self.size, self.version = tar.stop, tar.version
+
+    def run(self) -> Iterator[SampleRef | Unlayered]:
+        """Yield the samples, and what is left out."""
+        if not self.version or self.size is None:
+            _, self.size, self.version = storage.look_up(self.url, options=self.options)
+        url = self.url
+        with contextlib.ExitStack() as stack:
+            file = None
+            if storage.has_ranges(url, options=self.options) and self.size is not None:
+                file = stack.enter_context(_open(url, self.size, self.options))
+            start = file.read(HEAD_STOP) if file else b""
+            if start[BLOCK:].startswith(MAGIC):
+                raise EncodeError(
+                    "expected images, got a PCR shard; write its images with `pcrshard export` "
+                    "first",
+                    url=url,
+                )
+            try:
+                if file is None or start.startswith(tuple(_OPENERS)):
+                    url = self._unpack()
+                    file = stack.enter_context(open(url, "rb", buffering=0))
+                file.seek(0)
+                yield from self._samples(file, url)
+            except _Damaged as damage:
+                if not self.skip:
+                    raise EncodeError(damage.reason, url=self.url) from damage.__cause__
+                yield _skipped(self.url, damage.reason, offset=damage.offset)
+        now = storage.look_up(self.url, options=self.options).version
+        if now != self.version:
+            raise StorageError("the tar was replaced while it was listed: run again", url=self.url)
+
+    def _samples(self, file: BinaryIO, url: str) -> Iterator[SampleRef | Unlayered]:
+        tar = None
         try:
             with tarfile.open(fileobj=file, mode="r:", tarinfo=_CheckedInfo) as tar:
-                for key, fields in itertools.groupby(_fields(tar, url), operator.itemgetter(0)):
-                    refs = tuple(ref._replace(version=version) for _, ref in fields)
-                    names = [ref.name for ref in refs]
-                    if not are_distinct(names):
-                        raise EncodeError(
-                            f"expected distinct fields in sample {key!r}, got {names}", url=url
-                        )
-                    yield SampleRef(key, refs)
-                _check_end(file, tar.offset, url)
+                for key, members in itertools.groupby(_members(tar), operator.attrgetter("key")):
+                    own = list(members)
+                    if problem := _problem_of(own):
+                        if not self.skip:
+                            raise EncodeError(problem.reason, url=self.url)
+                        yield _skipped(self.url, problem.reason, key, problem.name, problem.offset)
+                        continue
+                    refs = (FieldRef(m.field, url, *m.range, version=self.version) for m in own)
+                    yield SampleRef(key, tuple(refs))
+                _check_end(file, tar.offset)
         except (tarfile.TarError, RecursionError) as error:
-            raise EncodeError(f"not an uncompressed tar: {error}", url=url) from error
-    if storage.version(url, options=options) != version:
-        raise StorageError("the tar was replaced while it was listed: run again", url=url)
+            offset = tar.offset if tar else 0
+            raise _Damaged(f"not a tar, or a damaged one: {error}", offset) from error
+
+    def _unpack(self) -> str:
+        """Return the path of an unpacked copy, which parts and later runs use, too."""
+        if self.scratch is None:
+            raise EncodeError(
+                "a compressed tar, or one on a server without ranges, is unpacked next to the "
+                "shards, for which the destination must be a local folder: unpack it first",
+                url=self.url,
+            )
+        known = f"{redact_url(self.url, query='')}\n{self.version}".encode()
+        name = f"{UNPACKED}{hashlib.sha256(known).hexdigest()[:16]}.tar"
+        path = os.path.join(self.scratch, name)
+        if self.version and os.path.exists(path):
+            return path
+        with storage.open_stream(self.url, options=self.options) as raw:
+            packed = io.BufferedReader(cast("io.RawIOBase", raw), 1 << 20)
+            magic = packed.peek(HEAD_STOP)
+            opener = next((o for m, o in _OPENERS.items() if magic.startswith(m)), None)
+            with storage.atomic_write(path, durable=False) as out:
+                try:
+                    shutil.copyfileobj(opener(packed) if opener else packed, out, 1 << 20)
+                except _UNPACK_ERRORS as error:
+                    if isinstance(error, OSError) and error.errno is not None:
+                        raise  # of the disk, or of the network
+                    # What was unpacked is listed, up to the damage.
+                    if not self.skip:
+                        raise _Damaged(f"cannot be unpacked: {error}", out.tell()) from error
+        return path
+
+
+class _Damaged(Exception):
+    """What is wrong with a tar, and where."""
+
+    def __init__(self, reason: str, offset: int) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.offset = offset
 
 
 class _CheckedInfo(tarfile.TarInfo):
@@ -101,8 +261,18 @@ class _CheckedInfo(tarfile.TarInfo):
         return info
 
 
-def _fields(tar: tarfile.TarFile, url: str) -> Iterator[tuple[str, FieldRef]]:
-    """Yield the key and the field of each member that WebDataset would read."""
+class _Member(NamedTuple):
+    """A member that WebDataset would read; ``reason`` says why a shard cannot hold it."""
+
+    key: str
+    field: str
+    range: tuple[int, int]
+    name: str
+    offset: int
+    reason: str
+
+
+def _members(tar: tarfile.TarFile) -> Iterator[_Member]:
     for number, info in enumerate(tar):
         if number == MAX_MEMBERS:
             raise tarfile.ReadError(
@@ -113,28 +283,96 @@ def _fields(tar: tarfile.TarFile, url: str) -> Iterator[tuple[str, FieldRef]]:
         hidden = is_metadata(name) or posixpath.basename(name).startswith(".")
         if (info.isreg() or info.islnk()) and match is not None and not hidden:
             key, field = match[1], match[2].lower()
+            reason = ""
             if not valid_key(key) or not valid_field(field):
-                raise EncodeError(
-                    f"member {info.name!r} does not give a valid key and field", url=url
-                )
-            if info.issparse() or info.islnk():
-                raise EncodeError(
+                reason = f"member {info.name!r} does not give a valid key and field"
+            elif info.issparse() or info.islnk():
+                reason = (
                     f"member {info.name!r} is a sparse file or a hard link; create the tar without "
-                    "--sparse and with --hard-dereference",
-                    url=url,
+                    "--sparse and with --hard-dereference"
                 )
-            yield key, FieldRef(field, url, info.offset_data, info.offset_data + info.size)
+            stop = info.offset_data + info.size
+            yield _Member(key, field, (info.offset_data, stop), info.name, info.offset, reason)
         # tarfile would keep every header in memory.
         tar.members = []  # type: ignore[attr-defined]
 
 
-def _check_end(file: BinaryIO, offset: int, url: str) -> None:
+def _problem_of(members: Sequence[_Member]) -> _Member | None:
+    """Return the member for which a sample cannot be kept."""
+    names = [member.field for member in members]
+    if not are_distinct(names):
+        reason = f"expected distinct fields in sample {members[0].key!r}, got {names}"
+        return members[-1]._replace(reason=reason)
+    return next((member for member in members if member.reason), None)
+
+
+def _check_end(file: BinaryIO, offset: int) -> None:
     """Reject a damaged header, which tarfile takes for the end, and concatenated tars."""
     file.seek(offset)
-    while rest := file.read(1 << 20):
+    while rest := file.read(_MOST_READ):
         if rest.strip(b"\0"):
-            raise EncodeError(
+            raise _Damaged(
                 "expected nothing after the end of the tar, got a damaged header or another tar; "
                 "join tars with `tar --concatenate`",
-                url=url,
+                offset,
             )
+
+
+def _open(url: str, size: int, options: StorageOptions) -> Any:
+    """Open a tar to read headers; a local one without the read-ahead of a buffer."""
+    if storage.is_local(url):
+        return storage.open_stream(url, options=options)
+    return contextlib.nullcontext(_Headers(url, size, options))
+
+
+class _Headers(io.RawIOBase):
+    """A remote tar of which mostly headers are read, each run of them with one request.
+
+    After a jump over a large member, as many bytes are read as the last run of small members took;
+    where members are small, ever more at a time.
+    """
+
+    def __init__(self, url: str, size: int, options: StorageOptions) -> None:
+        super().__init__()
+        self._url = url
+        self._size = size
+        self._options = options
+        self._position = 0
+        self._start = 0  # of the bytes held
+        self._held = b""
+        self._begin = self._reached = 0  # of this run
+        self._usual = _LEAST_READ
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        start = self._position
+        stop = min(start + len(buffer), self._size)
+        if start >= stop:
+            return 0
+        held_stop = self._start + len(self._held)
+        if not self._start <= start <= stop <= held_stop:
+            if 0 <= start - held_stop < _LEAST_SKIP:
+                wanted = min(max(2 * len(self._held), _LEAST_READ), _MOST_READ)
+            else:
+                self._usual = min(max(self._reached - self._begin, _LEAST_READ), _MOST_READ)
+                self._begin = start
+                wanted = self._usual
+            end = min(max(start + wanted, stop), self._size)
+            how: Any = {"options": self._options}
+            self._start, self._held = start, storage.read(self._url, start, end, **how).tobytes()
+        self._position = self._reached = stop
+        buffer[: stop - start] = self._held[start - self._start : stop - self._start]
+        return stop - start

@@ -24,7 +24,7 @@ from .urls import is_local, is_there, plain_path, split
 log = get_logger(__name__)
 _WILDCARD = re.compile(r"[*?[]")
 _TEMPORARY = ".pcrshard-"
-_HEADER_BLOCK = 1 << 20
+_STREAM_BLOCK = 8 << 20
 # (PID, path) of temporary files; a forked child also inherits the entries of its parent.
 _begun: set[tuple[int, str]] = set()
 # Keys by which different stores identify a version of a file.
@@ -55,23 +55,25 @@ class Listed(NamedTuple):
 
 
 @contextmanager
-def open_file(url: str, *, options: Options = None) -> Iterator[BinaryIO]:
-    """Open a file for seeking reads (a tar's headers); remote files are read in blocks of 1 MiB.
+def open_stream(url: str, *, options: Options = None) -> Iterator[BinaryIO]:
+    """Open a file to be read once from its beginning; only a local one can be seeked.
 
     Raises:
         StorageError: The file cannot be read, now or in the ``with`` block.
     """
-    fs, path = resolve(url, options)
-    with mapped_errors(url, "read"), fs.open(path, "rb", block_size=_HEADER_BLOCK) as file:
-        try:
+    if is_local(url):
+        with mapped_errors(url, "read", (OSError,)), open(plain_path(url), "rb", 0) as file:
             yield file
-        except ValueError as error:
-            if "range requests" not in str(error):
-                raise
-            raise StorageError(
-                "expected a server that sends ranges of a file, as nginx does: use one, or copy "
-                "the file here"
-            ) from error
+        return
+    fs, path = resolve(url, options)
+    # Over HTTP, 0 is one request; other stores get ever larger ranges.
+    how: dict[str, Any] = (
+        {"block_size": 0}
+        if "https" in fs.protocol
+        else {"block_size": _STREAM_BLOCK, "cache_type": "readahead"}
+    )
+    with mapped_errors(url, "read"), fs.open(path, "rb", **how) as file:
+        yield file
 
 
 def file_bytes(url: str, *, options: Options = None) -> int | None:
@@ -104,18 +106,19 @@ def identity(
     return " ".join(f"{name}={info[name]}" for name in known)
 
 
-def version(url: str, *, options: Options = None) -> str:
-    """Return the version of a file as a listing gives it, see :class:`Listed`; one request.
+def look_up(url: str, *, options: Options = None) -> Listed:
+    """Return what a listing would say of a file, by its URL; one request.
 
     Raises:
         StorageError: The file does not exist, or the store cannot be reached.
     """
     if is_local(url):
         with mapped_errors(url, "look up"):
-            return _local_version(os.stat(plain_path(url)))
+            return _listed(url, os.stat(plain_path(url)))
     fs, _ = resolve(url, options)
     fs.invalidate_cache()  # a listing may be older than the file
-    return _version(ask(url, "look up", "info", options))
+    info = ask(url, "look up", "info", options)
+    return Listed(url, info.get("size"), _version(info))
 
 
 def _local_version(status: os.stat_result) -> str:

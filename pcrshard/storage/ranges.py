@@ -15,6 +15,7 @@ from ..errors import PCRError, StorageError, TruncatedShard
 from ..redaction import PIPE
 from . import command_output
 from .remote import RangeRead, read_file
+from .remote import has_ranges as remote_has_ranges
 from .retry import Cancel, Retry
 from .stores import DEFAULT_RETRY, Options, mapped_errors, resolve, run
 from .urls import is_local, plain_path
@@ -127,6 +128,19 @@ def _read_cached(handle: int, start: int, view: memoryview) -> int:
     with suppress(OSError):  # a plain read comes next
         return os.preadv(handle, [view], start, os.RWF_NOWAIT)
     return 0
+
+
+def has_ranges(url: str, *, options: Options = None) -> bool:
+    """Return whether a store sends ranges of a file; at most one request.
+
+    Raises:
+        StorageError: The file cannot be read.
+    """
+    if is_local(url):
+        return True
+    with mapped_errors(url, "read"):
+        fs, path = resolve(url, options)
+        return run(remote_has_ranges(fs, path, DEFAULT_RETRY))
 
 
 def read_bytes(

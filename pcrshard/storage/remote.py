@@ -231,6 +231,27 @@ async def _request(
         yield response.status == 206, response.content.iter_any()
 
 
+async def has_ranges(fs: Any, path: str, retry: Retry) -> bool:
+    """Return whether a store sends ranges; one request to a host that has not sent one so far."""
+    store = split_url(path).host or path.partition("/")[0]
+    if _is_streamed(fs) and store not in _with_ranges:
+
+        async def send() -> None:
+            async with time_limit(retry.timeout), _request(fs, path, _Part(0, 1)) as (ranged, _):
+                if ranged:
+                    _with_ranges.add(store)
+
+        try:
+            await retried(send, retry)
+        except Exception as error:
+            # No byte of an empty file can be asked for.
+            if getattr(error, "status", None) != 416 and not _OUT_OF_RANGE.search(str(error)):
+                raise
+            return True
+        return store in _with_ranges
+    return True
+
+
 async def _one(data: bytes) -> AsyncIterator[bytes]:
     yield data
 

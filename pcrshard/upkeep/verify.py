@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -55,6 +56,19 @@ def verify(
         EncodeError: The source cannot be compared with this dataset.
         StorageError: The dataset index or the source cannot be read.
     """
+    with tempfile.TemporaryDirectory() as scratch:
+        return _verify(url, against, workers, progress, storage_options, scratch)
+
+
+def _verify(
+    url: str,
+    against: str | None,
+    workers: int | None,
+    progress: Callable[[int, int], None] | None,
+    storage_options: storage.Options,
+    scratch: str,
+) -> list[str]:
+    """Verify a dataset; tars of the source that must be unpacked go to the folder ``scratch``."""
     index, urls = open_dataset(url, storage_options=storage_options)
     if against and index.scan is not None:
         raise EncodeError(
@@ -73,7 +87,7 @@ def verify(
             )
         if storage.file_name(against.rstrip("/")) == options.split:
             options = replace(options, split=None)  # the split itself, not the folder of all
-        samples = list_samples(against, options, storage_options).samples
+        samples = list_samples(against, options, storage_options, scratch=scratch).samples
         sources = {sample.key: sample for sample in samples}
         skipped = {row.key for row in journal.unlayered if row.outcome == "skipped"}
         missing = set() if is_shard(url) else sources.keys() - skipped

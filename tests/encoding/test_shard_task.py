@@ -120,15 +120,16 @@ def test_reencode_leaves_jpegs_alone(synthetic_folder, dataset, tmp_path):
     [("keep", None, "png"), ("reencode", "reencoded", "jpg"), ("skip", "skipped", None)],
 )
 def test_an_image_of_a_tar_that_is_no_jpeg(tmp_path, on_error, outcome, field, others):
-    """``on_error`` applies to the image of a sample without a JPEG, as in a folder; by default it
-    stops the run. Kept, it stays in its field.
+    """A sample without a JPEG stops the run before anything is written, unless it is left out,
+    converted, or kept in its field.
     """
     png, dst = image_bytes("png"), tmp_path / "dst"
     tar = make_tar(tmp_path / "a.tar", [("k.png", png), ("k.cls", b"1"), *others])
-    with pytest.raises(FormatError, match=r"got PNG \(key=k\.jpg\).*--on-error keep.*a\.tar"):
+    with pytest.raises(EncodeError, match=r"expected a JPEG.*png.*--on-error keep"):
         run_encode(tar, tmp_path / "stopped", num_shards=1)
+    assert not (tmp_path / "stopped").exists()
     if not (field or others):
-        with pytest.raises(EncodeError, match="every image was skipped"):
+        with pytest.raises(EncodeError, match="expected a JPEG field"):
             run_encode(tar, dst, on_error=on_error, num_shards=1)
         return
     run_encode(tar, dst, on_error=on_error, num_shards=1)
