@@ -23,6 +23,7 @@ from ..format.dataset_index import DatasetIndex
 from ..format.scan import Scan
 from ..format.scan_script import ScanScript, parse_script
 from ..format.shard_format import AUTO, SCRIPTS
+from ..reading.dataset_folder import open_dataset
 from ..redaction import redact_url
 from .inspect import of_splits
 from .parser import (
@@ -87,6 +88,7 @@ def encode(
     dst: str,
     *,
     options: Options,
+    classes_of: str | None = None,
     keep_order: bool = False,
     workers: Count | None = None,
     engine: Annotated[str, Keywords(choices=("local", "dask", "slurm"))] = "local",
@@ -109,6 +111,7 @@ def encode(
             WebDataset tars; or a .csv, .tsv or .jsonl list.
         dst: Folder for the shards, local or a URL. With --split all, each split gets a subfolder.
         options: Options for splitting, ordering and encoding the dataset.
+        classes_of: Number the classes as another dataset does, such as the training set.
         keep_order: Keep the source order instead of shuffling.
         workers: Worker processes (default: one per usable CPU), or concurrent SLURM jobs (default:
             8).
@@ -135,6 +138,8 @@ def encode(
     for text, is_wrong in wrong.items():
         if is_wrong:
             raise UsageError(f"argument {text}")
+    if classes_of is not None:
+        options = replace(options, classes=_classes_of(classes_of, options, storage_option))
     if keep_order:
         options = replace(options, seed=None)
     reports = {}
@@ -162,6 +167,18 @@ def encode(
     except KeyboardInterrupt:
         raise KeyboardInterrupt("the same command with --resume continues from here") from None
     return of_splits(reports)
+
+
+def _classes_of(
+    url: str, options: EncodeOptions, storage_options: storage.Options
+) -> tuple[str, ...]:
+    """Return the class names of another dataset."""
+    if options.classes:
+        raise UsageError("argument --classes-of: not allowed with --classes")
+    index, _ = open_dataset(url, storage_options=storage_options)
+    if not index.classes:
+        raise EncodeError("expected a dataset with class names, its labels are numbers", url=url)
+    return index.classes
 
 
 def _splits(src: str, options: EncodeOptions, storage_options: storage.Options) -> Sequence[str]:

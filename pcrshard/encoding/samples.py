@@ -40,11 +40,19 @@ Label = int | str | None
 
 
 class ListedImage(NamedTuple):
-    """An image of a folder or a list: a whole file, named by its path, and its other fields."""
+    """An image of a folder or a list.
+
+    Attributes:
+        file: The whole file, named by its path.
+        label: Its class.
+        known: Its other fields.
+        split: The split that a list says it is in.
+    """
 
     file: FieldRef
     label: Label = None
     known: tuple[tuple[str, bytes], ...] = ()
+    split: str = ""
 
 
 class SampleRef(NamedTuple):

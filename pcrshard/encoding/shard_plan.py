@@ -70,6 +70,9 @@ class EncodeOptions:
         classes: Names of the labels 0, 1, ... Default: the names in the source.
         split: Split of the source to encode (``train``, ``val``...); labels are numbered by the
             classes of all splits. Use ``none`` to treat the split folders as classes.
+        label: The column of a list that has the labels. Default: the one with a usual name, such as
+            label, class, category or target.
+        no_labels: Leave out the labels that class folders or the column of a list give.
         keep_numbered: Keep numbered images of tars (``images.0.jpg``, ``images.1.jpg``...) in their
             fields. Otherwise they become a list, ``images.jpg``, if they are numbered from 0
             without a gap and vary in count between samples.
@@ -91,6 +94,8 @@ class EncodeOptions:
     prefix_keys: bool = False
     classes: tuple[str, ...] = ()
     split: str | None = None
+    label: str | None = None
+    no_labels: bool = False
     keep_numbered: bool = False
     stratify: bool = False
     for_ranks: int = 1
@@ -100,6 +105,8 @@ class EncodeOptions:
     def __post_init__(self) -> None:
         check_name(self.name)
         check_classes(self.classes)
+        if self.label is not None and self.no_labels:
+            raise EncodeError("expected label or no_labels, got both")
         if None not in (self.num_shards, self.samples_per_shard):
             raise EncodeError("expected num_shards or samples_per_shard, got both")
         if self.on_error not in ON_ERROR:
@@ -228,6 +235,8 @@ def list_samples(
         prefix_keys=options.prefix_keys,
         split=options.split,
         classes=options.classes,
+        label=options.label,
+        no_labels=options.no_labels,
         skip=options.on_error != "raise",
         options=src_options,
         scratch=scratch,

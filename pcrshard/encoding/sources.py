@@ -6,16 +6,17 @@ worker can read it.
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 import urllib.parse
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from .. import storage
 from ..errors import EncodeError, StorageError
 from ..format.names import JPEG_EXTENSIONS, OTHER_IMAGE_EXTENSIONS
 from ..redaction import get_logger, redact, redact_url
-from .row_lists import is_list, list_rows
+from .row_lists import ListedRows, is_list, list_rows
 from .samples import (
     LABEL_FIELD,
     FieldRef,
@@ -28,6 +29,7 @@ from .samples import (
     unique_keys,
     version_of,
 )
+from .splits import are_splits, find_masks, split_files, split_word, strip_common
 from .tars import is_archive, list_tars
 
 _log = get_logger("pcrshard")
@@ -37,9 +39,9 @@ _HTTP_ADVICE = (
     "; a web server may not list its folders: name tars with a brace pattern (x-{000..099}.tar), "
     "or images by a .csv list of URLs"
 )
-_TRAINING = frozenset({"train", "training"})
-_OTHER_SPLITS = frozenset({"val", "valid", "validation", "eval", "test", "testing"})
-_SPLITS = _TRAINING | _OTHER_SPLITS
+_PART = re.compile("part|chunk|batch", re.IGNORECASE)
+# Of so many images, one may be in no class folder.
+_STRAY = 20
 # The value of `split` that treats the split folders as classes.
 NO_SPLIT = "none"
 
@@ -48,9 +50,12 @@ def find_splits(src: str, *, options: StorageOptions = None) -> tuple[str, ...]:
     """Return the names of the training, validation, and test sets that a source appears to hold.
 
     Raises:
+        EncodeError: The source is a list with a malformed row.
         StorageError: The source cannot be listed, or does not answer.
     """
-    return tuple(_split_files(_find_files(src, options)))
+    if is_list(src):
+        return tuple(_split_rows(list_rows(src, options, no_labels=True).images))
+    return tuple(_find_folders(_find_files(src, options)[0], None)[0])
 
 
 def list_source(
@@ -59,6 +64,8 @@ def list_source(
     prefix_keys: bool = False,
     split: str | None = None,
     classes: tuple[str, ...] = (),
+    label: str | None = None,
+    no_labels: bool = False,
     skip: bool = False,
     options: StorageOptions = None,
     scratch: str | None = None,
@@ -66,25 +73,86 @@ def list_source(
     """List the samples of a source.
 
     Args:
-        src: A folder of images (its subfolders are classes if every image is in one), or a pattern
-            of such files (``photos/*/*.jpg``); a folder, URL, or pattern of WebDataset tars; a
-            ``.csv``, ``.tsv``, or ``.jsonl`` list of path, label, and other columns.
+        src: A folder of images (its subfolders are classes), or a pattern of such files
+            (``photos/*/*.jpg``); a folder, URL, or pattern of WebDataset tars; a ``.csv``,
+            ``.tsv``, or ``.jsonl`` list of path, label, and other columns.
         prefix_keys: Prefix keys with the name of their tar, and its folder if the tars are in
             several; for tars that use the same keys.
         split: The split to list; its labels are numbered by the classes of all splits. ``"none"``
-            treats the split folders as classes.
+            treats the split folders as classes, and folders of masks, too.
         classes: Class names, in label order. Default: the sorted names in the source.
-        skip: Leave out damaged tars from the damage on, and samples of tars that cannot be kept.
+        label: The column of a list that has the labels.
+        no_labels: Whether to leave out what folders or columns say of classes.
+        skip: Leave out damaged tars from the damage on, samples of tars that cannot be kept, and
+            rows without a label.
         options: fsspec storage options.
         scratch: Local folder for tars that must be unpacked.
 
     Raises:
         EncodeError: Nothing to encode was found, two samples have the same key, the split does not
-            exist or several would be mixed, or a class is not among ``classes``.
+            exist or several would be mixed, a class is not among ``classes``, or it is not clear
+            what the labels are.
         StorageError: The source cannot be listed, or does not answer.
     """
-    files = _find_files(src, options)
-    splits = {} if split == NO_SPLIT else _split_files(files)
+    if is_list(src):
+        rows = list_rows(src, options, label=label, no_labels=no_labels, skip=skip)
+        return _list_split(src, rows, split, classes)
+    if label is not None:
+        raise EncodeError(
+            f"expected a list of files with a column {label!r} of labels, got {redact_url(src)}; "
+            "in other sources, class folders or fields .cls are the labels"
+        )
+    files, lists = _find_files(src, options)
+    splits, files = _find_folders(files, split)
+    _check_split(src, split, splits)
+    chosen = splits.get(split or "", files)
+    tars = [file for file in chosen if is_archive(file.name)]
+    if tars:
+        if len(tars) < len(chosen):
+            raise EncodeError("found both images and tars: select the tars with a pattern", url=src)
+        samples, skipped = list_tars(
+            tars, prefix_keys=prefix_keys, skip=skip, options=options, scratch=scratch
+        )
+        return _checked(src, samples, classes, skipped)
+    if split != NO_SPLIT and (masks := find_masks(chosen)):
+        raise EncodeError(
+            f"the folders {' and '.join(masks)} of {redact_url(src)} hold files of the same names, "
+            "as images and their masks do: encode one of them, or join them in a tar; "
+            f"`--split {NO_SPLIT}` treats them as classes"
+        )
+    if no_labels:
+        return _numbered(src, [ListedImage(file) for file in chosen], (), classes)
+    groups = {name: _label_files(src, own) for name, own in (splits or {"": files}).items()}
+    images, skipped = groups[split if split and split in splits else ""]
+    everywhere = [image for own, _ in groups.values() for image in own]
+    _check_lists(src, everywhere, lists)
+    empty = sorted(set().union(*(_empty_folders(src, own) for own, _ in groups.values())))
+    if empty:
+        _log.warning("%s: no image in the class folders %s", redact_url(src), ", ".join(empty))
+    names = {image.label for image in everywhere if isinstance(image.label, str)} | set(empty)
+    return _numbered(src, images, names, classes, skipped)
+
+
+def _empty_folders(src: str, images: Sequence[ListedImage]) -> set[str]:
+    """Return the empty folders beside those of classes, in a local folder."""
+    if not os.path.isdir(storage.plain_path(src)) or not images or images[0].label is None:
+        return set()
+    file = images[0].file
+    root = file.url[: -len(file.name)]
+    with os.scandir(root) as entries:
+        folders = [each for each in entries if each.is_dir() and not each.name.startswith(".")]
+    return {folder.name for folder in folders if not os.listdir(folder)}
+
+
+def _list_split(src: str, rows: ListedRows, split: str | None, classes: tuple[str, ...]) -> Source:
+    """Return the samples of a split of a list, or of all of it."""
+    splits = {} if split == NO_SPLIT else _split_rows(rows.images)
+    _check_split(src, split, splits)
+    names = {image.label for image in rows.images if isinstance(image.label, str)}
+    return _numbered(src, splits.get(split or "", rows.images), names, classes, rows.skipped)
+
+
+def _check_split(src: str, split: str | None, splits: Collection[str]) -> None:
     if split not in (NO_SPLIT, *(splits or (None,))):
         got = "none was chosen" if split is None else f"got {split!r}"
         raise EncodeError(
@@ -92,35 +160,88 @@ def list_source(
             f"), {got}; `--split all` encodes each into its own folder, and `--split {NO_SPLIT}` "
             "treats their folders as classes"
         )
-    files = splits.get(split or "", files)
-    tars = [file for file in files if is_archive(file.name)]
-    skipped: Sequence[Unlayered] = ()
-    if tars:
-        if len(tars) < len(files):
-            raise EncodeError("found both images and tars: select the tars with a pattern", url=src)
-        samples, skipped = list_tars(
-            tars, prefix_keys=prefix_keys, skip=skip, options=options, scratch=scratch
-        )
-    else:
-        images = list_rows(src, options) if is_list(src) else _label_files(src, files)
-        groups = [_label_files(src, own) for own in splits.values()] or [images]
-        names = {image.label for own in groups for image in own if isinstance(image.label, str)}
-        classes = classes or tuple(sorted(names))
-        samples = list(_number_labels(images, classes))
-    if not samples and skipped:
-        raise EncodeError(f"nothing is left of the source: {skipped[0].reason}", url=src)
+
+
+def _split_rows(images: Sequence[ListedImage]) -> dict[str, list[ListedImage]]:
+    """Return the rows of each split that a list names; empty if it names none."""
+    names = sorted({image.split for image in images if image.split})
+    if not are_splits(names):
+        return {}
+    return {name: [image for image in images if image.split == name] for name in names}
+
+
+def _numbered(
+    src: str,
+    images: Sequence[ListedImage],
+    names: Iterable[str],
+    classes: tuple[str, ...],
+    skipped: Sequence[Unlayered] = (),
+) -> Source:
+    """Return images as samples; labels are numbered by the names in all splits."""
+    classes = classes or tuple(sorted(names))
+    return _checked(src, list(_number_labels(images, classes)), classes, skipped)
+
+
+def _checked(
+    src: str, samples: list[SampleRef], classes: tuple[str, ...], skipped: Sequence[Unlayered]
+) -> Source:
+    """Return a source that is not empty."""
     if not samples:
         raise EncodeError(
-            "expected images, .tar files, or a .csv, .tsv or .jsonl list in "
+            f"nothing is left of {redact_url(src)}: {skipped[0].reason}"
+            if skipped
+            else "expected images, .tar files, or a .csv, .tsv or .jsonl list in "
             f"{redact_url(src)}, found none"
         )
     return Source(samples, classes, tuple(skipped))
 
 
-def _find_files(src: str, options: StorageOptions) -> list[FieldRef]:
-    """Return the images or tars of a source, named by their paths from a common folder."""
+def _find_folders(
+    files: Sequence[FieldRef], split: str | None
+) -> tuple[dict[str, list[FieldRef]], list[FieldRef]]:
+    """Return the files of each split, and all files; each named from the folder of its classes."""
+    splits = {} if split == NO_SPLIT else split_files(files)
+    if not splits:
+        _, files = strip_common(files)
+        splits = {} if split == NO_SPLIT else split_files(files)
+    inner = set().union(*map(split_files, splits.values())) if splits else set()
+    if inner and not any(split_word(name)[0] for name in splits):
+        raise EncodeError(
+            f"the folders {', '.join(splits)} each hold {', '.join(sorted(inner))}, as images and "
+            "their masks do: encode one of the folders"
+        )
+    left_out = len(files) - sum(map(len, splits.values()))
+    if splits and left_out:
+        inside = {file.url for own in splits.values() for file in own}
+        first = next(file.name for file in files if file.url not in inside)
+        _log.warning("%d files, such as %s, are in no split: they are left out", left_out, first)
+    return {name: strip_common(own)[1] for name, own in splits.items()}, list(files)
+
+
+def _check_lists(src: str, images: Sequence[ListedImage], lists: Sequence[str]) -> None:
+    """Refuse to leave out labels that a list beside the images may hold.
+
+    Raises:
+        EncodeError: There is a list, and the images are in no folders, or in numbered parts.
+    """
+    names = {image.label for image in images}
+    # Only the numbers differ: part_1, part_2.
+    parts = {re.sub(r"\d+", "", str(name)) for name in names}
+    are_parts = len(parts) == 1 and _PART.search(parts.pop())
+    if lists and (len(names) == 1 or are_parts):
+        raise EncodeError(
+            f"{lists[0]} in {redact_url(src)} may hold the labels of the images: encode that list, "
+            "or give --no-labels"
+        )
+
+
+def _find_files(src: str, options: StorageOptions) -> tuple[list[FieldRef], list[str]]:
+    """Return the images or tars of a source, and the names of lists beside them.
+
+    All are named by their paths from a common folder.
+    """
     usable, others = [], []
-    for url_name, url, size, version in [] if is_list(src) else _list_files(src, options):
+    for url_name, url, size, version in _list_files(src, options):
         name = url_name
         if src.startswith(_HTTP):
             # HTML listings contain sort links, and their names are URL-quoted.
@@ -139,7 +260,7 @@ def _find_files(src: str, options: StorageOptions) -> list[FieldRef]:
             len(others),
             redact(others[0], src),
         )
-    return usable
+    return usable, list(filter(is_list, others))
 
 
 def _list_files(src: str, options: StorageOptions) -> list[tuple[str, str, int | None, str]]:
@@ -168,24 +289,52 @@ def _list_files(src: str, options: StorageOptions) -> list[tuple[str, str, int |
     return [(name, storage.join(folder, name), size, version) for name, size, version in listed]
 
 
-def _label_files(src: str, files: Sequence[FieldRef]) -> list[ListedImage]:
-    """Return images with their top folder as class; no classes if any image is in no folder."""
-    outside = [file.name for file in files if "/" not in file.name]
-    if 0 < len(outside) < len(files):
+def _label_files(src: str, files: Sequence[FieldRef]) -> tuple[list[ListedImage], list[Unlayered]]:
+    """Return images with their top folder as class, and those that are left out.
+
+    If almost all are in folders, the others are left out; if none is, there are no classes.
+
+    Raises:
+        EncodeError: More than a few are in no folder.
+    """
+    outside = [file for file in files if "/" not in file.name]
+    if len(outside) == len(files):
+        return [ListedImage(file) for file in files], []
+    if len(outside) > max(1, len(files) // _STRAY):
+        raise EncodeError(
+            f"expected every image in the folder of its class, {len(outside)} of {len(files)}, "
+            f"such as {outside[0].name}, are in none: move them, or give --no-labels",
+            url=src,
+        )
+    if outside:
         _log.warning(
-            "%s: no class labels, because %d images, such as %s, are not in a subfolder",
+            "%s: left out %d images, such as %s, that are in no class folder",
             redact_url(src),
             len(outside),
-            outside[0],
+            outside[0].name,
         )
-    return [ListedImage(file, None if outside else file.name.partition("/")[0]) for file in files]
+    deep = [file.name.split("/")[:2] for file in files if file.name.count("/") > 1]
+    if len(deep) == len(files) and len({top for top, _ in deep}) < len(
+        {tuple(two) for two in deep}
+    ):
+        _log.warning(
+            "%s: the classes are the top folders, such as %s, though all images are in folders "
+            "below, such as %s; encode a list if those are the classes",
+            redact_url(src),
+            deep[0][0],
+            "/".join(deep[0]),
+        )
+    reason = "in no class folder, though other images are"
+    strays = [Unlayered("", redact_url(file.url), reason, "skipped") for file in outside]
+    own = [file for file in files if "/" in file.name]
+    return [ListedImage(file, file.name.partition("/")[0]) for file in own], strays
 
 
 def _number_labels(images: Sequence[ListedImage], classes: Sequence[str]) -> Iterator[SampleRef]:
     """Yield images as samples, with the number of their class in the field ``cls``."""
     numbers: dict[Label, Label] = {name: number for number, name in enumerate(classes)}
     keys = unique_keys(image.file.name for image in images)
-    for key, (file, label, known) in zip(keys, images, strict=True):
+    for key, (file, label, known, _) in zip(keys, images, strict=True):
         number = numbers.get(label, label)
         if isinstance(number, str):
             raise EncodeError(
@@ -195,29 +344,3 @@ def _number_labels(images: Sequence[ListedImage], classes: Sequence[str]) -> Ite
         extension = posixpath.splitext(file.name)[1][1:].lower()
         field = extension if extension in OTHER_IMAGE_EXTENSIONS else "jpg"
         yield SampleRef(key, (file._replace(name=field),), (*labels, *known))
-
-
-def _split_files(files: Sequence[FieldRef]) -> dict[str, list[FieldRef]]:
-    """Return the files of each split, with names relative to it; empty without splits.
-
-    A split is a top-level folder with one of the usual names, or, for tars outside folders, such a
-    word in the tar's name. Because a class may be called ``train``, either all files must be in
-    splits, or there must be a training set and another split. Tars of a single split need no
-    choice, so they are not reported as one.
-    """
-    splits: dict[str, list[FieldRef]] = {}
-    for file in files:
-        folder, slash, rest = file.name.partition("/")
-        words = (
-            [folder] if slash else re.split(r"[-_.]", file.name) if is_archive(file.name) else []
-        )
-        found = [word for word in words if word.lower() in _SPLITS]
-        if len(found) == 1:
-            splits.setdefault(found[0], []).append(file._replace(name=rest or file.name))
-    kinds = {split.lower() for split in splits}
-    is_whole = sum(map(len, splits.values())) == len(files)
-    if not (is_whole or (kinds & _TRAINING and kinds & _OTHER_SPLITS)):
-        return {}
-    if len(splits) == 1 and is_archive(files[0].name):
-        return {}
-    return dict(sorted(splits.items()))

@@ -107,7 +107,7 @@ def test_hidden_and_other_files(make_folder, caplog):
     """Hidden files and folders are not images of the user; other files are left out, and said to
     be.
     """
-    folder = make_folder("c/a.jpg", "c/._a.jpg", ".cache/b.jpg", "README.md", "c/list.csv")
+    folder = make_folder("c/a.jpg", "c/._a.jpg", ".cache/b.jpg", "README.md", "c/list.txt")
     assert keys_of(folder) == ["c/a"]
     assert "left out 2 files that are not images, such as README.md" in caplog.text
 
