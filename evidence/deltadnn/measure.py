@@ -220,7 +220,7 @@ def _resume(run, data):
     recipe = run.recipe
     epochs = [recipe.epochs // 2 - 1, recipe.epochs - 2]
     with tempfile.TemporaryDirectory(prefix="pcrshard-delta-") as folder:
-        store = DeltaStore(folder)
+        store = DeltaStore(folder, "balanced")
         with store:
             for epoch in range(recipe.epochs):
                 store.save(run.state(epoch))

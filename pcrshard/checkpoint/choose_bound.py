@@ -83,7 +83,7 @@ def choose_bound(
     """
 
     def compress(bound: Bound) -> tuple[float, Any]:
-        return one_delta(target, reference, Precision(weights=bound))
+        return one_delta(target, reference, Precision(weights=bound, lossy=("*",)))
 
     return choose(target, compress, evaluate, candidates, max_loss)
 

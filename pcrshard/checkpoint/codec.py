@@ -7,6 +7,7 @@ import fnmatch
 import hashlib
 import itertools
 import textwrap
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,14 @@ _SAMPLE = 1 << 13
 # A patch below this fraction of the words' size is smaller than byte planes would be.
 _FEW = 1 / 16
 _SMALLEST_LOSSY = 256
+# The roles of tensors, which are fields of a precision, and their names.
+ROLES = {
+    "weights": "weights",
+    "first_moment": "first moments",
+    "second_moment": "second moments",
+}
+# Number of tensors of a role that are listed by name.
+_NAMED = 4
 # Upper bound on the expansion of a payload byte: zstd and pcodec reach 32 Ki and, on codes of
 # float64, 158 Ki.
 _MAX_RATIO = 1 << 18
@@ -79,42 +88,57 @@ class Tensor:
 class Precision:
     """Error bounds by tensor role; ``None`` stores tensors of that role bit for bit.
 
+    Only recognized tensors (see docs/checkpoints.md) that have two or more dimensions and at least
+    256 floating-point values are lossy.
+
     Attributes:
-        weights: Bound for tensors outside optimizers that have two or more dimensions and at least
-            256 floating-point values.
-        first_moment: Bound for ``exp_avg`` and ``momentum_buffer`` of torch's Adam, AdamW, and SGD,
-            with the same conditions on dimensions and size.
-        second_moment: Bound for ``exp_avg_sq`` and ``max_exp_avg_sq``, likewise.
+        weights: Bound for parameters in the state of a module.
+        first_moment: Bound for ``exp_avg`` and ``momentum_buffer`` of torch's Adam, AdamW, and SGD.
+        second_moment: Bound for their ``exp_avg_sq`` and ``max_exp_avg_sq``.
+        lossy: Path patterns (``"generator.*"``) of more tensors to store as weights.
         exact: Path patterns (``"*.embedding.*"``) of tensors to store bit for bit, under any of
-            the paths of tied tensors.
+            the paths of tied tensors; they take precedence.
 
     Raises:
-        TypeError: A bound has another type, or ``exact`` is a single string.
+        TypeError: A bound has another type, or ``lossy`` or ``exact`` is a single string.
     """
 
     weights: Bound | None = None
     first_moment: Bound | None = None
     second_moment: Bound | None = None
+    lossy: tuple[str, ...] = ()
     exact: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if isinstance(self.exact, str):
-            raise TypeError(f"expected a tuple of patterns as exact, got {self.exact!r}")
-        for name in ("weights", "first_moment", "second_moment"):
+        for name in ("lossy", "exact"):
+            patterns = getattr(self, name)
+            if isinstance(patterns, str):
+                raise TypeError(f"expected a tuple of patterns as {name}, got {patterns!r}")
+        for name in ROLES:
             bound = getattr(self, name)
             if not isinstance(bound, Bound | None):
                 raise TypeError(f"expected a bound such as RelativeStd as {name}, got {bound!r}")
 
-    def bound_of(self, leaf: Leaf) -> Bound | None:
-        """Return the bound for a tensor, or ``None`` if it is stored bit for bit."""
+    @property
+    def is_lossy(self) -> bool:
+        """Whether there is a bound."""
+        return any(getattr(self, role) for role in ROLES)
+
+    def role_of(self, leaf: Leaf) -> str | None:
+        """Return the role whose bound applies to a tensor, or ``None`` if it is stored exactly."""
         tensor = leaf.tensor
         dtype = str(tensor.dtype).removeprefix("torch.")
         if tensor.dim() < 2 or tensor.numel() < _SMALLEST_LOSSY or dtype not in FLOAT_TYPES:
             return None
-        pairs = itertools.product(leaf.uses, self.exact)
-        if any(fnmatch.fnmatchcase(path, pattern) for path, pattern in pairs):
+        if _matches(leaf, self.exact):
             return None
-        bound: Bound | None = getattr(self, leaf.role) if leaf.role else None
+        role = leaf.role or ("weights" if _matches(leaf, self.lossy) else "")
+        return role if role and getattr(self, role) else None
+
+    def bound_of(self, leaf: Leaf) -> Bound | None:
+        """Return the bound for a tensor, or ``None`` if it is stored bit for bit."""
+        role = self.role_of(leaf)
+        bound: Bound | None = getattr(self, role) if role else None
         return bound
 
     def __str__(self) -> str:
@@ -123,16 +147,33 @@ class Precision:
         >>> str(Precision(weights=RelativeStd(0.005)))
         'weights within 0.5 % of their std, everything else bit for bit'
         """
-        bounds = {
-            "weights": self.weights,
-            "first moments": self.first_moment,
-            "second moments": self.second_moment,
-        }
+        bounds = {name: getattr(self, role) for role, name in ROLES.items()}
         parts = [f"{name} within {_in_words(bound)}" for name, bound in bounds.items() if bound]
+        if self.lossy:
+            parts.append(f"{' '.join(self.lossy)} like weights")
         if self.exact:
             parts.append(f"{' '.join(self.exact)} bit for bit")
         text = ", ".join([*parts, f"everything{' else' if parts else ''} bit for bit"])
         return textwrap.shorten(text, MAX_TEXT)  # as a manifest holds it
+
+    def lossy_part(self, leaves: Sequence[Leaf]) -> str:
+        """List the lossy tensors of a state, with their fraction of its bytes."""
+        total = sum(leaf.tensor.nbytes for leaf in leaves) or 1
+        parts = []
+        for role, name in ROLES.items():
+            found = [leaf for leaf in leaves if self.role_of(leaf) == role]
+            if found:
+                share = sum(leaf.tensor.nbytes for leaf in found) / total
+                named = [leaf.path for leaf in found[:_NAMED]]
+                if len(found) > _NAMED:
+                    named.append(f"... {len(found)} tensors")
+                parts.append(f"{name}, {share:.1%} of the bytes ({', '.join(named)})")
+        return "; ".join(parts) or "no tensor"
+
+
+def _matches(leaf: Leaf, patterns: Iterable[str]) -> bool:
+    pairs = itertools.product(leaf.uses, patterns)
+    return any(fnmatch.fnmatchcase(path, pattern) for path, pattern in pairs)
 
 
 def _in_words(bound: Bound) -> str:

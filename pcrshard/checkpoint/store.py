@@ -18,6 +18,7 @@ from ..redaction import get_logger
 from .codec import Precision, Tensor, store_leaf
 from .frame import plain_metrics
 from .manifest import VERSION_NAME, Manifest, StoreIO
+from .roles import assign_roles, find_roles
 from .tensors import words_of
 from .typed_tree import Leaf, Tree, flatten
 from .version_file import Progress, VersionRecord, parallel_map, reported
@@ -36,13 +37,13 @@ _STRIDE = 61
 
 
 class DeltaStore:
-    """Checkpoints in a folder, **lossy by default**: weights within 0.5 % of a std, momentum 30 %.
+    """Checkpoints in a folder: every version of a training state, as deltas, bit for bit.
 
-    Lossy compression applies to parameters of two or more dimensions, and to ``exp_avg``,
-    ``momentum_buffer``, ``exp_avg_sq``, and ``max_exp_avg_sq`` of torch's Adam, AdamW, and SGD.
-    Everything else, including every tensor of other optimizers, is stored bit for bit; use
-    :meth:`lossless` for all tensors. While few words of weights in bfloat16 change between
-    versions, the exact form is smaller, and is stored.
+    With a lossy ``precision``, weights and the moments of torch's Adam, AdamW, and SGD are stored
+    within error bounds. Every tensor that is not recognized as one of these, including every tensor
+    of other optimizers, is stored bit for bit; the first save logs which tensors are lossy. While
+    few words of weights in bfloat16 change between versions, the exact form is smaller, and is
+    stored.
 
     A background thread encodes and writes a copy of the state. Loading never executes anything
     from the store. Version files are immutable, so any web server can serve the folder as a
@@ -50,9 +51,9 @@ class DeltaStore:
 
     Args:
         url: The folder, local or at any fsspec URL.
-        precision: ``"balanced"`` (0.5 % of a tensor's standard deviation for weights, 30 % for
-            first moments, 30 % of each value for second moments), ``"fine"`` (0.1 %, 6 % and 6 %),
-            ``"lossless"``, or a :class:`Precision`.
+        precision: ``"lossless"``; ``"balanced"``: weights within 0.5 % of a tensor's standard
+            deviation, first moments within 30 %, second moments within 30 % of each value;
+            ``"fine"``: 0.1 %, 6 %, and 6 %; or a :class:`Precision`.
         keyframe_every: Maximum number of versions per chain, including the keyframe. A chain of ten
             or more versions also ends once its deltas are larger than its keyframe.
         options: fsspec storage options.
@@ -66,7 +67,7 @@ class DeltaStore:
     def __init__(
         self,
         url: str | os.PathLike[str],
-        precision: str | Precision = "balanced",
+        precision: str | Precision = "lossless",
         *,
         keyframe_every: int = 10,
         options: storage.Options = None,
@@ -87,18 +88,10 @@ class DeltaStore:
         self._pending: concurrent.futures.Future[None] | None = None
         # The newest manifest, while this writer knows it; None before the first save.
         self._manifest: Manifest | None = None
+        # The number that the last save returned.
+        self._number = 0
         # Some words, before quantization, of each tensor with a bound, as last saved.
         self._sample: list[Words] = []
-
-    @classmethod
-    def lossless(cls, url: str | os.PathLike[str], **how: Any) -> Self:
-        """Open a store that saves every tensor bit for bit.
-
-        Args:
-            url: The folder, local or at any fsspec URL.
-            how: Other arguments of :class:`DeltaStore`, except ``precision``.
-        """
-        return cls(url, "lossless", **how)
 
     def __enter__(self) -> Self:
         return self
@@ -117,7 +110,8 @@ class DeltaStore:
         """Save a nested state: model, optimizer, scheduler, random generators, counters.
 
         Returns once the tensors are copied; encoding and writing continue in the background. If the
-        previous save is still running, waits for it first.
+        previous save is still running, waits for it first. If it failed, raises its error after it
+        has started to save this state: only the failed version is missing.
 
         Args:
             state: dict, OrderedDict, list, tuple, int, float, str, bytes, bool, None, tensors,
@@ -143,16 +137,41 @@ class DeltaStore:
         """
         noted = plain_metrics(metrics or {})
         tree, leaves = flatten(state)
-        self._wait()
-        manifest = self._manifest or self._open()
-        number = manifest.next_version
-        # A thread for each save, because a forked process has no others; the interpreter waits.
-        thread = concurrent.futures.ThreadPoolExecutor(1, "pcrshard-checkpoint")
-        self._pending = thread.submit(self._append, manifest, tree, leaves, noted, on_saved)
-        thread.shutdown(wait=False)
-        if blocking:
+        if self.precision.is_lossy:
+            assign_roles(leaves, find_roles(state))
+        return self.save_flat(tree, leaves, noted, blocking=blocking, on_saved=on_saved)
+
+    def save_flat(
+        self,
+        tree: Tree,
+        leaves: Sequence[Leaf],
+        metrics: dict[str, Any],
+        *,
+        blocking: bool = False,
+        on_saved: Callable[[int], None] | None = None,
+    ) -> int:
+        """Save a state whose tensors are copied, and have roles; see :meth:`save`."""
+
+        def start() -> int:
+            manifest = self._manifest or self._open(leaves)
+            # Not the number that a failed save returned: it would mean two states.
+            number = max(manifest.next_version, self._number + 1)
+            # A thread for each save, because a forked process has no others; the interpreter waits.
+            thread = concurrent.futures.ThreadPoolExecutor(1, "pcrshard-checkpoint")
+            job = (manifest, number, tree, leaves, metrics, on_saved)
+            self._pending = thread.submit(self._append, *job)
+            thread.shutdown(wait=False)
+            if blocking:
+                self._wait()
+            self._number = number
+            return number
+
+        try:
             self._wait()
-        return number
+        except Exception:  # of the previous save, which must not take this one with it
+            start()
+            raise
+        return start()
 
     def load(
         self,
@@ -265,10 +284,14 @@ class DeltaStore:
         self._manifest = None
         return self.io
 
-    def _open(self) -> Manifest:
+    def _open(self, leaves: Sequence[Leaf]) -> Manifest:
         """Read the state that a writer needs, creating the store if it does not exist."""
         precision = str(self.precision)
-        log.info("saving to %s: %s", self.url, precision)
+        if self.precision.is_lossy:
+            lossy = self.precision.lossy_part(leaves)
+            log.info("saving to %s: %s; lossy: %s", self.url, precision, lossy)
+        else:
+            log.info("saving to %s: %s", self.url, precision)
         manifest = self.io.opened(precision)
         if manifest.precision not in ("", precision):
             log.warning("the store was written with: %s; now: %s", manifest.precision, precision)
@@ -278,13 +301,13 @@ class DeltaStore:
     def _append(
         self,
         manifest: Manifest,
+        number: int,
         tree: Tree,
         leaves: Sequence[Leaf],
         metrics: dict[str, Any],
         on_saved: Callable[[int], None] | None,
     ) -> None:
         """Write the next version; runs in the background thread."""
-        number = manifest.next_version
         problem = "version %s was not saved"
         try:
             parent = self._parent(manifest)

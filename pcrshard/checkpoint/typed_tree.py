@@ -22,7 +22,6 @@ from .frame import Record, encode, require
 from .tensors import NUMPY_TYPES, array_tensor, check_storable, snapshot
 
 Token = bool | int | float | str | None
-Roles = dict[str, str] | None
 MAX_DEPTH = 100
 _PLAIN = (type(None), bool, float)
 _KEYS = (*_PLAIN, int, str, bytes)
@@ -31,21 +30,6 @@ _MAX_GROWTH = 64
 _CONTAINERS: dict[Any, str] = {
     dict: "d", collections.OrderedDict: "o", collections.Counter: "c",
     list: "l", tuple: "t", torch.Size: "t",
-}  # fmt: skip
-_ROLES = {
-    "exp_avg": "first_moment",
-    "momentum_buffer": "first_moment",
-    "exp_avg_sq": "second_moment",
-    "max_exp_avg_sq": "second_moment",
-}
-# Param-group keys of torch's Adam, AdamW, and SGD. A group with any other key belongs to another
-# optimizer, whose state may have another meaning (Schedule-Free has `exp_avg_sq` and `z`).
-_REQUIRED_KEYS = ({"betas", "eps", "amsgrad"}, {"momentum", "dampening", "nesterov"})
-_COMMON_KEYS = {
-    "params", "param_names", "lr", "weight_decay", "maximize", "foreach", "capturable",
-    "differentiable", "fused", "decoupled_weight_decay", "name", "lr_scale",
-    # Keys added by learning-rate schedulers.
-    "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum",
 }  # fmt: skip
 
 
@@ -56,20 +40,20 @@ class Leaf:
     Attributes:
         tag: Its token.
         tensor: The tensor.
-        role: The field of :class:`Precision` that bounds its error; ``None`` if it is exact.
         path: Its path, which is unique once the state's tree is complete.
         uses: The paths of all tensors that share its memory.
         base: The leaf that stores its elements: itself, or one whose memory contains it.
         number: Its index among the leaves that are stored.
+        role: The field of :class:`Precision` that bounds its error; ``None`` if it is exact.
     """
 
     tag: str
     tensor: torch.Tensor
-    role: str | None
     path: str
     uses: list[str] = dataclasses.field(default_factory=list)
     base: Leaf = dataclasses.field(init=False)
     number: int = 0
+    role: str | None = None
 
     @property
     def layout(self) -> tuple[Any, ...]:
@@ -143,7 +127,7 @@ def make_tree(packed: Iterable[Any]) -> Tree:
     return tree
 
 
-def pack(value: Any, path: tuple[str, ...] = (), roles: Roles = None) -> Iterator[Any]:
+def pack(value: Any, path: tuple[str, ...] = ()) -> Iterator[Any]:
     """Yield the tokens of a value.
 
     There is a :class:`Leaf` for a tensor, bytes instead of their number, and a list for the tokens
@@ -152,8 +136,6 @@ def pack(value: Any, path: tuple[str, ...] = (), roles: Roles = None) -> Iterato
     Args:
         value: The value.
         path: Keys that lead to the value.
-        roles: The roles of an optimizer's tensors by name, none for an unknown optimizer; None
-            outside optimizers.
     """
     if _is_token(value):
         yield value
@@ -161,7 +143,7 @@ def pack(value: Any, path: tuple[str, ...] = (), roles: Roles = None) -> Iterato
     kind = type(value)
     where = ".".join(path)
     if kind in _CONTAINERS:
-        yield from _pack_items(value, path, roles)
+        yield from _pack_items(value, path)
     elif kind is str:
         if value.encode(errors="ignore").decode() != value:
             raise UnsupportedState("cannot store a surrogate", key=where)
@@ -174,9 +156,9 @@ def pack(value: Any, path: tuple[str, ...] = (), roles: Roles = None) -> Iterato
     elif isinstance(value, torch.Tensor):
         check_storable(value, where)
         # A lazily conjugated or negated view does not have its source's values.
-        yield Leaf("x", value.resolve_conj().resolve_neg(), _role(path, roles), where)
+        yield Leaf("x", value.resolve_conj().resolve_neg(), where)
     elif kind is np.ndarray:
-        yield Leaf("a", array_tensor(value, where), None, where)
+        yield Leaf("a", array_tensor(value, where), where)
     elif isinstance(value, np.generic) and value.dtype.name in NUMPY_TYPES:
         yield from ("g", value.dtype.name, value.tobytes())
     else:
@@ -191,14 +173,11 @@ def _is_token(value: Any) -> bool:
     return kind in _PLAIN or (kind is int and -(1 << 63) <= value < 1 << 64)
 
 
-def _pack_items(value: Any, path: tuple[str, ...], roles: Roles) -> Iterator[Any]:
+def _pack_items(value: Any, path: tuple[str, ...]) -> Iterator[Any]:
     tag = _CONTAINERS[type(value)]
     is_dict = isinstance(value, dict)
     if len(path) > MAX_DEPTH:
         raise UnsupportedState(f"expected at most {MAX_DEPTH} levels", key=".".join(path))
-    # The state of a torch.optim.Optimizer is recognized by its two keys.
-    if is_dict and {"state", "param_groups"} <= value.keys():
-        roles = _roles(value["param_groups"])
     yield from (tag, len(value))
     if not is_dict and all(map(_is_token, value)):  # often a long list of numbers
         yield list(value)
@@ -208,8 +187,8 @@ def _pack_items(value: Any, path: tuple[str, ...], roles: Roles) -> Iterator[Any
             message = f"cannot store a key of {type(key).__name__}"
             raise UnsupportedState(message, key=".".join((*path, str(key))))
         if is_dict:
-            yield from pack(key, path, roles)
-        yield from pack(item, (*path, str(key)), roles)
+            yield from pack(key, path)
+        yield from pack(item, (*path, str(key)))
     if tag == "o":
         # torch keeps the versions of modules in this attribute of a state_dict.
         yield from pack(getattr(value, "_metadata", None), (*path, "_metadata"))
@@ -240,31 +219,12 @@ def _tie(leaves: list[Leaf]) -> list[Leaf]:
         else:
             leaf.base = by_layout.setdefault((place, leaf.layout), leaf)
         leaf.base.uses.append(leaf.path)
-        if leaf.base is not leaf:
-            if leaf.role is None:  # memory shared with an exact tensor must stay exact
-                leaf.base.role = None
-        elif tensor.is_contiguous():
+        if leaf.base is leaf and tensor.is_contiguous():
             widest[place] = leaf
     stored = [leaf for leaf in leaves if leaf.base is leaf]
     for number, leaf in enumerate(stored):
         leaf.number = number
     return stored
-
-
-def _roles(groups: Any) -> Roles:
-    """Return the roles of the tensors of an optimizer with these param groups."""
-    is_known = isinstance(groups, list) and all(
-        isinstance(group, dict)
-        and any(required <= group.keys() <= required | _COMMON_KEYS for required in _REQUIRED_KEYS)
-        for group in groups
-    )
-    return _ROLES if is_known and groups else {}
-
-
-def _role(path: tuple[str, ...], roles: Roles) -> str | None:
-    if roles is None:
-        return "weights"
-    return roles.get(path[-1].rpartition(".")[2]) if "state" in path else None
 
 
 class TreeReader:

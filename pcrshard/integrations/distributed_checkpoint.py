@@ -7,7 +7,6 @@ pickles; objects other than tensors are stored as a typed tree.
 
 from __future__ import annotations
 
-import functools
 import io
 import os
 from collections import defaultdict
@@ -38,6 +37,8 @@ from torch.futures import Future
 from .. import storage
 from ..checkpoint import DeltaStore
 from ..checkpoint.frame import damage_named
+from ..checkpoint.roles import assign_roles, find_roles
+from ..checkpoint.typed_tree import flatten
 from ..lazy import lazy
 
 
@@ -51,35 +52,21 @@ class ShardLocation(NamedTuple):
 Places = dict[MetadataIndex, ShardLocation]
 
 
-def _path(index: MetadataIndex) -> list[str]:
+def _path(index: MetadataIndex) -> tuple[str, str]:
     """Return the path of a shard or an object in its version.
 
-    Optimizers have the form by which a store recognizes them and chooses error bounds.
-
     >>> _path(MetadataIndex("optim.state.layer.weight.exp_avg", (0, 8)))
-    ['optimizers', 'optim', 'state', '0,8', 'optim.state.layer.weight.exp_avg']
+    ('0,8', 'optim.state.layer.weight.exp_avg')
     """
     if index.offset is None:
-        return ["objects", index.fqn]
-    prefix, is_state, _ = f".{index.fqn}".partition(".state.")
-    above = ["optimizers", prefix.removeprefix("."), "state"] if is_state else ["tensors"]
-    return [*above, ",".join(map(str, index.offset)) or "whole", index.fqn]
+        return "object", index.fqn
+    return ",".join(map(str, index.offset)) or "scalar", index.fqn
 
 
 def _done(result: Any) -> Future[Any]:
     done: Future[Any] = Future()
     done.set_result(result)
     return done
-
-
-def _group(whole: Any, prefix: str) -> dict[str, None]:
-    """Return the keys of an optimizer's param groups, which identify its type."""
-    start = f"{prefix}.param_groups".removeprefix(".")
-    listed = whole.get(start)
-    if isinstance(listed, list):
-        return dict.fromkeys(key for group in listed for key in group)
-    names = [name for name in whole if name.startswith(f"{start}.")]
-    return {name.rpartition(".")[2]: None for name in names}
 
 
 class _Stores:
@@ -137,7 +124,7 @@ class DeltaStorageWriter(_Stores, StorageWriter):
         planner: SavePlanner,
     ) -> Future[list[WriteResult]]:
         """Save this rank's shards as one version."""
-        state: dict[str, Any] = {"tensors": {}, "optimizers": {}, "objects": {}}
+        state: dict[str, dict[str, Any]] = defaultdict(dict)
         num_bytes = []
         for item in plan.items:
             if item.type == WriteItemType.BYTE_IO:
@@ -145,14 +132,16 @@ class DeltaStorageWriter(_Stores, StorageWriter):
                 value = look_up(item.index)
             else:
                 value = planner.resolve_data(item)
-            *above, name = _path(item.index)
-            functools.reduce(lambda at, key: at.setdefault(key, {}), above, state)[name] = value
+            offset, name = _path(item.index)
+            state[offset][name] = value
             num_bytes.append(getattr(value, "nbytes", 0))
-        whole = getattr(planner, "state_dict", {})
-        for prefix, optimizer in state["optimizers"].items():
-            optimizer["param_groups"] = [_group(whole, prefix)]
+        tree, leaves = flatten(dict(state))
+        # The names that users know: roles and patterns are the same on all ranks.
+        for leaf in leaves:
+            leaf.uses = [use.partition(".")[2] for use in leaf.uses]
+        assign_roles(leaves, find_roles(getattr(planner, "state_dict", {})))
         rank, store = self._own
-        place = ShardLocation(rank, store.save(state, blocking=True))
+        place = ShardLocation(rank, store.save_flat(tree, leaves, {}, blocking=True))
         sizes = zip(plan.items, num_bytes, strict=True)
         return _done([WriteResult(item.index, size, place) for item, size in sizes])
 

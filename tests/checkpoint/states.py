@@ -15,7 +15,7 @@ def tiny_state(step, rows=24, columns=16):
         weight += torch.randn(rows, columns, generator=generator) * 1e-3
         moment *= 0.99
     return {
-        "model": {"w": weight, "b": torch.arange(4.0) * step},
+        "model": {"weight": weight, "b": torch.arange(4.0) * step},
         "opt": {"state": {0: {"exp_avg_sq": moment}}, "param_groups": [{"lr": 0.1 / (step + 1)}]},
         "epoch": step,
     }

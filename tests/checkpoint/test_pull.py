@@ -32,7 +32,7 @@ def state(step):
 @pytest.fixture
 def sender(tmp_path):
     """Return a store of versions 1 to 5, with keyframes at 1 and 4."""
-    return saved(tmp_path / "web", 5, state, keyframe_every=3)
+    return saved(tmp_path / "web", 5, state, precision="balanced", keyframe_every=3)
 
 
 @pytest.fixture

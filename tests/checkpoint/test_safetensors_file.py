@@ -20,7 +20,7 @@ def test_an_exported_version_is_read_by_safetensors(tmp_path):
     state = others | {"model": model.state_dict(), "epoch": 1, "list": [torch.ones(2).numpy()]}
     expected |= others | {"list.0": torch.ones(2)}
     path = tmp_path / "v.safetensors"
-    with DeltaStore.lossless(tmp_path / "store") as store:
+    with DeltaStore(tmp_path / "store") as store:
         store.save(state)
         assert export_safetensors(store, 1, str(path)) == path.stat().st_size
         with safe_open(path, "pt") as file:

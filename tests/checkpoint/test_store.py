@@ -22,11 +22,11 @@ from pcrshard.errors import StorageError, UnsupportedState, VersionUnavailable
 def test_bounds_hold_for_weights_and_moments(count, every, workers):
     """Weights within 0.5 % of the std, second moments within 30 %, the rest exact: in any chain."""
     url = f"memory://bounds-{count}"
-    store = saved(url, count, keyframe_every=every, workers=workers)
+    store = saved(url, count, precision="balanced", keyframe_every=every, workers=workers)
     for number in {1, 2, count // 2, count}:
         exact, loaded = adam_state(number), store.load(number)
-        weight = exact["model"]["w"]
-        error = (loaded["model"]["w"] - weight).abs().max()
+        weight = exact["model"]["weight"]
+        error = (loaded["model"]["weight"] - weight).abs().max()
         assert 0 < error <= 1.1 * 0.005 * weight.std()
         moment = exact["opt"]["state"][0]["exp_avg_sq"]
         fraction = (loaded["opt"]["state"][0]["exp_avg_sq"] / moment - 1).abs().max()
@@ -78,6 +78,7 @@ def test_wrong_options_are_refused(tmp_path, options, metrics):
     [
         lambda: Precision(exact="*.weight"),
         lambda: Precision(weights=0.01),
+        lambda: Precision(weights=Absolute(1), lossy="model"),
         lambda: DeltaStore("unused", 0.01),
     ],
 )
@@ -106,7 +107,7 @@ def test_moments_of_zeros_are_saved(tmp_path):
     """Large moments in float64 that are all 0 take next to nothing."""
     moments = {"exp_avg_sq": torch.zeros(1500, 1500, dtype=torch.float64)}
     state = {"state": {0: moments}, "param_groups": [ADAM_GROUP]}
-    with DeltaStore(tmp_path) as store:
+    with DeltaStore(tmp_path, "balanced") as store:
         store.save(state)
         assert same(store.load(), state)
         assert store.versions()[0].file_bytes < 1000
@@ -135,38 +136,13 @@ def test_other_folders_in_the_store_do_not_matter(tmp_path):
         DeltaStore("")
 
 
-SGD_GROUP = {"lr": 0.1, "momentum": 0.9, "dampening": 0, "nesterov": False, "params": [0]}
-
-
-@pytest.mark.parametrize(
-    ("group", "name", "is_exact"),
-    [
-        (ADAM_GROUP, "exp_avg", False),
-        (ADAM_GROUP, "max_exp_avg_sq", False),
-        (SGD_GROUP | {"initial_lr": 1.0}, "momentum_buffer", False),
-        (ADAM_GROUP, "master_param", True),
-        (ADAM_GROUP | {"weight_sum": 1.0, "r": 0.0}, "exp_avg_sq", True),  # Schedule-Free
-        ({"lr": 0.1, "params": [0]}, "exp_avg", True),
-    ],
-)
-def test_only_known_optimizer_entries_are_lossy(group, name, is_exact):
-    """Master weights and unknown optimizers are exact, and so is a parameter that shares memory."""
-    tensor = torch.rand(40, 30)
-    optimizer = {"state": {0: {name: tensor}}, "param_groups": [group]}
-    with DeltaStore(f"memory://{name}-{is_exact}-{len(group)}") as store:
-        store.save({"model": {"w": tensor}, "optimizer": optimizer})
-        back = store.load()
-    for found in (back["model"]["w"], back["optimizer"]["state"][0][name]):
-        assert torch.equal(found, tensor) == is_exact
-
-
 def test_patterns_and_special_values_stay_exact(tmp_path):
     """Tensors selected by any of their paths and special values, such as NaN, stay exact."""
     special = torch.tensor([math.nan, math.inf, -math.inf, -0.0, 1e-42])
     tied = torch.randn(30, 30)
     state = {"head": tied, "emb": {"w": tied}, "w": torch.randn(30, 30)}
     state["w"][0, :5] = special
-    absolute = Precision(weights=Absolute(0.01), exact=("emb.*",))
+    absolute = Precision(weights=Absolute(0.01), lossy=("*",), exact=("emb.*",))
     with DeltaStore(tmp_path, absolute) as store:
         store.save(state)
         loaded = store.load()
@@ -183,10 +159,10 @@ def test_where_few_words_change_versions_are_exact(tmp_path):
     for step in range(8):
         few = torch.rand(words.shape, generator=generator) < 0.01
         words = words + (few if step < 6 else ~few).to(torch.int16)
-        states.append({"w": words.view(torch.bfloat16)})
+        states.append({"weight": words.view(torch.bfloat16)})
         # Reopened for each, which must not interrupt exact deltas.
         if step != 1:
-            store = DeltaStore(tmp_path)
+            store = DeltaStore(tmp_path, "balanced")
         store.save(states[-1], blocking=True)
     found = [n for n, state in enumerate(states, 1) if same(store.load(n), state)]
     assert found == [2, 3, 4, 5, 6]
@@ -209,10 +185,10 @@ def test_parts_are_loaded_alone(tmp_path):
     """Any part of a state loads by its path, on any device; an unclear path raises an error."""
     store = saved(tmp_path, 3)
     whole = store.load(2)
-    parts = store.load(2, names=["model.w", "model", "epoch"])
-    assert list(parts) == ["model.w", "model", "epoch"]
+    parts = store.load(2, names=["model.weight", "model", "epoch"])
+    assert list(parts) == ["model.weight", "model", "epoch"]
     assert same(parts["model"], whole["model"])
-    assert parts["model.w"] is parts["model"]["w"]
+    assert parts["model.weight"] is parts["model"]["weight"]
     assert parts["epoch"] == 2
     with pytest.raises(VersionUnavailable, match=r"found 0 .*key=model\.nothing"):
         store.load(2, names=["model.nothing"])
@@ -238,11 +214,11 @@ def test_training_goes_on_while_a_version_is_written(tmp_path):
     state = adam_state(1)
     gate = threading.Event()
     start = time.monotonic()
-    with DeltaStore.lossless(tmp_path) as store:
+    with DeltaStore(tmp_path) as store:
         store.save({}, on_saved=lambda number: gate.wait(10))
         threading.Timer(0.2, gate.set).start()
         number = store.save(state)
-        state["model"]["w"].zero_()
+        state["model"]["weight"].zero_()
         state["opt"]["param_groups"][0] = None
         loaded = store.load(number)
         assert time.monotonic() - start < 5
@@ -264,28 +240,28 @@ def test_what_is_lossy_is_said(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     weight = torch.randn(50, 50)
     with DeltaStore(tmp_path, "fine") as store:
-        store.save({"w": weight})
+        store.save({"weight": weight})
     assert "weights within 0.1 % of their std, first moments within 6 % of their" in caplog.text
     assert not any(record.levelno > logging.INFO for record in caplog.records)
-    with DeltaStore.lossless(tmp_path) as store:
-        store.save({"w": weight})
+    with DeltaStore(tmp_path) as store:
+        store.save({"weight": weight})
     assert "now: everything bit for bit" in caplog.text
-    assert [torch.equal(store.load(n)["w"], weight) for n in (1, 2)] == [False, True]
+    assert [torch.equal(store.load(n)["weight"], weight) for n in (1, 2)] == [False, True]
 
 
 def test_versions_of_one_content_in_different_forms_are_not_confused(tmp_path):
     """A delta refers to the form that its parent's file holds, also after a deletion."""
-    state = saved(tmp_path, 2).load()
-    with DeltaStore.lossless(tmp_path) as store:
-        store.save(state)
+    state = saved(tmp_path, 2, precision="balanced").load()
     with DeltaStore(tmp_path) as store:
+        store.save(state)
+    with DeltaStore(tmp_path, "balanced") as store:
         store.delete(keep=[2, 3])
         assert store.versions()[0].id == store.versions()[1].id
         store.save(adam_state(3))
     with DeltaStore(tmp_path) as store:
         assert store.verify() == []
-        weights = store.load()["model"]["w"]
-    assert (weights - adam_state(3)["model"]["w"]).abs().max() < 1e-3
+        weights = store.load()["model"]["weight"]
+    assert (weights - adam_state(3)["model"]["weight"]).abs().max() < 1e-3
 
 
 def test_what_no_version_needs_is_removed(tmp_path):

@@ -14,7 +14,7 @@ from support import damage
 from pcrshard import storage
 from pcrshard.checkpoint import DeltaStore
 from pcrshard.checkpoint.sync import WeightPublisher
-from pcrshard.errors import PCRError, StorageError
+from pcrshard.errors import PCRError, StorageError, UnsupportedState
 
 
 def load_all(url):
@@ -179,6 +179,26 @@ def test_a_missing_or_swapped_file_breaks_only_its_chain(tmp_path, source):
     assert same(found[3], expected[3])
 
 
+def test_a_failed_save_loses_only_itself(tmp_path):
+    """If a save in the background fails, the next call stores its own state and then raises the
+    error; the failed version's number is not used for another state.
+    """
+    too_large = {"step": 2, "blob": bytes(65 << 20)}
+    with DeltaStore(tmp_path) as store:
+        assert store.save({"step": 1}) == 1
+        assert store.save(too_large) == 2
+        with pytest.raises(UnsupportedState, match="keep large values in tensors"):
+            store.save({"step": 3})
+        assert store.save({"step": 4}, blocking=True) == 4
+        assert store.save(too_large) == 5
+        with pytest.raises(UnsupportedState, match=r"a builtins\.set"):
+            store.save({"step": {6}})
+        with pytest.raises(UnsupportedState, match="keep large values in tensors"):
+            store.save({"step": 6}, blocking=True)
+        found = {record.number: store.load(record.number)["step"] for record in store.versions()}
+    assert found == {1: 1, 3: 3, 4: 4, 6: 6}
+
+
 def test_a_full_disk_leaves_what_was_there(tmp_path):
     """On a full disk, the call after a save fails clearly, and saving works again later."""
     store = saved(tmp_path, 3, tiny_state)
@@ -197,7 +217,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
-    assert store.save(tiny_state(4), blocking=True) == 4
+    assert store.save(tiny_state(4), blocking=True) == 7, "4 to 6 are those that failed"
     assert store.verify() == []
     left = [name for name in os.listdir(tmp_path) if "manifest" not in name]
     assert len(left) == 4, "what failed is gone"

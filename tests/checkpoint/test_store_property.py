@@ -37,7 +37,7 @@ def random_state(seed):
 
 def save_forever(connection, url, seed, options):
     """Save states until this process is killed."""
-    store = DeltaStore.lossless(url, keyframe_every=3, options=options)
+    store = DeltaStore(url, keyframe_every=3, options=options)
     connection.send("ready")
     while True:
         seed += 1
@@ -47,7 +47,7 @@ def save_forever(connection, url, seed, options):
 
 def save_some(connection, url, seeds, options):
     """Save states, retrying whenever the other process wins."""
-    store = DeltaStore.lossless(url, options=options)
+    store = DeltaStore(url, options=options)
     for seed in seeds:
         number = None
         while number is None:
@@ -81,7 +81,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.mirror = DeltaStore(url, options=self.options)
 
     def opened(self):
-        return DeltaStore.lossless(self.url, keyframe_every=3, options=self.options)
+        return DeltaStore(self.url, keyframe_every=3, options=self.options)
 
     @rule(writer=st.integers(0, 1))
     def save(self, writer):

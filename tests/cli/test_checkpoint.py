@@ -13,12 +13,12 @@ from pcrshard.checkpoint import DeltaStore
 def state(number):
     generator = torch.Generator().manual_seed(number)
     weight = torch.arange(900.0).view(30, 30) + torch.randn(30, 30, generator=generator)
-    return {"w": weight, "b": torch.arange(5)}
+    return {"weight": weight, "b": torch.arange(5)}
 
 
 @pytest.fixture
 def store(tmp_path):
-    with DeltaStore(tmp_path / "run", keyframe_every=3) as made:
+    with DeltaStore(tmp_path / "run", "balanced", keyframe_every=3) as made:
         for number in range(1, 6):
             made.save(state(number), metrics={"acc": number})
     return made
@@ -66,7 +66,7 @@ def test_show_tells_what_happened_to_each_tensor(run, store):
     assert (weight["coder"], weight["bound_kind"], bias["bound_kind"]) == (
         "delta", "linear", "lossless"
     )  # fmt: skip
-    error = (store.load(2)["w"] - state(2)["w"]).abs().max()
+    error = (store.load(2)["weight"] - state(2)["weight"]).abs().max()
     assert 0 < error <= weight["error_bound"]
 
 
@@ -85,7 +85,7 @@ def test_export_writes_safetensors(run, store, tmp_path):
     status, figures = run("export", store.url, 2, tmp_path / "v.safetensors", "--json")
     assert status == 0
     assert figures["file_bytes"] == (tmp_path / "v.safetensors").stat().st_size
-    assert torch.equal(load_file(tmp_path / "v.safetensors")["w"], store.load(2)["w"])
+    assert torch.equal(load_file(tmp_path / "v.safetensors")["weight"], store.load(2)["weight"])
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_versions_are_pulled(run, store, tmp_path):
     assert (status, figures["version"], figures["added_versions"]) == (0, 2, [1, 2])
     run("pull", store.url, tmp_path / "client")
     client = DeltaStore(tmp_path / "client")
-    assert torch.equal(client.load()["w"], store.load()["w"])
+    assert torch.equal(client.load()["weight"], store.load()["weight"])
     assert run("pull", store.url, client.url, "--json")[1]["moved_bytes"] == 0
 
 

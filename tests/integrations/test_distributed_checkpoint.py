@@ -95,7 +95,8 @@ def test_unknown_optimizer_state_is_exact(tmp_path, master):
         for parameter in model.parameters():
             optimizer.state[parameter]["master"] = parameter.detach() + 1e-7
     weights, moments = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optim": moments}, storage_writer=DeltaStorageWriter(tmp_path))
+    writer = DeltaStorageWriter(tmp_path, precision="balanced")
+    dcp.save({"model": weights, "optim": moments}, storage_writer=writer)
     target = {"optim": tree_map_only(torch.Tensor, torch.zeros_like, moments)}
     dcp.load(target, storage_reader=DeltaStorageReader(tmp_path))
     for name, tensor in moments["state"]["weight"].items():

@@ -48,7 +48,7 @@ def fit(tmp_path, store, epochs, checkpoint=None):
 
 def test_training_resumes_from_a_version(tmp_path):
     """Epoch 3 of a resumed run has the losses of an uninterrupted one, losslessly."""
-    store = DeltaStore.lossless(tmp_path / "store")
+    store = DeltaStore(tmp_path / "store")
     whole = fit(tmp_path, store, 3)
     names = set(os.listdir(tmp_path / "ckpt"))
     assert {"epoch=0.ckpt", "epoch=1.ckpt", "epoch=2.ckpt", "last.ckpt"} <= names
