@@ -2,7 +2,6 @@
 
 from .choose_bound import choose_bound
 from .codec import Precision
-from .convert import convert
 from .pull import pull
 from .recover import recover
 from .safetensors_file import export_safetensors
@@ -14,7 +13,6 @@ __all__ = [
     "Precision",
     "VersionRecord",
     "choose_bound",
-    "convert",
     "export_safetensors",
     "pull",
     "recover",

@@ -58,11 +58,6 @@ def encode(value: Any) -> bytes:
     return msgspec.msgpack.encode(value)
 
 
-def decode_plain(data: bytes) -> Any:
-    """Decode msgpack into plain values."""
-    return msgspec.msgpack.decode(data)
-
-
 def plain_metrics(metrics: Any) -> Metrics:
     """Return a copy of metrics; raise ``ValueError`` unless they are numbers or strings."""
     try:
@@ -96,42 +91,29 @@ def header_limit(max_bytes: int) -> int:
     return min(max(max_bytes // _GROWTH, _FREE_BYTES), MAX_HEADER_BYTES)
 
 
-def split_frame(
-    data: memoryview, magic: bytes, version: int = VERSION
-) -> tuple[memoryview, memoryview]:
-    """Verify a frame; return its encoded header and the bytes after it.
-
-    Raises:
-        CorruptCheckpoint: The checksum or the size is wrong, or the file has another type.
-        UnsupportedVersion: The file has an unsupported format version.
-    """
-    require(len(data) >= HEAD_BYTES, "the file is truncated")
-    found, checksum, got, size = _HEAD.unpack_from(data)
-    require(found == magic, f"expected a file that starts with {magic!r}, got {found!r}")
-    if got != version:
-        hint = ": see `pcrshard checkpoint convert`" if got < version else ""
-        raise UnsupportedVersion(f"expected format version {version}, got {got}{hint}")
-    stop = HEAD_BYTES + size
-    require(len(data) >= stop, "the file is truncated")
-    require(crc32c(data[_CHECKED_FROM:stop]) == checksum, "the header does not match its checksum")
-    return data[HEAD_BYTES:stop], data[stop:]
-
-
 def unpack_frame(
     data: memoryview, magic: bytes, kind: type[T], max_bytes: int = 1 << 62
 ) -> tuple[T, memoryview]:
     """Decode the header of a frame; return it and the bytes after it.
 
     Raises:
-        CorruptCheckpoint: The checksum or the size is wrong.
+        CorruptCheckpoint: The checksum or the size is wrong, or the file has another type.
         msgspec.ValidationError: A field is wrong: see :func:`damage_named`.
         UnsupportedVersion: The file has an unsupported format version.
     """
-    header, rest = split_frame(data, magic)
+    require(len(data) >= HEAD_BYTES, "the file is truncated")
+    found, checksum, version, size = _HEAD.unpack_from(data)
+    require(found == magic, f"expected a file that starts with {magic!r}, got {found!r}")
+    if version != VERSION:
+        raise UnsupportedVersion(f"expected format version {VERSION}, got {version}")
+    stop = HEAD_BYTES + size
+    require(len(data) >= stop, "the file is truncated")
+    require(crc32c(data[_CHECKED_FROM:stop]) == checksum, "the header does not match its checksum")
+    header = data[HEAD_BYTES:stop]
     limit = header_limit(max_bytes)
     message = f"expected at most {limit} header bytes, got {len(header)}, see max_bytes"
     require(len(header) <= limit, message)
-    return msgspec.msgpack.decode(header, type=kind), rest
+    return msgspec.msgpack.decode(header, type=kind), data[stop:]
 
 
 def require(condition: object, message: str) -> None:

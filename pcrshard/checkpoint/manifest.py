@@ -127,7 +127,7 @@ class StoreIO(Folder):
         is_web = self.url.startswith(("http:", "https:"))
         for _ in range(_ATTEMPTS):
             numbers = {} if is_web else self.numbered(MANIFEST_NAME)
-            # Only the copy exists in format 1, or if all other manifests were lost.
+            # Only the copy may be left if all other manifests were lost.
             name = max(numbers, key=numbers.__getitem__, default=COPY_NAME)
             data = self.read_bytes(name, HEAD_BYTES + header_limit(self.max_bytes))
             if data is not None:

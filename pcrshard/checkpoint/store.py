@@ -318,7 +318,7 @@ class DeltaStore:
                 return leaf.path, store_leaf(leaf, bounds[leaf.path], before.get(leaf.path))
 
             tensors = dict(parallel_map(self.io.workers, work, leaves))
-            if is_keyframe_due(manifest, self._every):
+            if _is_keyframe_due(manifest, self._every):
                 parent = None
             record = self.io.write(
                 tensors,
@@ -374,7 +374,7 @@ class DeltaStore:
         return bounds
 
 
-def is_keyframe_due(manifest: Manifest, keyframe_every: int) -> bool:
+def _is_keyframe_due(manifest: Manifest, keyframe_every: int) -> bool:
     """Return whether the next version should be a keyframe."""
     if not manifest.versions:
         return True

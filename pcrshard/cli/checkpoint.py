@@ -235,22 +235,4 @@ def pull(
     )
 
 
-def convert(source: str, store: str, *, storage_option: StorageOptions = None) -> Report:
-    """Convert a format 1 store or release to a new store, bit for bit.
-
-    Example:
-        pcrshard checkpoint convert old-run new-run
-
-    Args:
-        source: Old folder, local or a URL.
-        store: Folder of the new store, local or a URL.
-        storage_option: fsspec option of both; repeatable.
-    """
-    from ..checkpoint import convert as convert_store
-
-    with ProgressBar("convert", "versions") as progress:
-        records = convert_store(source, store, options=storage_option, progress=progress)
-    return Report({"versions": [record.number for record in records]})
-
-
-COMMANDS = (ls, show, verify, export, recover, delete, pull, convert)
+COMMANDS = (ls, show, verify, export, recover, delete, pull)

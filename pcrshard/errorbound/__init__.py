@@ -11,7 +11,6 @@ from .bounds import (
 )
 from .byte_codes import (
     compress,
-    content_bytes,
     decode_planes,
     decompress,
     encode_planes,
@@ -44,7 +43,6 @@ __all__ = [
     "check_fraction",
     "check_positive",
     "compress",
-    "content_bytes",
     "decode_integers",
     "decode_planes",
     "decompress",

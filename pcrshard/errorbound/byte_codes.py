@@ -49,15 +49,6 @@ def _is_frame(payload: Buffer) -> bool:
     return kind == _ZSTD
 
 
-def content_bytes(payload: Buffer) -> int:
-    """Return the declared content size of a payload of :func:`compress`, in bytes.
-
-    Raises:
-        FormatError: The payload does not declare its size.
-    """
-    return zstd.content_bytes(payload[1:]) if _is_frame(payload) else len(payload) - 1
-
-
 def encode_planes(words: Words) -> bytes:
     """Encode words (N,) as byte planes: the first bytes of all words, then the second, and so on.
 

@@ -32,7 +32,7 @@ def tensors(dtype, step):
 @pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed")
 def test_every_type_passes_through_everything(tmp_path, dtype):
     """Stores, distributed checkpoints, weight sync and exports keep each type that there is."""
-    with DeltaStore.lossless(tmp_path / "store") as store:
+    with DeltaStore(tmp_path / "store") as store:
         publisher = WeightPublisher(tmp_path / "stream")
         mirror = WeightMirror(tmp_path / "stream", tmp_path / "mirror")
         for step in (1, 2):

@@ -5,7 +5,7 @@ import pathlib
 import pytest
 import torch
 from safetensors.torch import load_file
-from support import ROOT, damage
+from support import damage
 
 from pcrshard.checkpoint import DeltaStore
 
@@ -129,14 +129,6 @@ def test_versions_are_pulled(run, store, tmp_path):
     client = DeltaStore(tmp_path / "client")
     assert torch.equal(client.load()["weight"], store.load()["weight"])
     assert run("pull", store.url, client.url, "--json")[1]["moved_bytes"] == 0
-
-
-def test_old_stores_are_converted(run, refused, tmp_path):
-    """The error for an old store names ``convert``, which converts it."""
-    old = ROOT / "tests" / "golden" / "checkpoints-1" / "backward"
-    refused("ls", old, words=["pcrshard checkpoint convert"])
-    assert run("convert", old, tmp_path / "new", "--json")[1] == {"versions": [1, 2, 3, 4]}
-    assert run("verify", tmp_path / "new")[0] == 0
 
 
 def test_terminals_obey_nothing_in_a_store(run, refused, tmp_path):

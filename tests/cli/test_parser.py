@@ -34,7 +34,7 @@ NAMES = [" ".join(words) for words in COMMANDS]
 def test_these_are_the_commands():
     """Jobs and notebooks rely on the names."""
     datasets = "encode info verify export stage plan cache fidelity card demo"
-    checkpoint = "ls show verify export recover delete pull convert"
+    checkpoint = "ls show verify export recover delete pull"
     assert [
         *datasets.split(),
         *(f"checkpoint {name}" for name in checkpoint.split()),
@@ -101,7 +101,7 @@ def test_values_of_storage_options(word, value):
         ("plan a --simulate 9 --threads 1000000000", "got '1000000000'"),
         ("checkpoint delete a", "--keep --keep-every --keep-last is required"),
         ("checkpoint delete a --keep-every -1", "got '-1'"),
-        ("checkpoint convert a b --keyframe-every 0", "unrecognized"),
+        ("checkpoint pull a b --keyframe-every 0", "unrecognized"),
         ("info", "expected a dataset or a shard"),
         ("", "COMMAND"),
         ("checkpoint", "ACTION"),
