@@ -19,6 +19,7 @@ from functools import partial
 
 import servers
 from numbered import numbered, write
+from support import write_shard
 
 from pcrshard import (
     DatasetIndex,
@@ -30,10 +31,11 @@ from pcrshard import (
     open_dataset,
 )
 from pcrshard.encoding.encode_jpeg import EncodedImage, encode_jpeg
-from pcrshard.encoding.shard_writer import EncodedSample, write_shard
+from pcrshard.encoding.shard_writer import EncodedSample
 from pcrshard.errors import PCRError
 from pcrshard.format.dataset_index import ShardEntry
 from pcrshard.format.group_table import MAX_HEADER_BYTES
+from pcrshard.format.schema import Schema
 from pcrshard.format.shard_head import Head
 from pcrshard.jpeg.image_decoder import ImageDecoder
 from pcrshard.jpeg.other_formats import to_jpeg
@@ -182,11 +184,8 @@ CASES |= {name: lambda _, name=name: use_image(name) for name in IMAGES}
 
 def entries(count, samples):
     """Return a dataset index of ``count`` shards that each claim this number of samples."""
-    shards = [
-        ShardEntry(f"{i}.tar", samples, 7, 1 << 50, 8, (1 << 50, 1 << 50), 1 << 50)
-        for i in range(count)
-    ]
-    return DatasetIndex("x", 1, tuple(shards)).encode()
+    shards = [ShardEntry(f"{i}.tar", samples, 7, (1 << 40,) * 3) for i in range(count)]
+    return DatasetIndex(Schema("x", ("1",)), tuple(shards)).encode()
 
 
 def write_index(folder, data):
@@ -237,7 +236,7 @@ def index_compressed(folder):
 
 @case
 def shard_of_many_samples(folder):
-    head = Head(1 << 24, 1 << 16, 1 << 40, 0, (1 << 41, 1 << 41), (8, 8), 1 << 41)
+    head = Head(1 << 24, 1 << 16, 1 << 39, 0, 1 << 40, (1 << 40, 1 << 40), (8, 8), (1, 1))
     (folder / "a.tar").write_bytes(bytes(257) + b"ustar" + bytes(250) + head.encode() + bytes(4096))
     list(Shard(str(folder / "a.tar")).samples())
 

@@ -21,6 +21,7 @@ import webdataset as wds
 from fsspec.implementations.local import LocalFileSystem
 
 from pcrshard import EncodeOptions, Shard, encode, open_dataset
+from pcrshard.encoding import shard_writer
 from pcrshard.encoding.resume_journal import JOURNAL
 from pcrshard.format.dataset_index import ShardEntry
 from pcrshard.format.group_table import decode_tables, group_starts
@@ -32,6 +33,12 @@ MARKDOWN = [
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "evidence").rglob("README.md")),
 ]
+
+
+def write_shard(url, samples, fmt, *given):
+    """Write a shard of encoded samples, whose schema they decide; return its entry."""
+    schema = shard_writer.decide_schema(samples, fmt, *given)
+    return shard_writer.write_shard(str(url), samples, schema).entry
 
 
 def run_tool(*command, data):
@@ -165,7 +172,7 @@ def wait_for(condition, seconds=20.0, pause=0.002):
 def shard_entry(scan=None, num_groups=10):
     """Return the entry of a shard, staged up to a scan unless it is whole."""
     stops = tuple(range(2000, 2001 + num_groups))
-    return ShardEntry("a-000000.tar", 1, 0, 10_000, 0, stops, 1500, scan)
+    return ShardEntry("a-000000.tar", 1, 0, (1536, *stops), scan)
 
 
 @contextlib.contextmanager

@@ -74,6 +74,14 @@ Options = Annotated[
             "help": "First scan at which a field (or extension) is present, such as npy=5; "
             "repeatable (default: every scan)"
         },
+        # One for each field.
+        "kinds": pairs(key_value, "FIELD=KIND")
+        | {
+            "flag": "--kind",
+            "help": "What a field holds: mask, boxes:xywh, keypoints, text, class, array... "
+            "(FIELD:PATH for a part of a JSON field); repeatable (default: by its name)",
+        },
+        "lists": {"type": _names, "metavar": "A,B"},
         "seed": {
             "type": int,
             "metavar": "N",

@@ -98,16 +98,27 @@ def info(
 
     def describe(url: str, _: str) -> Report:
         index, urls = open_dataset(url, storage_options=storage_option)
-        # The first shard's layout, streams and fields stand for the whole dataset.
-        schema = Shard(urls[0], storage_options=storage_option).index.schema
+        schema = index.schema
+        counts = {}
+        if index.counts is not None:
+            images, whole, undecodable, wide = index.counts
+            counts = {
+                "images": images,
+                "kept_whole": whole,
+                "undecodable": undecodable,
+                "wide_color": wide,
+            }
         figures: dict[str, Any] = {
             "samples": index.num_samples,
+            **counts,
             "shards": len(index.shards),
             "script": schema.script,
             "layout": schema.layout,
-            "streams": [field for field, _ in schema.streams],
-            "lists": schema.lists,
-            "fields": schema.fields,
+            # As --kind takes them.
+            "fields": [
+                *(f"{field.name}={field.kind}" for field in schema.fields),
+                *(f"{part.field}:{part.path}={part.kind}" for part in schema.parts),
+            ],
             "deferred": [
                 f"{field}={FULL if scan > index.num_groups else scan}"
                 for field, scan in schema.late
@@ -116,8 +127,8 @@ def info(
             "num_classes": index.num_classes,
         }
         if classes:
-            counts = count_classes(index, urls, storage_options=storage_option)
-            figures["samples_per_class"] = dict.fromkeys(index.classes, 0) | counts
+            of_classes = count_classes(index, urls, storage_options=storage_option)
+            figures["samples_per_class"] = dict.fromkeys(index.classes, 0) | of_classes
         return Report(figures | {"scans": scan_costs(index)})
 
     return by_split(src, storage_option, describe)

@@ -128,7 +128,8 @@ def _add_parameters(
             keywords |= {"required": not is_optional, "dest": name}
         elif is_optional:
             keywords.setdefault("nargs", "?")
-        target.add_argument(f"--{name.replace('_', '-')}" if is_option else name, **keywords)
+        flag = keywords.pop("flag", f"--{name.replace('_', '-')}")
+        target.add_argument(flag if is_option else name, **keywords)
 
 
 def _keywords(hint: Any, *, is_option: bool) -> Mapping[str, Any]:

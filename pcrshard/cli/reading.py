@@ -227,12 +227,9 @@ def card(
         split: open_dataset(each, storage_options=storage_option)
         for split, each in datasets.items()
     }
-    index, urls = next(iter(opened.values()))
-    shard = Shard(urls[0], entry=index.shards[0], storage_options=storage_option)
     name = name or os.path.basename(os.path.realpath(folder))
     text = dataset_card(
         {split: index for split, (index, _) in opened.items()},
-        shard.index.schema,
         name=name,
         url=url or f"hf://datasets/USER/{name}",
         license=license,

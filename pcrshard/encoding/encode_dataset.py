@@ -8,6 +8,7 @@ workers or on how often the run was interrupted.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import multiprocessing
 import os
@@ -17,7 +18,7 @@ from concurrent.futures import Executor
 
 from .. import storage
 from ..errors import EncodeError, StorageError
-from ..format.dataset_index import DATASET_INDEX, DatasetIndex
+from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ImageCounts, ShardTable
 from ..format.names import shard_name
 from ..redaction import get_logger, redact_url
 from .resume_journal import (
@@ -200,15 +201,16 @@ def commit(run: Run, planned: Plan) -> DatasetIndex | None:
         storage.remove_temporary_files(dst)
         with contextlib.suppress(StorageError):
             storage.remove(storage.join(dst, PARTS), options=options)
-        entries = [result.entry for result in found.values() if result.entry is not None]
-        if not entries:
+        shards = [result.written for result in found.values() if result.written is not None]
+        if not shards:
             report = storage.join(dst, SKIPPED)
             raise EncodeError(f"every image was skipped; the reasons are in {report}")
-        return write_dataset_index(
-            dst,
-            run.options.fmt.scan_script,
-            entries,
+        num_classes = max(result.num_classes for result in found.values())
+        index = DatasetIndex(
+            run.schema,
+            ShardTable.of(shard.entry for shard in shards),
             run.options.classes,
-            max(result.num_classes for result in found.values()),
-            options=options,
+            num_classes,
+            counts=functools.reduce(ImageCounts.plus, (shard.counts for shard in shards)),
         )
+        return write_dataset_index(dst, index, options=options)

@@ -1,23 +1,33 @@
-"""Encoding of one JPEG as scan groups and a tail."""
+"""Encoding of one image as scan groups and a tail, or as a file kept whole."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..errors import UnsupportedJpeg
+import numpy as np
+
+from ..errors import FormatError, UnsupportedJpeg
 from ..format.group_table import MAX_HEADER_BYTES
 from ..format.scan_script import STANDARD, ScanScript, group_scans, scans_for
-from ..format.shard_index import MAX_PIECE_BYTES
+from ..format.shard_index import MAX_PIECE_BYTES, MAX_PROFILE_BYTES, State
+from ..jpeg.color_profiles import read_profile
 from ..jpeg.markers import map_jpeg, read_segment
-from ..jpeg.pixels import make_progressive
+from ..jpeg.pixels import decode_image, make_progressive
 from ..jpeg.split import check_complete, cut_scans, cut_tail
 
 
 class EncodedImage(NamedTuple):
-    """An image as N + 1 pieces: its scan groups, then the tail; height and width are in pixels.
+    """A unit of a shard as N + 1 pieces: its scan groups, then the tail.
 
-    ``header_sizes`` gives the number of leading bytes of each piece that are marker segments, which
-    images of a shard may share; 0 for the tail.
+    Attributes:
+        pieces: The bytes of each; all of a file kept whole are in the first.
+        header_sizes: The number of leading bytes of each piece that are marker segments, which
+            images of a shard may share; 0 for the tail.
+        height: Height in pixels, 0 if unknown.
+        width: Width in pixels, 0 if unknown.
+        orientation: Orientation 1-8, 0 for none and for a file kept whole.
+        profile: ICC profile; empty for none and for a file kept whole.
+        state: How the shard holds it.
     """
 
     pieces: tuple[bytes, ...]
@@ -25,6 +35,8 @@ class EncodedImage(NamedTuple):
     height: int
     width: int
     orientation: int
+    profile: bytes = b""
+    state: State = State.LAYERED
 
 
 def encode_jpeg(jpeg: bytes, script: ScanScript = STANDARD) -> EncodedImage:
@@ -48,7 +60,35 @@ def encode_jpeg(jpeg: bytes, script: ScanScript = STANDARD) -> EncodedImage:
         raise UnsupportedJpeg(f"a scan group or tail of more than {MAX_PIECE_BYTES} bytes")
     # A longer header, as some cameras write, is stored with its piece.
     shared = (size if size <= MAX_HEADER_BYTES else 0 for size in header_sizes)
-    return EncodedImage(pieces, (*shared, 0), frame.height, frame.width, source.orientation)
+    profile = read_profile(source.metadata)
+    return EncodedImage(
+        pieces,
+        (*shared, 0),
+        frame.height,
+        frame.width,
+        source.orientation,
+        profile if len(profile) <= MAX_PROFILE_BYTES else b"",
+    )
+
+
+def keep_whole(file: bytes, num_groups: int) -> EncodedImage:
+    """Return a file kept whole, in the first scan group; decodes it once to see whether one can.
+
+    Raises:
+        UnsupportedJpeg: The file is too large.
+    """
+    if len(file) > MAX_PIECE_BYTES:
+        raise UnsupportedJpeg(f"a file of more than {MAX_PIECE_BYTES} bytes")
+    pieces = (file, *[b""] * num_groups)
+    state = State.WHOLE
+    height = width = 0
+    try:
+        height, width, _ = decode_image(file).shape
+    except FormatError:
+        state = State.UNDECODABLE
+    if max(height, width) > np.iinfo(np.uint16).max:
+        height = width = 0
+    return EncodedImage(pieces, (0,) * len(pieces), height, width, 0, state=state)
 
 
 def _cut_groups(progressive: bytes, script: ScanScript) -> tuple[list[bytes], list[int]]:

@@ -19,13 +19,14 @@ import msgspec
 from .. import storage
 from ..checksum import crc32c
 from ..errors import EncodeError, PCRError, StorageError
-from ..format.dataset_index import DATASET_INDEX, ShardEntry
+from ..format.dataset_index import DATASET_INDEX
 from ..format.names import shard_name
-from ..format.shard_format import FieldNames
+from ..format.schema import Schema
 from ..storage.locks import hold_lock
 from ..storage.stores import mapped_errors
 from .samples import StorageOptions, Unlayered
 from .shard_plan import EncodeOptions, Plan
+from .shard_writer import WrittenShard
 
 JOURNAL = "encode-journal.json"
 LOCK = ".encode.lock"
@@ -52,14 +53,17 @@ def scratch_of(dst: str) -> str | None:
 
 
 class ShardResult(NamedTuple):
-    """The result of a shard task; ``entry`` is ``None`` if every sample was skipped.
+    """The result of a shard task.
 
-    ``num_classes`` is the highest label in the shard plus 1, and ``on_error`` is the option that
-    applied to files that cannot be layered. ``sources`` says what it was made from, see
-    :func:`.shard_plan.sources_digest`.
+    Attributes:
+        written: The shard, ``None`` if every sample was skipped.
+        unlayered: Files that are not stored as their own scans.
+        num_classes: The highest label in the shard plus 1.
+        on_error: The option that applied to files that cannot be layered.
+        sources: What it was made from, see :func:`.shard_plan.sources_digest`.
     """
 
-    entry: ShardEntry | None
+    written: WrittenShard | None
     unlayered: tuple[Unlayered, ...]
     num_classes: int
     on_error: str
@@ -132,7 +136,7 @@ class Run(NamedTuple):
     Attributes:
         dst: Folder of the shards.
         options: How they are encoded.
-        names: The fields of all shards.
+        schema: The schema of all shards.
         fingerprint: The fingerprint of the plan.
         src_options: fsspec storage options of the source.
         dst_options: fsspec storage options of the folder.
@@ -142,7 +146,7 @@ class Run(NamedTuple):
 
     dst: str
     options: EncodeOptions
-    names: FieldNames
+    schema: Schema
     fingerprint: str
     src_options: StorageOptions
     dst_options: StorageOptions
@@ -263,25 +267,28 @@ class Run(NamedTuple):
             return False
         if result.unlayered and result.on_error != self.options.on_error:
             return False
-        entry = result.entry
-        if entry is None:
+        if result.written is None:
             return True
+        entry, file_crc32c, _ = result.written
         url = storage.join(self.dst, entry.name)
         try:
             data = storage.read_bytes(url, options=self.dst_options, max_bytes=entry.shard_bytes)
         except PCRError:
             return False
-        return crc32c(data) == entry.shard_crc32c
+        return crc32c(data) == file_crc32c
 
     def written(self) -> Results:
         """Return the results of all parts whose shards have the right size, in order."""
         files, _, results = self._read()
+
+        def is_there(written: WrittenShard) -> bool:
+            # Some stores do not report sizes.
+            return files.get(written.entry.name, -1) in (written.entry.shard_bytes, None)
+
         return {
             number: result
             for number, result in sorted(results.items())
-            if result.entry is None
-            # Some stores do not report sizes.
-            or files.get(result.entry.name, -1) in (result.entry.shard_bytes, None)
+            if result.written is None or is_there(result.written)
         }
 
 
@@ -296,7 +303,7 @@ def new_run(
     return Run(
         dst,
         plan.options,
-        plan.names,
+        plan.schema,
         plan.fingerprint,
         src_options,
         dst_options,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import posixpath
 import re
@@ -11,8 +10,7 @@ from typing import Any, NamedTuple
 
 from .. import storage
 from ..errors import PCRError, StorageError
-from ..format.names import is_metadata, place_in_list
-from ..format.shard_index import MAX_LISTED
+from ..format.names import is_metadata
 from ..redaction import links_of
 
 StorageOptions = storage.Options
@@ -70,7 +68,8 @@ class Unlayered(NamedTuple):
         key: Key of the sample; empty for the rest of a damaged tar.
         source: URL of the image or the tar.
         reason: What is wrong.
-        outcome: ``skipped``, ``kept`` or ``reencoded``.
+        outcome: ``skipped``, ``kept``, ``undecodable`` (kept, but no decoder here can decode it) or
+            ``reencoded``.
         member: Name of the member of a tar that could not be listed.
         offset: Where it, or the damage of the tar, is.
     """
@@ -119,32 +118,6 @@ def _legal_key(path: str) -> str:
     parts[-1] = posixpath.splitext(parts[-1])[0].replace(".", "_") or "_"
     key = "/".join(parts).encode("utf-8", "replace").decode()
     return f"_{key.lstrip('_')}" if is_metadata(f"{key}.jpg") else key
-
-
-def find_lists(samples: Sequence[SampleRef]) -> tuple[str, ...]:
-    """Return the lists that numbered images of tars form: ``images.jpg`` for ``images.0.jpg``, ...
-
-    Such fields are numbered from 0 without a gap, and vary in count between samples.
-    """
-    others = {ref.name for sample in samples for ref in sample.refs}
-    # The number of images in each sample that has any.
-    counts: dict[str, list[int]] = collections.defaultdict(list)
-    for sample in samples:
-        places = collections.defaultdict(list)
-        for ref in sample.refs:
-            if found := place_in_list(ref.name):
-                places[found[0]].append(found[1])
-        for name, own in places.items():
-            counts[name].append(len(own))
-            if max(own) >= len(own):
-                others.add(name)
-    return tuple(
-        name
-        for name, own in counts.items()
-        if name not in others
-        and 2 <= max(own) <= MAX_LISTED
-        and (min(own) < max(own) or len(own) < len(samples))
-    )
 
 
 def is_unpacked(url: str) -> bool:

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 import random
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from .. import storage
 from ..errors import EncodeError
-from ..format.dataset_index import (
-    DATASET_INDEX,
-    MAX_DATASET_INDEX_BYTES,
-    DatasetIndex,
-    ShardEntry,
-)
+from ..format.dataset_index import DATASET_INDEX, most_shards
+from ..format.kinds import decide_kinds, find_lists, read_kinds
 from ..format.names import (
     OTHER_IMAGE_EXTENSIONS,
     check_name,
@@ -26,12 +21,12 @@ from ..format.names import (
     shard_name,
 )
 from ..format.scan_script import Q95, STANDARD
-from ..format.schema import IMAGE, IMAGE_LIST, Stream
-from ..format.shard_format import AUTO, FieldNames, ShardFormat
+from ..format.schema import IMAGE_LIST, Schema
+from ..format.shard_format import AUTO, ShardFormat
 from ..jpeg.quality import HIGH_QUALITY, estimate_quality
 from ..redaction import redact_url
 from .labels import check_classes, read_labels
-from .samples import SampleRef, Source, StorageOptions, Unlayered, find_lists
+from .samples import SampleRef, Source, StorageOptions, Unlayered
 from .sources import list_source
 
 ON_ERROR = ("raise", "keep", "reencode", "skip")
@@ -74,13 +69,16 @@ class EncodeOptions:
             label, class, category or target.
         no_labels: Leave out the labels that class folders or the column of a list give.
         keep_numbered: Keep numbered images of tars (``images.0.jpg``, ``images.1.jpg``...) in their
-            fields. Otherwise they become a list, ``images.jpg``, if they are numbered from 0
-            without a gap and vary in count between samples.
+            fields. Otherwise, images numbered from 0 become a list, ``images.jpg``.
         stratify: Give every shard the same number of samples of each class (field ``cls``), to
             within one; reads the labels of tars first.
         for_ranks: Number of training processes; picks a shard count divisible by ``for_ranks *
             for_workers``.
         for_workers: DataLoader workers per training process.
+        kinds: What fields hold, where their names do not say: ``{"mask.png": "mask",
+            "json:objects.bbox": "boxes:xywh"}``. A mask is stored losslessly; a part of a JSON
+            field is named by its path.
+        lists: Fields with a list of images per sample, even if no sample of this source shows it.
         fmt: Scan script and layout.
     """
 
@@ -100,9 +98,12 @@ class EncodeOptions:
     stratify: bool = False
     for_ranks: int = 1
     for_workers: int = 1
+    kinds: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    lists: tuple[str, ...] = ()
     fmt: ShardFormat = dataclasses.field(default_factory=ShardFormat)
 
     def __post_init__(self) -> None:
+        read_kinds(self.kinds, self.lists)
         check_name(self.name)
         check_classes(self.classes)
         if self.label is not None and self.no_labels:
@@ -122,7 +123,7 @@ class Plan(NamedTuple):
 
     Attributes:
         shards: The samples of each shard.
-        names: The fields of all samples.
+        schema: The schema of all samples.
         options: The options, with the scan script ``auto`` and the class names resolved.
         quality: Median JPEG quality of a sample of the source's files, read for the scripts
             ``auto`` and ``standard``; 0 if unknown.
@@ -132,7 +133,7 @@ class Plan(NamedTuple):
     """
 
     shards: list[list[SampleRef]]
-    names: FieldNames
+    schema: Schema
     options: EncodeOptions
     quality: float
     skipped: tuple[Unlayered, ...]
@@ -171,7 +172,6 @@ def plan(
         StorageError: The source cannot be read.
     """
     source = list_samples(src, options, src_options, scratch=scratch)
-    names = field_names(source.samples, options)
     quality = 0.0
     if options.fmt.script in (AUTO, STANDARD.name):
         quality = _source_quality(source.samples, src_options)
@@ -179,15 +179,16 @@ def plan(
         script = Q95 if quality >= HIGH_QUALITY else STANDARD
         fmt = dataclasses.replace(options.fmt, script=script.name)
         options = dataclasses.replace(options, fmt=fmt)
+    schema = plan_schema(source.samples, options)
     labels = read_labels(source.samples, src_options) if options.stratify else None
     shards = plan_shards(source.samples, options, labels)
     _check_index_bytes(len(shards), options)
-    digest = hashlib.sha256(repr((dataclasses.replace(options, on_error="raise"), names)).encode())
+    digest = hashlib.sha256(repr((dataclasses.replace(options, on_error="raise"), schema)).encode())
     for shard in shards:
         digest.update("\0".join(sample.key for sample in shard).encode() + b"\0\0")
     return Plan(
         shards,
-        names,
+        schema,
         dataclasses.replace(options, classes=source.classes),
         quality,
         source.skipped,
@@ -201,15 +202,8 @@ def _check_index_bytes(num_shards: int, options: EncodeOptions) -> None:
     Raises:
         EncodeError: Already its entries would take more than 256 MiB.
     """
-    groups = options.fmt.scan_script.num_groups
-    large = 10**9  # with as many digits as a shard of ordinary size has bytes
     name = shard_name(options.name, num_shards)
-    entry = ShardEntry(name, 1000, large, large, large, (large,) * (groups + 1), large)
-    one, two = (
-        len(DatasetIndex(options.fmt.scan_script.name, groups, (entry,) * count).encode())
-        for count in (1, 2)
-    )
-    most = MAX_DATASET_INDEX_BYTES // (two - one)
+    most = most_shards(options.fmt.scan_script.num_groups, len(name))
     if num_shards > most:
         raise EncodeError(
             f"expected at most {most} shards, whose {DATASET_INDEX} readers accept, "
@@ -290,25 +284,38 @@ def convert_names(source: Source, options: EncodeOptions) -> Source:
     return source._replace(samples=samples, skipped=tuple(skipped))
 
 
-def field_names(samples: Sequence[SampleRef], options: EncodeOptions) -> FieldNames:
-    """Return all fields of a dataset in order of first appearance.
+def plan_schema(samples: Sequence[SampleRef], options: EncodeOptions) -> Schema:
+    """Return the schema of a dataset, from the names of its samples' fields and the options.
 
     Raises:
-        EncodeError: There is no JPEG field and other images are not kept, or a preview field does
-            not exist.
+        EncodeError: There is no JPEG field and other images are not kept, samples contradict each
+            other, or an option names a field that does not exist.
     """
-    lists = () if options.keep_numbered else find_lists(samples)
-    refs = dict.fromkeys(ref.name for sample in samples for ref in sample.refs)
-    known = dict.fromkeys(name for sample in samples for name, _ in sample.known)
-    names = [name for name in refs | known if (place_in_list(name) or [""])[0] not in lists]
-    streams: list[Stream] = [(name, IMAGE) for name in names if is_jpeg_field(name)]
-    streams += [(name, IMAGE_LIST) for name in lists]
-    others = tuple(itertools.filterfalse(is_jpeg_field, names))
-    if not (streams or options.on_error == "keep"):
-        raise EncodeError(f"expected a JPEG field, found {sorted(names)}; {IF_NOT_JPEG}")
-    if unknown := set(options.fmt.preview_fields).difference(others):
-        raise EncodeError(f"expected preview fields among {list(others)}, got {sorted(unknown)}")
-    return FieldNames(tuple(streams), others)
+    # Few samples differ in the names of their fields.
+    first: dict[tuple[str, ...], str] = {}
+    for sample in samples:
+        names = (*(ref.name for ref in sample.refs), *(name for name, _ in sample.known))
+        first.setdefault(names, sample.key)
+    lists = (
+        set()
+        if options.keep_numbered
+        else find_lists(((key, names) for names, key in first.items()), options.lists)
+    )
+    gathered = []
+    for names in first:
+        places = (place_in_list(name) for name in names)
+        own = (place[0] if place and place[0] in lists else None for place in places)
+        gathered.append(
+            list(dict.fromkeys(one or name for one, name in zip(own, names, strict=True)))
+        )
+    given = read_kinds(options.kinds, options.lists)
+    kinds = decide_kinds(gathered, dict.fromkeys(lists, IMAGE_LIST) | given.fields)
+    kinds |= dict.fromkeys(options.lists, IMAGE_LIST)
+    if missing := set(given.fields) - set(kinds):
+        raise EncodeError(f"expected kinds of fields among {list(kinds)}, got {sorted(missing)}")
+    if options.on_error != "keep" and not any(map(is_jpeg_field, kinds)):
+        raise EncodeError(f"expected a JPEG field, found {sorted(kinds)}; {IF_NOT_JPEG}")
+    return options.fmt.schema(kinds, given.parts)
 
 
 def plan_shards(

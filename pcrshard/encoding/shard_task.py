@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .. import storage
 from ..errors import FormatError, PCRError
-from ..format.names import numbered, shard_name
-from ..format.schema import IMAGE_LIST
-from ..format.shard_format import FieldNames
+from ..format.names import is_jpeg_field, numbered, shard_name
+from ..format.schema import Schema
+from ..format.shard_index import State
 from ..jpeg.markers import SOI, map_jpeg
 from ..jpeg.other_formats import to_jpeg
 from ..redaction import redact, redact_url
-from .encode_jpeg import EncodedImage, encode_jpeg
+from .encode_jpeg import EncodedImage, encode_jpeg, keep_whole
 from .labels import check_label, count_classes
 from .resume_journal import Run, ShardResult
 from .samples import SampleRef, Unlayered, read_samples
@@ -61,17 +62,16 @@ def encode_shard(task: ShardTask) -> ShardResult:
         found, notes = _encode(sample, fields, run)
         encoded += found
         rows += notes
-    entry = None
+    written = None
     if encoded:
-        entry = write_shard(
+        written = write_shard(
             storage.join(run.dst, shard_name(run.options.name, task.number)),
             encoded,
-            run.options.fmt,
-            names=run.names,
+            run.schema,
             options=run.dst_options,
         )
     num_classes = count_classes(sample.fields for sample in encoded)
-    result = ShardResult(entry, tuple(rows), num_classes, run.options.on_error, sources)
+    result = ShardResult(written, tuple(rows), num_classes, run.options.on_error, sources)
     run.write(f"{task.number:06d}", {task.number: result})
     return result
 
@@ -88,27 +88,23 @@ def _encode(
         # The row is written to a file, which must not hold secrets of URLs.
         rows.append(Unlayered(sample.key, redact_url(source), redact(reason, source), outcome))
 
-    def encode_image(name: str, file: bytes) -> EncodedImage | None:
-        script = options.fmt.scan_script
+    def encode_image(name: str, file: bytes) -> EncodedImage:
         try:
-            return encode_jpeg(_to_jpeg(file, options), script)
+            return _encode_image(name, file, run, note)
         except FormatError as error:
-            reason = f"{error} (key={sample.key}.{name})"
-            if options.on_error == "keep":
-                note("kept", reason)
-                return None
             if options.on_error != "reencode":
                 raise
             jpeg = to_jpeg(file, options.reencode_quality or _QUALITY, options.resize_short)
-            image = encode_jpeg(jpeg, script)
-            note("reencoded", reason)
+            image = encode_jpeg(jpeg, options.fmt.scan_script)
+            note("reencoded", f"{error} (key={sample.key}.{name})")
             return image
 
     try:
         if isinstance(fields, PCRError):
             raise fields
-        _gather_lists(fields, run.names)
-        encoded = encode_sample({"__key__": sample.key} | fields, encode_image)
+        _gather_lists(fields, run.schema)
+        kinds = {name: field.kind for name, field in run.schema.by_name.items()}
+        encoded = encode_sample({"__key__": sample.key} | fields, encode_image, kinds)
         check_label(encoded.key, encoded.fields, options.classes)
     except PCRError as error:
         # A failing store must not look like a set of bad images.
@@ -130,14 +126,33 @@ def _encode(
     return [encoded], rows
 
 
-def _gather_lists(fields: dict[str, Any], names: FieldNames) -> None:
+def _encode_image(
+    name: str, file: bytes, run: Run, note: Callable[[str, str], None]
+) -> EncodedImage:
+    """Encode an image, or keep a file whole if the options say so and it cannot be layered."""
+    reason = ""
+    if is_jpeg_field(name):
+        try:
+            return encode_jpeg(_to_jpeg(file, run.options), run.options.fmt.scan_script)
+        except FormatError as error:
+            if run.options.on_error != "keep":
+                raise
+            reason = str(error)
+    image = keep_whole(file, run.schema.num_groups)
+    if image.state == State.UNDECODABLE:
+        note("undecodable", reason or f"no decoder here can decode field {name!r}")
+    elif reason:
+        note("kept", reason)
+    return image
+
+
+def _gather_lists(fields: dict[str, Any], schema: Schema) -> None:
     """Replace numbered images by lists."""
-    for name, codec in names.streams:
-        if codec == IMAGE_LIST:
-            images: list[Any] = []
-            while (field := numbered(name, len(images))) in fields:
-                images.append(fields.pop(field))
-            fields[name] = images
+    for name in schema.lists:
+        images: list[Any] = []
+        while (field := numbered(name, len(images))) in fields:
+            images.append(fields.pop(field))
+        fields[name] = images
 
 
 def _to_jpeg(image: bytes, options: EncodeOptions) -> bytes:

@@ -12,6 +12,7 @@ import itertools
 import json
 import numbers
 import os
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -21,26 +22,40 @@ from .. import storage
 from ..checksum import crc32c
 from ..errors import EncodeError, naming
 from ..format.columns import ABSENT
-from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
+from ..format.dataset_index import (
+    DATASET_INDEX,
+    DatasetIndex,
+    ImageCounts,
+    ShardEntry,
+    ShardTable,
+)
 from ..format.group_table import GroupTable, LateValues
+from ..format.kinds import Kinds, decide_kinds, read_kinds
 from ..format.names import (
     MAX_KEY_BYTES,
     check_name,
     is_jpeg_field,
     is_metadata,
+    is_other_image,
     numbered,
     shard_name,
     valid_field,
     valid_key,
 )
-from ..format.scan_script import ScanScript
 from ..format.schema import IMAGE, IMAGE_LIST, Schema
-from ..format.shard_format import FieldNames, ShardFormat
-from ..format.shard_head import BLOCK, Head
-from ..format.shard_index import MAX_LISTED, MAX_PIECE_BYTES, ShardIndex
-from ..format.tar_members import TRAILER, Member, index_name, lay_out, plan_members
+from ..format.shard_format import ShardFormat
+from ..format.shard_head import BLOCK, TRAILER, Head
+from ..format.shard_index import (
+    MAX_LISTED,
+    MAX_PIECE_BYTES,
+    MAX_PROFILES,
+    ShardIndex,
+    State,
+)
+from ..format.tar_members import Member, index_name, lay_out, plan_members
+from ..jpeg.color_profiles import is_wide
 from ..storage.ownership import give_up_folder, take_folder
-from .encode_jpeg import EncodedImage, encode_jpeg
+from .encode_jpeg import EncodedImage, encode_jpeg, keep_whole
 from .labels import check_classes, count_classes
 
 
@@ -49,8 +64,8 @@ class EncodedSample(NamedTuple):
 
     Attributes:
         key: Its key.
-        images: Its JPEG fields, each an image or a list of images.
-        fields: Its other fields; one named like a JPEG field is a passthrough file.
+        images: Its image fields, each an image or a list of images.
+        fields: Its other fields.
     """
 
     key: str
@@ -65,20 +80,21 @@ Units = Sequence[EncodedImage]
 
 def encode_sample(
     sample: Mapping[str, Any],
-    encode_image: Callable[[str, bytes], EncodedImage | None] = lambda _, file: encode_jpeg(file),
+    encode_image: Callable[[str, bytes], EncodedImage] = lambda _, file: encode_jpeg(file),
+    kinds: Mapping[str, str] = types.MappingProxyType({}),
 ) -> EncodedSample:
     """Encode a sample in WebDataset's format.
 
     Args:
         sample: ``__key__``, image fields as bytes, and other fields as bytes, str, int, or values
-            that JSON can represent. Fields with a JPEG extension become progressive streams; a list
-            of up to 64 JPEGs in one field becomes a stream of lists. Names that start with ``__``
-            are dropped.
-        encode_image: Called with the name and the bytes of each image; returns the encoded image,
-            or ``None`` to store the bytes unchanged.
+            that JSON can represent. A list of up to 64 images in one field is a list. Names that
+            start with ``__`` are dropped.
+        encode_image: Called with the name and the bytes of each image.
+        kinds: The kind of each field, where known; otherwise, fields with a JPEG extension and
+            lists are images.
 
     Raises:
-        EncodeError: A key or field name is invalid.
+        EncodeError: A key or field name is invalid, or a value does not fit its kind.
         CorruptJpeg, UnsupportedJpeg: An image is rejected; the message names its key and field.
     """
     key = sample.get("__key__")
@@ -91,44 +107,42 @@ def encode_sample(
     for name, value in sample.items():
         if name.startswith("__"):
             continue
+        is_list = isinstance(value, list | tuple)
+        kind = kinds.get(name)
+        if kind is None and (is_jpeg_field(name) or (is_list and is_other_image(name))):
+            kind = IMAGE_LIST if is_list else IMAGE
         try:
             if not valid_field(name):
                 raise EncodeError(f"expected a lowercase field name without spaces, got {name!r}")
-            if is_jpeg_field(name):
-                _encode_images(encoded, name, value, encode_image)
-            else:
+            if kind not in (IMAGE, IMAGE_LIST):
                 encoded.fields[name] = _field_bytes(name, value)
+                continue
+            if is_list != (kind == IMAGE_LIST):
+                expected = "a list of images" if kind == IMAGE_LIST else "one image"
+                raise EncodeError(f"expected {expected} in field {name!r}")
+            images = _encode_images(encoded.key, name, value if is_list else [value], encode_image)
+            encoded.images[name] = images if is_list else images[0]
         except EncodeError as error:
             raise EncodeError(str(error), key=key) from error
     return encoded
 
 
 def _encode_images(
-    encoded: EncodedSample,
+    key: str,
     name: str,
-    value: Any,
-    encode_image: Callable[[str, bytes], EncodedImage | None],
-) -> None:
-    """Add the image or the list of images of a field.
-
-    A file to store unchanged becomes a field. In a list, all files then become numbered fields.
-    """
-    is_list = isinstance(value, list | tuple)
-    files = {numbered(name, i): file for i, file in enumerate(value)} if is_list else {name: value}
+    files: Sequence[Any],
+    encode_image: Callable[[str, bytes], EncodedImage],
+) -> list[EncodedImage]:
     if len(files) > MAX_LISTED:
         raise EncodeError(f"expected at most {MAX_LISTED} images in {name!r}, got {len(files)}")
     images = []
-    for field, file in files.items():
+    for place, file in enumerate(files):
         if not isinstance(file, _BYTES):
             got = type(file).__name__
-            raise EncodeError(f"expected a JPEG's bytes in field {field!r}, got {got}")
-        with naming(key=f"{encoded.key}.{field}"):
-            images.append(encode_image(field, bytes(file)))
-    layered = [image for image in images if image is not None]
-    if len(layered) < len(images):
-        encoded.fields.update((field, _field_bytes(field, file)) for field, file in files.items())
-    else:
-        encoded.images[name] = layered if is_list else layered[0]
+            raise EncodeError(f"expected the bytes of an image in field {name!r}, got {got}")
+        with naming(key=f"{key}.{name if len(files) == 1 else numbered(name, place)}"):
+            images.append(encode_image(name, bytes(file)))
+    return images
 
 
 def _field_bytes(name: str, value: object) -> bytes:
@@ -155,46 +169,93 @@ def _field_bytes(name: str, value: object) -> bytes:
     raise EncodeError(f"expected bytes, str or int in field {name!r}, got {type(value).__name__}")
 
 
+_NOTHING = Kinds({}, ())
+
+
+def decide_schema(samples: Samples, fmt: ShardFormat, given: Kinds = _NOTHING) -> Schema:
+    """Return the schema of a dataset that begins with these samples.
+
+    Args:
+        samples: Encoded samples.
+        fmt: Script and layout.
+        given: What the user says of fields, which need not be in the samples.
+
+    Raises:
+        EncodeError: A field is one image in a sample and a list in another, or there are too many
+            fields.
+    """
+    known = dict(given.fields)
+    for sample in samples:
+        for name, image in sample.images.items():
+            kind = IMAGE_LIST if isinstance(image, list) else IMAGE
+            if known.setdefault(name, kind) != kind:
+                message = f"expected field {name!r} to be a list of images in every sample, or none"
+                raise EncodeError(message, key=sample.key)
+    names = [[*sample.images, *sample.fields] for sample in samples]
+    return fmt.schema(decide_kinds(names, known) | known, given.parts)
+
+
+def _fit(sample: EncodedSample, schema: Schema) -> EncodedSample:
+    """Return a sample as the schema has it: files of image fields become units.
+
+    Raises:
+        EncodeError: A field is not in the schema, or not of its kind.
+    """
+    images, fields = dict(sample.images), dict(sample.fields)
+    for name in (*sample.images, *sample.fields):
+        field = schema.by_name.get(name)
+        if field is not None and field.kind == IMAGE and name in fields:
+            images[name] = keep_whole(fields.pop(name), schema.num_groups)
+        kind = IMAGE_LIST if isinstance(images.get(name), list) else IMAGE
+        fits = field is not None and (kind == field.kind if name in images else not field.is_image)
+        if not fits:
+            expected = field.kind if field else f"one of {list(schema.by_name)}"
+            raise EncodeError(
+                f"field {name!r} contradicts the schema, which the first shard decided: expected "
+                f"{expected}; kinds= and lists= of ShardWriter say it beforehand",
+                key=sample.key,
+            )
+    return EncodedSample(sample.key, images, fields)
+
+
+class WrittenShard(NamedTuple):
+    """A shard that was written: its entry, the CRC-32C of its file, and what images it has."""
+
+    entry: ShardEntry
+    file_crc32c: int
+    counts: ImageCounts
+
+
 def write_shard(
     url: str,
     samples: Samples,
-    fmt: ShardFormat,
+    schema: Schema,
     *,
-    names: FieldNames = FieldNames((), ()),
     options: storage.Options = None,
     replace: bool = True,
-) -> ShardEntry:
+) -> WrittenShard:
     """Write one shard, atomically.
 
     Args:
         url: Where to write it; the name must end with ``.tar``.
         samples: At least one sample.
-        fmt: Script and layout.
-        names: Fields to list before any others of the samples, so that all shards of a dataset
-            list the same ones.
+        schema: The schema of the dataset.
         options: fsspec storage options.
         replace: Whether the file may exist already.
 
     Returns:
-        The shard's entry for the dataset index.
+        What was written.
 
     Raises:
-        EncodeError: Two samples have the same key, or there are too many fields.
+        EncodeError: Two samples have the same key, or one contradicts the schema.
         StorageError: The shard cannot be written, or exists.
     """
     name = storage.file_name(url)
     stem = name.removesuffix(".tar")
-    # Each field once, in order of first appearance.
-    streams, others = dict.fromkeys(names.streams), dict.fromkeys(names.others)
-    for sample in samples:
-        for field, image in sample.images.items():
-            streams[field, IMAGE_LIST if isinstance(image, list) else IMAGE] = None
-        others |= dict.fromkeys(sample.fields)
-    schema = fmt.schema(FieldNames(tuple(streams), tuple(others)))
+    samples = [_fit(sample, schema) for sample in samples]
     units = _list_units(samples, schema)
     index = _make_index(samples, units, schema)
     index, tables, index_bytes = lay_out(index, _make_tables(samples, units, index), stem)
-    size = 0
     crc = 0
     with storage.atomic_write(url, options=options, replace=replace) as file:
         first = Member(index_name(schema, stem), 0, len(index_bytes), literal=index_bytes)
@@ -202,28 +263,30 @@ def write_shard(
         contents = _member_bytes(members, samples, units, schema.base)
         for data in itertools.chain(contents, [TRAILER]):
             file.write(data)
-            size += len(data)
             crc = crc32c(data, crc)
-    head = index.head
-    return ShardEntry(
-        name,
-        len(samples),
-        head.crc32c,
-        size,
-        crc,
-        head.prefix_stops,
-        head.index_stop,
+    return WrittenShard(ShardEntry.of_head(name, index.head), crc, _count(index))
+
+
+def _count(index: ShardIndex) -> ImageCounts:
+    wide = [number for number, profile in enumerate(index.profiles, 1) if is_wide(profile)]
+    found = (
+        index.states != State.MISSING,
+        index.states >= State.WHOLE,
+        index.states == State.UNDECODABLE,
+        np.isin(index.profile_numbers, wide),
     )
+    return ImageCounts(*(int(each.sum()) for each in found))
 
 
 def _list_units(samples: Samples, schema: Schema) -> Units:
     """Return the images of a shard in order, an empty one for each stream that a sample lacks."""
-    num_pieces = len(schema.groups) + 1
-    missing = EncodedImage((b"",) * num_pieces, (0,) * num_pieces, 0, 0, 0)
+    num_pieces = schema.num_groups + 1
+    nothing = (0,) * num_pieces
+    missing = EncodedImage((b"",) * num_pieces, nothing, 0, 0, 0, state=State.MISSING)
     units: list[EncodedImage] = []
     for sample in samples:
-        for field, codec in schema.streams:
-            image = sample.images.get(field, [] if codec == IMAGE_LIST else missing)
+        for field in schema.streams:
+            image = sample.images.get(field, [] if field in schema.lists else missing)
             units += image if isinstance(image, list) else [image]
     return units
 
@@ -239,16 +302,27 @@ def _make_index(samples: Samples, units: Units, schema: Schema) -> ShardIndex:
     if count > 1:
         raise EncodeError(f"expected distinct keys in a shard, got {key!r} more than once")
     lengths = [[len(sample.images.get(field, ())) for field in schema.lists] for sample in samples]
-    nothing = (0,) * (len(schema.groups) + 1)
+    nothing = (0,) * (schema.num_groups + 1)
+    # Numbered from 1, in order of first appearance.
+    profiles = dict.fromkeys(unit.profile for unit in units if unit.profile)
+    number_of = {profile: number for number, profile in enumerate(profiles, 1)} | {b"": 0}
+    if len(profiles) > MAX_PROFILES:
+        raise EncodeError(
+            f"expected at most {MAX_PROFILES} ICC profiles in a shard, got {len(profiles)}; "
+            "use fewer samples per shard"
+        )
     return ShardIndex(
-        Head(len(samples), 0, 0, 0, nothing, nothing, 0),
+        Head(len(samples), 0, 0, 0, 0, nothing, nothing, nothing),
         schema,
         counts=np.array(lengths, "<u1").reshape(len(samples), len(schema.lists)),
+        states=np.array([unit.state for unit in units], "<u1"),
         dims=np.array([(unit.height, unit.width) for unit in units], "<u2").reshape(-1, 2),
         orientation=np.array([unit.orientation for unit in units], "<u1"),
+        profile_numbers=np.array([number_of[unit.profile] for unit in units], "<u2"),
         keys=keys,
+        profiles=tuple(profiles),
         fields={
-            name: tuple(sample.fields.get(name) for sample in samples) for name in schema.fields
+            name: tuple(sample.fields.get(name) for sample in samples) for name in schema.columns
         },
     )
 
@@ -335,6 +409,11 @@ class ShardWriter:
         samples_per_shard: Samples per shard, 1024 by default. The current shard is held in memory
             until it is full.
         fmt: Script and layout.
+        kinds: What fields hold, where their names do not say: ``{"mask.png": "mask",
+            "json:objects.bbox": "boxes:xywh"}``. These, and the fields of the first shard, are the
+            schema of all shards: a later sample that has another field, or one of another kind,
+            is refused.
+        lists: Fields with a list of images per sample.
         classes: Class names, stored in the dataset index. The number of classes is that of the
             names, or the highest integer in ``cls`` + 1 if that is larger.
         storage_options: fsspec storage options.
@@ -351,6 +430,8 @@ class ShardWriter:
         name: str = "data",
         samples_per_shard: int = 1024,
         fmt: ShardFormat = ShardFormat(),
+        kinds: Mapping[str, str] = types.MappingProxyType({}),
+        lists: Sequence[str] = (),
         classes: Sequence[str] = (),
         storage_options: storage.Options = None,
     ) -> None:
@@ -366,6 +447,9 @@ class ShardWriter:
         self._options = storage_options
         self._pending: list[EncodedSample] = []
         self._entries: list[ShardEntry] = []
+        self._counts = ImageCounts()
+        self._given = read_kinds(kinds, lists)
+        self._schema: Schema | None = None
         self._num_classes = 0
         self._closed = False
         take_folder(self.dst, "ShardWriter", enter=False, options=storage_options)
@@ -374,23 +458,38 @@ class ShardWriter:
         """Encode a sample and, when the shard is full, write it; see :func:`encode_sample`.
 
         Raises:
-            EncodeError: The key or a field is invalid, or the writer is closed.
+            EncodeError: The key or a field is invalid, or contradicts the schema, or the writer is
+                closed.
             CorruptJpeg, UnsupportedJpeg: An image cannot be rearranged.
             StorageError: A full shard cannot be written.
         """
         if self._closed:
             raise EncodeError("expected an open writer, got a closed one", url=self.dst)
         script = self.fmt.scan_script
-        encoded = encode_sample(sample, lambda _, file: encode_jpeg(file, script))
+
+        def encode_image(name: str, file: bytes) -> EncodedImage:
+            if is_jpeg_field(name):
+                return encode_jpeg(file, script)
+            return keep_whole(file, script.num_groups)
+
+        if self._schema is None:
+            kinds = self._given.fields
+        else:
+            kinds = {name: field.kind for name, field in self._schema.by_name.items()}
+        encoded = encode_sample(sample, encode_image, kinds)
         self._num_classes = max(self._num_classes, count_classes([encoded.fields]))
         self._pending.append(encoded)
         if len(self._pending) >= self.samples_per_shard:
             self._flush()
 
     def _flush(self) -> None:
+        self._schema = self._schema or decide_schema(self._pending, self.fmt, self._given)
         url = storage.join(self.dst, shard_name(self.name, len(self._entries)))
-        entry = write_shard(url, self._pending, self.fmt, options=self._options, replace=False)
-        self._entries.append(entry)
+        written = write_shard(
+            url, self._pending, self._schema, options=self._options, replace=False
+        )
+        self._entries.append(written.entry)
+        self._counts = self._counts.plus(written.counts)
         self._pending = []
 
     def close(self) -> DatasetIndex:
@@ -402,19 +501,18 @@ class ShardWriter:
         """
         if self._pending:
             self._flush()
-        if not self._entries:
+        if self._schema is None:
             give_up_folder(self.dst, options=self._options)
             raise EncodeError("no sample was written", url=self.dst)
         self._closed = True
-        index = write_dataset_index(
-            self.dst,
-            self.fmt.scan_script,
-            self._entries,
-            self.classes,
+        index = DatasetIndex(
+            self._schema,
+            ShardTable.of(self._entries),
+            tuple(self.classes),
             self._num_classes,
-            options=self._options,
-            replace=False,
+            counts=self._counts,
         )
+        write_dataset_index(self.dst, index, options=self._options, replace=False)
         give_up_folder(self.dst, options=self._options)
         return index
 
@@ -429,19 +527,9 @@ class ShardWriter:
 
 
 def write_dataset_index(
-    dst: str,
-    script: ScanScript,
-    entries: Sequence[ShardEntry],
-    classes: Sequence[str],
-    num_classes: int,
-    *,
-    options: storage.Options = None,
-    replace: bool = True,
+    dst: str, index: DatasetIndex, *, options: storage.Options = None, replace: bool = True
 ) -> DatasetIndex:
-    """Write ``pcr.json`` into a folder, atomically; return what it holds."""
-    index = DatasetIndex(
-        script.name, script.num_groups, tuple(entries), tuple(classes), num_classes
-    )
+    """Write ``pcr.json`` into a folder, atomically; return the index."""
     url = storage.join(dst, DATASET_INDEX)
     with storage.atomic_write(url, options=options, replace=replace) as file:
         file.write(index.encode())

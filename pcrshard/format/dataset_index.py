@@ -1,4 +1,4 @@
-"""The dataset index ``pcr.json``: sizes and checksums of all shards (SPEC.md section 6).
+"""The dataset index ``pcr.json``: the schema, and sizes and checksums of all shards (SPEC 6).
 
 Bytes in, bytes out; no I/O.
 """
@@ -6,69 +6,87 @@ Bytes in, bytes out; no I/O.
 from __future__ import annotations
 
 import codecs
+import functools
 import json
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, overload
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import CorruptIndex, ScanUnavailable, naming
 from ..memory import Buffer
 from .names import are_distinct
 from .scan import Scan, check_scan, is_fraction
-from .scan_script import MAX_GROUPS
+from .schema import Schema
 from .shard_head import (
+    BLOCK,
     HEAD_STOP,
     MAX_EXPANSION,
     MAX_SAMPLES,
     MIN_SAMPLE_BYTES,
+    TRAILER,
     VERSION,
+    Head,
     check_version,
     require,
-    rising,
 )
 
 DATASET_INDEX = "pcr.json"
 MAX_DATASET_INDEX_BYTES = 1 << 28
 _Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-_Group = Annotated[int, msgspec.Meta(ge=1, le=MAX_GROUPS)]
+_Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 # Braces would be expanded as a pattern.
 _ShardName = Annotated[str, msgspec.Meta(pattern=r"^[^/\\{}\x00-\x1f\x7f]{1,251}\.tar\Z")]
+# Columns of the table: samples, head checksum, scan of a staged copy, then stops.
+_NUM_COLUMNS = 3
 
 
-class ShardEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+class ShardEntry(msgspec.Struct, frozen=True):
     """The entry of a shard in the dataset index.
 
     Attributes:
         name: File name, relative to the dataset index.
         num_samples: Number of samples.
-        head_crc32c: CRC-32C of the shard's head, which ties the entry to the file.
-        shard_bytes: Size of the whole shard in bytes.
-        shard_crc32c: CRC-32C of the whole shard.
-        prefix_stops: End of the prefix of each scan 1..N, then of ``"full"``, in bytes.
-        index_stop: End of the index member in bytes: the prefix of scan 0.
+        head_crc32c: Checksum of the shard's head, which identifies the shard's content.
+        stops: End in bytes of the index, which is the prefix of scan 0, of the prefix of each scan
+            1..N, and of the prefix of ``"full"``.
         scan: The highest scan that a staged copy holds; ``None`` for a whole shard.
     """
 
-    name: _ShardName
-    num_samples: _Number
-    head_crc32c: _Number
-    shard_bytes: _Number
-    shard_crc32c: _Number
-    prefix_stops: tuple[_Number, ...]
-    index_stop: _Number
-    scan: _Group | None = None
+    name: str
+    num_samples: int
+    head_crc32c: int
+    stops: tuple[int, ...]
+    scan: int | None = None
+
+    @classmethod
+    def of_head(cls, name: str, head: Head) -> ShardEntry:
+        """Return the entry of a whole shard."""
+        return cls(name, head.num_samples, head.crc32c, head.stops)
 
     @property
     def num_groups(self) -> int:
         """Scan groups N of the whole shard."""
-        return len(self.prefix_stops) - 1
+        return len(self.stops) - 2
 
     @property
-    def stops(self) -> tuple[int, ...]:
-        """The prefix stops of scans 0..N, and of ``"full"``."""
-        return (self.index_stop, *self.prefix_stops)
+    def index_stop(self) -> int:
+        """End of the index member in bytes: the prefix of scan 0."""
+        return self.stops[0]
+
+    @property
+    def prefix_stops(self) -> tuple[int, ...]:
+        """End of the prefix of each scan 1..N, then of ``"full"``, in bytes."""
+        return self.stops[1:]
+
+    @property
+    def shard_bytes(self) -> int:
+        """Size of the whole shard in bytes."""
+        return self.stops[-1] + len(TRAILER)
 
     def staged(self, scan: int | None) -> ShardEntry:
         """Return the entry of a copy that holds scans 1..scan; ``None`` for the whole shard."""
@@ -91,12 +109,107 @@ class ShardEntry(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.stops[rows]
 
 
+class ImageCounts(NamedTuple):
+    """Numbers of images of a dataset.
+
+    Attributes:
+        images: All images.
+        whole: Files kept whole, because they cannot be divided into scans.
+        undecodable: Those of them that no decoder could decode when they were encoded.
+        wide: Images whose ICC profile is not sRGB: their colors are right only if it is applied.
+    """
+
+    images: int = 0
+    whole: int = 0
+    undecodable: int = 0
+    wide: int = 0
+
+    def plus(self, other: ImageCounts) -> ImageCounts:
+        """Return the numbers of both."""
+        return ImageCounts(*map(operator.add, self, other))
+
+
+class ShardTable(Sequence[ShardEntry]):
+    """The entries of all shards, as arrays: an entry is made when it is asked for.
+
+    Args:
+        names: File name of each shard.
+        rows: (shards, N + 5) uint32: samples, head checksum, scan of a staged copy or 0, and the
+            N + 2 stops in blocks of 512 bytes.
+    """
+
+    def __init__(self, names: tuple[str, ...], rows: NDArray[np.uint32]) -> None:
+        self.names = names
+        self.rows = rows
+
+    @classmethod
+    def of(cls, entries: Iterable[ShardEntry]) -> ShardTable:
+        """Return a table of these entries, all with the same number of scans."""
+        if isinstance(entries, ShardTable):
+            return entries
+        each = list(entries)
+        rows = [
+            (
+                entry.num_samples,
+                entry.head_crc32c,
+                entry.scan or 0,
+                *(stop // BLOCK for stop in entry.stops),
+            )
+            for entry in each
+        ]
+        names = tuple(entry.name for entry in each)
+        return cls(names, np.array(rows, "<u4").reshape(len(each), -1))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, place: int) -> ShardEntry: ...
+    @overload
+    def __getitem__(self, place: slice) -> ShardTable: ...
+    def __getitem__(self, place: int | slice) -> ShardEntry | ShardTable:
+        if isinstance(place, slice):
+            return ShardTable(self.names[place], self.rows[place])
+        samples, crc, scan, *stops = self.rows[place].tolist()
+        ends = tuple(stop * BLOCK for stop in stops)
+        return ShardEntry(self.names[place], samples, crc, ends, scan or None)
+
+    def __iter__(self) -> Iterator[ShardEntry]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ShardTable) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ShardTable, (self.names, self.rows)
+
+    @property
+    def num_samples(self) -> NDArray[np.int64]:
+        """(shards,) int64 samples of each shard."""
+        return self.rows[:, 0].astype(np.int64)
+
+
+class _File(msgspec.Struct, kw_only=True):
+    """``pcr.json``; ``bytes`` are base64 in JSON."""
+
+    num_samples: _Number
+    schema: Schema
+    classes: tuple[str, ...] = ()
+    num_classes: _Number = 0
+    slopes: tuple[float, ...] = ()
+    similarity: tuple[tuple[_Fraction, _Fraction], ...] = ()
+    counts: tuple[_Number, _Number, _Number, _Number] | None = None
+    names: Annotated[tuple[_ShardName, ...], msgspec.Meta(min_length=1)]
+    table: bytes
+
+
 class _Start(msgspec.Struct):
-    """The fields that decide whether the rest of ``pcr.json`` can be read, and the total."""
+    """The fields that decide whether the rest of ``pcr.json`` can be read."""
 
     format: Literal["pcrshard"]
     version: Any
-    num_samples: Any = None
 
 
 @dataclass(frozen=True)
@@ -104,23 +217,29 @@ class DatasetIndex:
     """The index of a dataset (SPEC section 6), stored next to the shards as ``pcr.json``.
 
     Attributes:
-        script: Name of the scan script.
-        num_groups: Scan groups of every shard.
+        schema: What the samples of all shards hold.
         shards: An entry per shard, in the order of the dataset.
         classes: Names of the labels, empty if they have none.
         num_classes: Outputs that a classifier needs: the highest integer label + 1, but at least
             the number of names; 0 for a dataset without labels.
+        slopes: With the script ``levels``, the slope at which each group cuts an image.
+        similarity: For each group, estimated MS-SSIM of its prefix: mean over images, and 5th
+            percentile; empty if not known.
+        counts: Numbers of images; ``None`` if not known.
     """
 
-    script: str
-    num_groups: _Group
-    shards: Annotated[tuple[ShardEntry, ...], msgspec.Meta(min_length=1)]
+    schema: Schema
+    shards: ShardTable
     classes: tuple[str, ...] = ()
-    num_classes: _Number = 0
+    num_classes: int = 0
+    slopes: tuple[float, ...] = ()
+    similarity: tuple[tuple[float, float], ...] = ()
+    counts: ImageCounts | None = None
 
     def __post_init__(self) -> None:
         at_least = max(self.num_classes, len(self.classes))
         object.__setattr__(self, "num_classes", at_least)  # frozen
+        object.__setattr__(self, "shards", ShardTable.of(self.shards))
 
     def __repr__(self) -> str:
         return (
@@ -129,14 +248,25 @@ class DatasetIndex:
         )
 
     @property
+    def script(self) -> str:
+        """Name of the scan script."""
+        return self.schema.script
+
+    @property
+    def num_groups(self) -> int:
+        """Scan groups of every shard."""
+        return self.schema.num_groups
+
+    @functools.cached_property
     def num_samples(self) -> int:
         """Samples in all shards."""
-        return sum(shard.num_samples for shard in self.shards)
+        return int(self.shards.num_samples.sum())
 
     @property
     def scan(self) -> int | None:
         """The highest scan that every shard of a staged copy holds; ``None`` for whole shards."""
-        return min((shard.scan for shard in self.shards if shard.scan is not None), default=None)
+        scans = self.shards.rows[:, 2]
+        return int(scans[scans > 0].min()) if scans.any() else None
 
     def prefix_bytes(self, scan: Scan) -> int:
         """Return the bytes of all shards' prefixes at a scan.
@@ -148,21 +278,31 @@ class DatasetIndex:
         return sum(shard.prefix_stop(scan) for shard in self.shards)
 
     def encode(self) -> bytes:
-        """Return the JSON of SPEC section 6, one line per shard."""
-        # Folders need not have names in UTF-8, which JSON needs.
-        classes = tuple(name.encode(errors="replace").decode() for name in self.classes)
-        fields = msgspec.to_builtins(self) | {"classes": classes}
-        described = {name: value for name, value in fields.items() if value}
-        lines = ",\n".join(f"  {json.dumps(shard)}" for shard in described.pop("shards"))
-        start = {
-            "format": "pcrshard",
-            "version": VERSION,
-            "script": self.script,
-            "num_groups": self.num_groups,
-            "num_samples": self.num_samples,
-        }
-        head = json.dumps(start | described)[:-1]
-        return f'{head},\n "shards": [\n{lines}\n]}}\n'.encode()
+        """Return the JSON of SPEC section 6.
+
+        Raises:
+            CorruptIndex: It would be larger than readers accept.
+        """
+        table = self.shards
+        file = _File(
+            num_samples=self.num_samples,
+            table=table.rows.astype("<u4").tobytes(),
+            names=table.names,
+            schema=self.schema,
+            # Folders need not have names in UTF-8, which JSON needs.
+            classes=tuple(name.encode(errors="replace").decode() for name in self.classes),
+            num_classes=self.num_classes,
+            slopes=self.slopes,
+            similarity=self.similarity,
+            counts=self.counts,
+        )
+        found = {name: value for name, value in msgspec.to_builtins(file).items() if value}
+        found = {"format": "pcrshard", "version": VERSION} | found
+        lines = ",\n".join(f' "{name}": {json.dumps(value)}' for name, value in found.items())
+        data = f"{{\n{lines}\n}}\n".encode()
+        fits = len(data) <= MAX_DATASET_INDEX_BYTES
+        require(fits, f"{len(table)} shards are too many for {DATASET_INDEX}: make larger shards")
+        return data
 
     @classmethod
     def decode(cls, data: Buffer, *, url: str | None = None) -> DatasetIndex:
@@ -176,30 +316,62 @@ class DatasetIndex:
             require(len(data) <= MAX_DATASET_INDEX_BYTES, "the dataset index is too large")
             text = bytes(data).removeprefix(codecs.BOM_UTF8)
             try:
-                start = msgspec.json.decode(text, type=_Start)
-                check_version(start.version)
-                index = msgspec.json.decode(text, type=cls)
+                check_version(msgspec.json.decode(text, type=_Start).version)
+                file = msgspec.json.decode(text, type=_File)
             except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
                 message = f"not a dataset index, it begins with {text[:20]!r}: {error}"
                 raise CorruptIndex(message) from error
-            for entry in index.shards:
-                _check_entry(entry, index.num_groups)
+            file.schema.check()
+            num_groups = file.schema.num_groups
+            width = _NUM_COLUMNS + num_groups + 2
+            expected = len(file.names) * width * 4
+            fits = len(file.table) == expected
+            require(fits, f"expected a table of {expected} bytes, got {len(file.table)}")
+            rows = np.frombuffer(file.table, "<u4").reshape(-1, width)
+            _check_rows(rows, num_groups)
+            require(are_distinct(file.names), "shard names repeat")
+            for name, lengths in (
+                ("slopes", (0, num_groups)),
+                ("similarity", (0, num_groups)),
+            ):
+                found = len(getattr(file, name))
+                require(found in lengths, f"expected {name} of {num_groups} groups, got {found}")
+            index = cls(
+                file.schema,
+                ShardTable(file.names, rows),
+                file.classes,
+                file.num_classes,
+                file.slopes,
+                file.similarity,
+                file.counts and ImageCounts(*file.counts),
+            )
             total = index.num_samples
-            require(start.num_samples == total, f"expected num_samples to be the sum, {total}")
-            require(are_distinct([shard.name for shard in index.shards]), "shard names repeat")
+            require(file.num_samples == total, f"expected num_samples to be the sum, {total}")
         return index
 
 
-def _check_entry(entry: ShardEntry, num_groups: int) -> None:
-    require((entry.scan or 1) <= num_groups, "scan is not in 1..num_groups")
-    stops = entry.prefix_stops
-    require(len(stops) == num_groups + 1, "prefix_stops do not fit num_groups")
-    inside = entry.index_stop > HEAD_STOP and stops[-1] <= entry.shard_bytes
-    require(inside and rising(entry.stops), "bad prefix_stops")
+def _check_rows(rows: NDArray[np.uint32], num_groups: int) -> None:
+    wide = rows.astype(np.int64)
+    samples, scans, stops = wide[:, 0], wide[:, 2], wide[:, _NUM_COLUMNS:] * BLOCK
+    require((scans <= num_groups).all(), "scan is not in 1..num_groups")
+    rising = (np.diff(stops, axis=1) >= 0).all() and (stops[:, 0] > HEAD_STOP).all()
+    require(rising, "bad stops")
     # As many as a shard may have and its index has room for (SPEC 2.3).
-    most = min(MAX_SAMPLES, (entry.index_stop - HEAD_STOP) * MAX_EXPANSION // MIN_SAMPLE_BYTES)
-    fits = 1 <= entry.num_samples <= most
-    require(fits, f"expected 1 to {most} samples in a shard of these stops")
+    most = (stops[:, 0] - HEAD_STOP) * MAX_EXPANSION // MIN_SAMPLE_BYTES
+    fits = (samples >= 1) & (samples <= np.minimum(most, MAX_SAMPLES))
+    require(fits.all(), "a shard has no samples, or more than its index has room for")
+
+
+def most_shards(num_groups: int, name_bytes: int) -> int:
+    """Return how many shards an index of at most 256 MiB holds, without anything else.
+
+    Args:
+        num_groups: Scan groups.
+        name_bytes: Length of a shard's name.
+    """
+    row_bytes = (_NUM_COLUMNS + num_groups + 2) * 4
+    # Base64 takes a third more; a name has quotes, a comma and a blank.
+    return MAX_DATASET_INDEX_BYTES // (-(-row_bytes * 4 // 3) + name_bytes + 4)
 
 
 def prefix_totals(entries: Sequence[ShardEntry]) -> list[int]:
@@ -208,6 +380,7 @@ def prefix_totals(entries: Sequence[ShardEntry]) -> list[int]:
     Args:
         entries: Entries of a dataset index; for a staged copy, those of the whole shards count.
     """
+    # Datasets may have different numbers of scans.
     stops = [entry.prefix_stops for entry in entries]
     scans = [sum(each) for each in zip(*(own[:-1] for own in stops), strict=False)]
     return [*scans, sum(own[-1] for own in stops)]

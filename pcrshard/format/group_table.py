@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -22,14 +21,12 @@ from ..jpeg.markers import EOI
 from ..memory import Buffer
 from .columns import ABSENT
 from .shard_head import BLOCK, require, round512
-from .shard_index import COMPRESSION_LEVEL, I64, U32, ShardIndex, TablePlace
+from .shard_index import COMPRESSION_LEVEL, I64, U32, ShardIndex, State, TablePlace
 
 # Bounds a piece's header, so that a table of a few bytes cannot claim gigabytes or minutes of
 # decoding: an image's claims grow with its bytes.
 MAX_HEADER_BYTES = 512
 U16 = npt.NDArray[np.uint16]
-# Checksum of the table, size of the compressed headers.
-_START = struct.Struct("<II")
 
 
 class LateValues(NamedTuple):
@@ -92,8 +89,7 @@ class GroupTable:
             columns += [values.sizes, values.crcs]
         columns.append(self.header_sizes)
         encoded = [column.tobytes() for column in columns]
-        body = b"".join([len(packed).to_bytes(4, "little"), *encoded, packed])
-        return crc32c(body).to_bytes(4, "little") + body
+        return b"".join([len(packed).to_bytes(4, "little"), *encoded, packed])
 
 
 def group_starts(index: ShardIndex, rows: range) -> list[int]:
@@ -157,7 +153,7 @@ def _layout(rows: int, units: int, offsets: int, late: int, samples: int) -> np.
     """Return the parts of a table before its headers (SPEC 3.1)."""
     return np.dtype(
         [
-            ("start", "<u4", (2,)),
+            ("headers_bytes", "<u4"),
             ("sizes", "<u4", (rows, units)),
             ("crcs", "<u4", (rows, units)),
             ("offsets", "<u8", (offsets,)),
@@ -187,8 +183,8 @@ def _decode(
         layout = _layout(len(rows), units, offsets, len(names), index.num_samples)
         stop = layout.itemsize
         require(len(part) >= stop, f"expected {stop} bytes or more")
-        crc, headers_bytes = _START.unpack_from(part)
-        require(crc == crc32c(memoryview(part)[4:]), "checksum does not match")
+        require(crc32c(part) == index.head.table_crcs[row], "checksum does not match")
+        headers_bytes = int.from_bytes(part[:4], "little")
         require(len(part) == stop + headers_bytes, "its parts end elsewhere")
         if not runs or runs[-1][0] is not layout:
             runs.append((layout, []))
@@ -236,26 +232,24 @@ def _check_pieces(index: ShardIndex, table: GroupTable) -> None:
     """Check the rules of SPEC section 3.1 that tie a table to the index."""
     is_longer = np.count_nonzero(table.header_sizes > table.sizes)
     require(not is_longer, "a header is longer than its piece")
-    missing = index.dims[:, 0] == 0
-    # Usually every image exists and has pieces in every group.
-    if np.count_nonzero(table.sizes) != table.sizes.size or np.count_nonzero(missing):
+    states = index.states
+    # Usually every image is divided into scans and has pieces in every group.
+    if np.count_nonzero(table.sizes) != table.sizes.size or np.count_nonzero(states != 1):
         empty = table.sizes == 0
         if table.rows[-1] == index.num_groups:
             require(not table.crcs[-1][empty[-1]].any(), "an empty tail has a checksum")
         if table.rows.start == 0:
-            require((missing == empty[0]).all(), "dims and pieces differ")
-        require(empty[:, missing].all(), "an image that is not there has pieces")
+            require(not empty[0, states == State.LAYERED].any(), "an image has no first piece")
+        require(empty[:, states == State.MISSING].all(), "an image that is not there has pieces")
+        whole = states >= State.WHOLE
+        later = table.sizes[int(table.rows.start == 0) :, whole]
+        headers = table.header_sizes[:, whole]
+        require(not later.any() and not headers.any(), "a file kept whole has a later piece")
     if table.rows[-1] == index.num_groups:
         require(not table.header_sizes[-1].any(), "a tail has a header")
-    streams = [field for field, _ in index.schema.streams]
     for name, values in table.late.items():
         absent = values.sizes == ABSENT
         require(not values.crcs[absent].any(), f"an absent {name} has a checksum")
-        if name in streams:
-            # The unit of each sample in the stream.
-            units = index.first_units[streams.index(name) : -1 : len(streams)]
-            both = (index.dims[units, 0] != 0) & ~absent
-            require(not both.any(), f"a sample has two of {name}")
 
 
 def _check_stops(
@@ -283,13 +277,14 @@ def _check_base(index: ShardIndex, table: GroupTable, start: int) -> int:
     """Check that base members are in order and do not overlap; return where the last one ends."""
     base = index.schema.base
     require(not table.header_sizes[:base].any(), "a base member has a shared header")
-    missing = table.sizes[0] == 0
+    missing = index.states == State.MISSING
     require(not table.offsets[missing].any(), "a missing image has an offset")
     offsets = table.offsets[~missing]
     require((offsets < index.head.prefix_stops[base - 1]).all(), "a base offset is after its group")
     # Members start on blocks, at least a header apart.
     starts = offsets.astype(np.int64)
-    sizes = table.sizes[:base].sum(axis=0, dtype=np.int64)[~missing] + len(EOI)
+    sizes = table.sizes[:base].sum(axis=0, dtype=np.int64)
+    sizes = (sizes + len(EOI) * (index.states == State.LAYERED))[~missing]
     ends = np.append(round512(start), -(-(starts + sizes) // BLOCK) * BLOCK)
     on_blocks = (starts % BLOCK == 0).all()
     require(on_blocks and (starts >= ends[:-1] + BLOCK).all(), "base members overlap")

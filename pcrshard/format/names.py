@@ -74,7 +74,7 @@ def are_legal_keys(keys: str) -> bool:
     return plain or bool(_KEYS.fullmatch(keys))
 
 
-def are_distinct(names: Collection[str]) -> bool:
+def are_distinct(names: Collection[object]) -> bool:
     """Return whether all names are distinct."""
     return len(set(names)) == len(names)
 

@@ -1,91 +1,186 @@
-"""The schema of a shard: names, scan groups and locations of fields (SPEC.md section 2.2).
+"""The schema of a dataset: what its samples hold, from which scan on (SPEC.md section 2.2).
 
-Bytes in, bytes out; no I/O. Types and lengths are checked before anything is used.
+``pcr.json`` and every shard hold the same schema, so that nothing about structure is inferred from
+the data at hand. Bytes in, bytes out; no I/O. Types and lengths are checked before use.
 """
 
 from __future__ import annotations
 
 from functools import cached_property, lru_cache
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
 from ..errors import CorruptIndex
 from .names import are_distinct, valid_field
-from .scan_script import parse_group
+from .scan_script import MAX_GROUPS
 from .shard_head import require
 
 MAX_FIELDS = 256
-IMAGE: Literal["jpeg"] = "jpeg"
-IMAGE_LIST: Literal["jpegs"] = "jpegs"
+MAX_IMAGE_FIELDS = 16
+Kind = Literal[
+    "image",
+    "images",
+    "mask",
+    "boxes:xyxy",
+    "boxes:xywh",
+    "boxes:cxcywh",
+    "keypoints",
+    "text",
+    "class",
+    "integer",
+    "json",
+    "array",
+    "file",
+]
+KINDS: tuple[str, ...] = get_args(Kind)
+IMAGE: Literal["image"] = "image"
+IMAGE_LIST: Literal["images"] = "images"
+# Kinds of values inside a JSON field.
+PART_KINDS = tuple(kind for kind in KINDS if kind.startswith(("boxes", "keypoints")))
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
-# A field and its codec.
-Stream = tuple[str, Literal["jpeg", "jpegs"]]
+
+
+class Field(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A field of a dataset.
+
+    Attributes:
+        name: Its name, ``jpg`` or ``seg.png``.
+        kind: What it holds. An ``image`` or a list of ``images`` is divided into scans, or kept
+            whole; all other kinds are stored as bytes.
+        scan: The first scan that has the field, N + 1 for ``"full"``; 0 if every scan does, even
+            scan 0. Images are there from scan 1.
+    """
+
+    name: _Text
+    kind: Kind
+    scan: Annotated[int, msgspec.Meta(ge=0, le=MAX_GROUPS + 1)] = 0
+
+    @property
+    def is_image(self) -> bool:
+        """Whether the field has one or several images, which are units of a shard."""
+        return self.kind in (IMAGE, IMAGE_LIST)
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A spatial value inside a JSON field: ``("json", "objects.bbox", "boxes:xywh")``.
+
+    Attributes:
+        field: Name of the field.
+        path: Keys that lead to the value, joined by dots.
+        kind: What the value holds, one of :data:`PART_KINDS`.
+    """
+
+    field: _Text
+    path: _Text
+    kind: Kind
 
 
 class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
-    """The msgpack part of the index (SPEC 2.2).
+    """What the shards of a dataset hold (SPEC 2.2).
 
-    ``late`` has pairs of a field's name and the first scan that has it, N + 1 for ``"full"``.
+    Attributes:
+        script: Name of what divides images into scan groups.
+        groups: A description of each scan group; readers do not need it.
+        layout: ``compact`` or ``preview``.
+        base: Groups in the base members of the preview layout, else 0.
+        fields: All fields, images first.
+        parts: Spatial values inside JSON fields.
+        preview_fields: Fields stored as members, too.
     """
 
     script: _Text
-    groups: tuple[_Text, ...]
+    groups: Annotated[tuple[_Text, ...], msgspec.Meta(min_length=1, max_length=MAX_GROUPS)]
     layout: Literal["compact", "preview"] = "compact"
     base: int = 0
-    streams: Annotated[tuple[Stream, ...], msgspec.Meta(max_length=16)] = (("jpg", IMAGE),)
-    fields: tuple[str, ...] = ()
-    late: tuple[tuple[str, Annotated[int, msgspec.Meta(ge=1)]], ...] = ()
+    fields: tuple[Field, ...] = (Field("jpg", IMAGE, 1),)
+    parts: Annotated[tuple[Part, ...], msgspec.Meta(max_length=MAX_FIELDS)] = ()
     preview_fields: tuple[str, ...] = ()
+
+    @property
+    def num_groups(self) -> int:
+        """Scan groups N."""
+        return len(self.groups)
+
+    @cached_property
+    def by_name(self) -> dict[str, Field]:
+        """The fields by name."""
+        return {field.name: field for field in self.fields}
+
+    @cached_property
+    def streams(self) -> tuple[str, ...]:
+        """The names of the image fields."""
+        return tuple(field.name for field in self.fields if field.is_image)
 
     @cached_property
     def lists(self) -> tuple[str, ...]:
-        """The streams with a list of images per sample."""
-        return tuple(field for field, codec in self.streams if codec == IMAGE_LIST)
+        """The image fields with a list of images per sample."""
+        return tuple(field.name for field in self.fields if field.kind == IMAGE_LIST)
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """The fields at every scan; a shard's index holds their values."""
+        return tuple(field.name for field in self.fields if not field.scan)
+
+    @cached_property
+    def late(self) -> tuple[tuple[str, int], ...]:
+        """The deferred fields, each with its first scan."""
+        others = (field for field in self.fields if field.scan and not field.is_image)
+        return tuple((field.name, field.scan) for field in others)
 
     def names_at(self, position: int) -> tuple[str, ...]:
         """Return the fields at a scan, images first; ``position`` is that of :func:`check_scan`."""
-        streams = [field for field, _ in self.streams] if position else []
-        late = [field for field, first in self.late if first <= position]
-        return tuple(dict.fromkeys([*streams, *self.fields, *late]))
+        return tuple(field.name for field in self.fields if field.scan <= position)
 
     def encode(self) -> bytes:
         """Return the schema as canonical msgpack."""
         return msgspec.msgpack.encode(self)
 
+    def check(self) -> None:
+        """Check the rules that types do not express.
+
+        Raises:
+            CorruptIndex: The schema breaks a rule of SPEC 2.2.
+        """
+        is_preview = self.layout == "preview"
+        bases = range(1, self.num_groups + 1) if is_preview else range(1)
+        require(self.base in bases, "base does not fit layout")
+        names = list(self.by_name)
+        num_images = len(self.streams)
+        require(len(names) == len(self.fields), "fields are not distinct")
+        require(num_images <= MAX_IMAGE_FIELDS, f"expected at most {MAX_IMAGE_FIELDS} image fields")
+        require(len(names) - num_images <= MAX_FIELDS, f"expected at most {MAX_FIELDS} fields")
+        require(all(map(valid_field, names)), "a field name is not legal")
+        for place, field in enumerate(self.fields):
+            require(field.is_image == (place < num_images), "images are not the first fields")
+            if field.is_image:
+                require(field.scan == 1, f"image field {field.name!r} does not begin at scan 1")
+            in_range = field.scan <= self.num_groups + 1
+            require(in_range, f"field {field.name!r} begins at no scan")
+        places = [(part.field, part.path) for part in self.parts]
+        require(are_distinct(places), "parts are not distinct")
+        for part in self.parts:
+            of_json = part.field in self.by_name and self.by_name[part.field].kind == "json"
+            fits = of_json and part.path and part.kind in PART_KINDS
+            require(fits, f"part {part.path!r} does not fit field {part.field!r}")
+        shown = self.preview_fields
+        fits = set(shown) <= set(self.columns) and are_distinct(shown)
+        require(fits and (is_preview or not shown), "preview_fields do not fit")
+
 
 @lru_cache(maxsize=64)
 def decode_schema(data: bytes) -> Schema:
-    """Parse and check the schema (SPEC 2.2).
+    """Parse and check the schema of a shard.
 
     Cached, because all shards of a dataset share one schema.
 
     Raises:
-        CorruptIndex: It breaks a rule.
+        CorruptIndex: It breaks a rule of SPEC 2.2.
     """
     try:
         schema = msgspec.msgpack.decode(data, type=Schema)
-        for group in schema.groups:
-            parse_group(group)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CorruptIndex(f"schema: {error}") from error
     require(schema.encode() == data, "the schema lacks keys or is not canonical msgpack")
-
-    is_preview = schema.layout == "preview"
-    num_groups = len(schema.groups)
-    bases = range(1, num_groups + 1) if is_preview else range(1)
-    require(schema.base in bases, "base does not fit layout")
-    fields = schema.fields
-    streams = [field for field, _ in schema.streams]
-    late = [field for field, _ in schema.late]
-    require(len(fields) + len(late) <= MAX_FIELDS, "expected at most 256 fields")
-    require(are_distinct([*streams, *fields]), "streams and fields are not distinct")
-    require(are_distinct([*late, *fields]), "deferred fields and fields are not distinct")
-    require(all(map(valid_field, [*streams, *fields, *late])), "a field name is not legal")
-    require(not {*late} & {*schema.lists}, "a deferred field has the name of a list of images")
-    in_range = all(scan <= num_groups + 1 for _, scan in schema.late)
-    require(in_range, "a deferred field has no such scan")
-    shown = schema.preview_fields
-    fits = set(shown) <= set(fields) and are_distinct(shown)
-    require(fits and (is_preview or not shown), "preview_fields do not fit")
+    schema.check()
     return schema

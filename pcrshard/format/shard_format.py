@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from ..errors import CorruptIndex, EncodeError, ScanUnavailable
 from .names import is_jpeg_field, is_other_image
 from .scan import Scan, check_scan
 from .scan_script import Q95, STANDARD, ScanScript
-from .schema import IMAGE_LIST, Schema, Stream, decode_schema
+from .schema import IMAGE, IMAGE_LIST, Field, Kind, Part, Schema, decode_schema
 
 SCRIPTS = {script.name: script for script in (STANDARD, Q95)}
 # The script that `encode` chooses by the quality of the sources.
 AUTO = "auto"
-
-
-class FieldNames(NamedTuple):
-    """What the samples of a shard may have: JPEG fields with their codecs, and other fields."""
-
-    streams: tuple[Stream, ...]
-    others: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,12 +28,11 @@ class ShardFormat:
         base: Scan groups in a preview member.
         deferred: First scan at which a field is present: ``{"npy": 5, "json": "full"}``; a key is
             the name of a field, or its last extension. Other fields are present at every scan,
-            ``cls`` always, images other than JPEG from scan 1.
+            ``cls`` always; images are from scan 1.
         preview_fields: Fields stored as members too, in the preview layout.
 
     Raises:
-        TypeError: A value has another type.
-        ValueError: A value is out of range, or two options conflict.
+        EncodeError: A value is out of range, or two options conflict.
     """
 
     script: ScanScript | str = STANDARD.name
@@ -78,37 +69,43 @@ class ShardFormat:
             raise EncodeError("script 'auto' needs `encode`, which reads the sources first")
         return SCRIPTS[self.script] if isinstance(self.script, str) else self.script
 
-    def schema(self, names: FieldNames) -> Schema:
-        """Return the schema of a shard with these fields.
+    def schema(self, kinds: Mapping[str, str], parts: tuple[Part, ...] = ()) -> Schema:
+        """Return the schema of a dataset.
+
+        Args:
+            kinds: The kind of each field, from :func:`pcrshard.format.kinds.decide_kinds`.
+            parts: Spatial values inside JSON fields.
 
         Raises:
-            EncodeError: There are too many fields, or their names are too long.
+            EncodeError: There are too many fields, their names are too long, or an option names a
+                field that does not exist.
         """
-        firsts = {field: self._first_scan(field) for field in names.others}
-        late = {field: first for field, first in firsts.items() if first}
-        fields = tuple(field for field in names.others if field not in late)
-        preview = self.layout == "preview"
-        shown = tuple(field for field in self.preview_fields if field in fields)
+        script, preview = self.scan_script, self.layout == "preview"
+        named: dict[str, Kind] = {**kinds}  # type: ignore[dict-item]
+        if unknown := set(self.preview_fields).difference(named):
+            raise EncodeError(f"expected preview fields among {list(named)}, got {sorted(unknown)}")
+        fields = [Field(name, kind, self._first_scan(name, kind)) for name, kind in named.items()]
+        # Images first, and of these, lists last.
+        fields.sort(key=lambda field: (not field.is_image, field.kind == IMAGE_LIST))
         schema = Schema(
-            self.scan_script.name,
-            self.scan_script.groups,
+            script.name,
+            script.groups,
             "preview" if preview else "compact",
             self.base if preview else 0,
-            # Lists last.
-            tuple(sorted(names.streams, key=lambda stream: stream[1] == IMAGE_LIST)),
-            fields,
-            tuple(late.items()),
-            shown if preview else (),
+            tuple(fields),
+            parts,
+            self.preview_fields if preview else (),
         )
         try:
             return decode_schema(schema.encode())
         except CorruptIndex as error:
             raise EncodeError(f"cannot write samples with these fields: {error}") from error
 
-    def _first_scan(self, field: str) -> int:
+    def _first_scan(self, name: str, kind: str) -> int:
         """Return the position of the first scan that has a field; 0 if every scan has it."""
-        extension = field.rpartition(".")[2]
-        # A JPEG field that is not a stream holds passthrough files.
-        is_image = is_other_image(field) or is_jpeg_field(field)
-        scan = self.deferred.get(field, self.deferred.get(extension, 1 if is_image else 0))
+        if kind in (IMAGE, IMAGE_LIST):
+            return 1
+        # Bytes of pictures would make every index large.
+        default = int(is_jpeg_field(name) or is_other_image(name))
+        scan = self.deferred.get(name, self.deferred.get(name.rpartition(".")[2], default))
         return scan and check_scan(scan, self.scan_script.num_groups)

@@ -6,9 +6,7 @@ Bytes in, bytes out; no I/O. The checksum is verified before any number is trust
 from __future__ import annotations
 
 import functools
-import math
 import struct
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..checksum import crc32c
@@ -17,10 +15,12 @@ from ..memory import Buffer
 from .scan import Scan, check_scan
 from .scan_script import MAX_GROUPS
 
-VERSION = 2
+VERSION = 3
 MAGIC = b"\x89PCR\r\n\x1a\n"
 BLOCK = 512
 HEAD_STOP = 2 * BLOCK
+# What ends a tar.
+TRAILER = bytes(2 * BLOCK)
 MAX_SAMPLES = 1 << 24
 MAX_SCHEMA_BYTES = 1 << 16
 # Least bytes of a sample in the columns (SPEC 2.3): a key of one character and its length.
@@ -38,20 +38,30 @@ def round512(size: int) -> int:
 
 
 class Head(NamedTuple):
-    """The part of a shard's index that locates everything else.
+    """The part of a shard's index that locates everything else, and its checksums.
 
-    ``prefix_stops`` has an absolute end for each of scans 1..N and then for ``"full"``;
-    ``table_bytes`` has the size of the table at the start of each group, and then of the tail;
-    ``columns_bytes`` is the size of the columns, which are compressed if the body has fewer bytes.
+    Its own checksum, :attr:`crc32c`, identifies the content of the whole shard: it covers those of
+    the body and the tables, which cover every piece and value.
+
+    Attributes:
+        num_samples: Samples in the shard.
+        schema_bytes: Size of the schema.
+        body_bytes: Size of schema and columns.
+        body_crc32c: CRC-32C of both.
+        columns_bytes: Size of the columns, which are compressed if the body has fewer bytes.
+        prefix_stops: An absolute end for each of scans 1..N and then for ``"full"``.
+        table_bytes: Size of the table at the start of each group, and then of the tail.
+        table_crcs: CRC-32C of each of these tables, 0 for none.
     """
 
     num_samples: int
     schema_bytes: int
     body_bytes: int
     body_crc32c: int
+    columns_bytes: int
     prefix_stops: tuple[int, ...]
     table_bytes: tuple[int, ...]
-    columns_bytes: int
+    table_crcs: tuple[int, ...]
 
     @property
     def num_groups(self) -> int:
@@ -75,7 +85,7 @@ class Head(NamedTuple):
 
     @property
     def crc32c(self) -> int:
-        """The head's checksum, which identifies the shard in a dataset index."""
+        """The checksum that identifies the shard's content."""
         return int.from_bytes(self.encode()[8:12], "little")
 
     def prefix_stop(self, scan: Scan) -> int:
@@ -99,15 +109,16 @@ class Head(NamedTuple):
             self.body_bytes,
             self.columns_bytes,
         )
-        head += _groups(self.num_groups).pack(*self.prefix_stops, *self.table_bytes)
+        stops = (stop // BLOCK for stop in self.prefix_stops)
+        head += _groups(self.num_groups).pack(*stops, *self.table_bytes, *self.table_crcs)
         head = head.ljust(BLOCK, b"\0")
         return head[:8] + crc32c(head).to_bytes(4, "little") + head[12:]
 
 
 @functools.cache
 def _groups(num_groups: int) -> struct.Struct:
-    """Return the prefix stops and table sizes of the groups and the tail."""
-    return struct.Struct(f"<{num_groups + 1}Q{num_groups + 1}I")
+    """Return the prefix stops, table sizes and table checksums of the groups and the tail."""
+    return struct.Struct(f"<{3 * (num_groups + 1)}I")
 
 
 def is_tar(start: Buffer) -> bool:
@@ -143,25 +154,29 @@ def _parse_head(block: bytes) -> Head:
         )
     if len(block) < BLOCK:
         raise TruncatedShard(f"expected {HEAD_STOP} bytes of head, got {BLOCK + len(block)}")
-    _, crc, version, *numbers = _HEAD.unpack_from(block)
+    _, crc, version, *rest = _HEAD.unpack_from(block)
     require(crc == crc32c(block[:8] + bytes(4) + block[12:]), "head checksum does not match")
     check_version(version)
-    num_samples, num_groups, schema_bytes, body_crc, body_bytes, columns_bytes = numbers
+    num_samples, num_groups, schema_bytes, body_crc, body_bytes, columns_bytes = rest
     _check_count("num_groups", num_groups, MAX_GROUPS)
     groups = _groups(num_groups)
-    rows = groups.unpack_from(block, _HEAD.size)
+    numbers = groups.unpack_from(block, _HEAD.size)
     padding = block[_HEAD.size + groups.size :]
     require(not padding.strip(b"\0"), "head padding is not zero")
-    stops, tables = rows[: num_groups + 1], rows[num_groups + 1 :]
-    return Head(num_samples, schema_bytes, body_bytes, body_crc, stops, tables, columns_bytes)
+    rows = num_groups + 1
+    stops = tuple(blocks * BLOCK for blocks in numbers[:rows])
+    tables, crcs = numbers[rows : 2 * rows], numbers[2 * rows :]
+    for size, crc in zip(tables, crcs, strict=True):
+        require(size or not crc, "a table that is not there has a checksum")
+    return Head(num_samples, schema_bytes, body_bytes, body_crc, columns_bytes, stops, tables, crcs)
 
 
 def check_version(version: object) -> None:
     """Raise :class:`UnsupportedVersion` unless this reader supports the format version."""
-    if version == 1:
+    if version in (1, 2):
         raise UnsupportedVersion(
-            f"expected format version {VERSION}, got 1, which was never released; "
-            "make the shards again with `pcrshard encode`"
+            f"expected format version {VERSION}, got {version}, which was never released; "
+            "encode the source again with `pcrshard encode`"
         )
     if version != VERSION:
         raise UnsupportedVersion(
@@ -183,17 +198,12 @@ def _check_head(head: Head) -> None:
         stored_bytes <= columns_bytes <= MAX_EXPANSION * stored_bytes,
         f"columns_bytes {columns_bytes} do not fit {stored_bytes} stored",
     )
-    legal = rising(head.stops) and head.stops[-1] < 1 << 63
-    require(legal, "prefix stops are not rising multiples of 512 after the index")
+    rising = list(head.stops) == sorted(head.stops)
+    require(rising, "prefix stops fall, or are before the end of the index")
 
 
 def _check_count(name: str, number: int, most: int) -> None:
     require(1 <= number <= most, f"{name} {number} is not in 1..{most}")
-
-
-def rising(stops: Sequence[int]) -> bool:
-    """Return whether stops are nondecreasing multiples of tar's block."""
-    return math.gcd(*stops) % BLOCK == 0 and list(stops) == sorted(stops)
 
 
 def require(condition: object, message: str) -> None:

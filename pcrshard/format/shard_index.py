@@ -7,6 +7,7 @@ parsing, and every length before allocating.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -20,13 +21,26 @@ from ..errors import CorruptIndex, FormatError, naming
 from ..memory import Buffer
 from .columns import Columns, encode_byte_strings
 from .names import MAX_KEY_BYTES, are_distinct, are_legal_keys, valid_key
-from .schema import IMAGE_LIST, Schema, decode_schema
+from .schema import Schema, decode_schema
 from .shard_head import BLOCK, MAX_EXPANSION, Head, require
 
 # Higher levels take twice the time and save 2 % of the bytes.
 COMPRESSION_LEVEL = 12
 MAX_LISTED = 64
 MAX_PIECE_BYTES = 0xFFFFFFFE
+MAX_PROFILES = 0xFFFF
+# What an ICC profile may take in a JPEG (ICC.1 annex B.4).
+MAX_PROFILE_BYTES = 255 * 65519
+
+
+class State(enum.IntEnum):
+    """How a shard holds a unit."""
+
+    MISSING = 0
+    LAYERED = 1  # divided into scans
+    WHOLE = 2  # a file kept whole
+    UNDECODABLE = 3  # a file kept whole that no decoder could decode
+
 
 U32 = NDArray[np.uint32]
 I64 = NDArray[np.int64]
@@ -48,21 +62,29 @@ class ShardIndex:
 
     Attributes:
         head: Sizes, checksums and prefix stops.
-        schema: Names: script, layout, streams and fields.
+        schema: The schema of the dataset.
         counts: (S, number of lists) uint8, images in each list.
-        dims: (U, 2) uint16, image height and width in pixels; 0, 0 for a stream that a sample
-            lacks.
-        orientation: (U,) uint8, EXIF orientation 1-8, 0 if none.
+        states: (U,) uint8, how each unit is held: a :class:`State`.
+        dims: (U, 2) uint16, image height and width in pixels; those of a file kept whole are
+            upright; 0, 0 if missing or unknown.
+        orientation: (U,) uint8, orientation 1-8 of the stored pixels as EXIF numbers them; 0 if
+            none, and for a file kept whole.
+        profile_numbers: (U,) uint16, number of each unit's ICC profile, from 1; 0 if none, and for
+            a file kept whole.
         keys: S sample keys.
+        profiles: The distinct ICC profiles of the shard; number 1 comes first.
         fields: For each field that is not deferred, S raw values or ``None``.
     """
 
     head: Head
     schema: Schema
     counts: NDArray[np.uint8]
+    states: NDArray[np.uint8]
     dims: NDArray[np.uint16]
     orientation: NDArray[np.uint8]
+    profile_numbers: NDArray[np.uint16]
     keys: tuple[str, ...]
+    profiles: tuple[bytes, ...]
     fields: dict[str, tuple[bytes | None, ...]]
 
     @property
@@ -78,7 +100,7 @@ class ShardIndex:
     @property
     def num_units(self) -> int:
         """Number of units, including missing images."""
-        return len(self.orientation)
+        return len(self.states)
 
     @functools.cached_property
     def unit_counts(self) -> I64:
@@ -89,8 +111,13 @@ class ShardIndex:
 
     @property
     def _are_lists(self) -> list[bool]:
-        """For each stream whether it has a list of images per sample."""
-        return [codec == IMAGE_LIST for _, codec in self.schema.streams]
+        """For each image field whether it has a list of images per sample."""
+        return [name in self.schema.lists for name in self.schema.streams]
+
+    def profile(self, unit: int) -> bytes:
+        """Return the ICC profile of an image that is divided into scans; empty if none."""
+        number = self.profile_numbers[unit]
+        return self.profiles[number - 1] if number else b""
 
     @functools.cached_property
     def first_units(self) -> list[int]:
@@ -123,9 +150,11 @@ def encode_body(index: ShardIndex) -> tuple[bytes, int]:
     ``index.head`` is not used.
     """
     # Arrays are little-endian, here and in tables.
-    parts = [column.tobytes() for column in (index.counts, index.dims, index.orientation)]
+    arrays = (index.counts, index.states, index.dims, index.orientation, index.profile_numbers)
+    parts = [column.tobytes() for column in arrays]
     parts.append(encode_byte_strings([key.encode() for key in index.keys]))
-    parts += [encode_byte_strings(index.fields[name]) for name in index.schema.fields]
+    parts.append(encode_byte_strings(index.profiles))
+    parts += [encode_byte_strings(index.fields[name]) for name in index.schema.columns]
     columns = b"".join(parts)
     packed = zstd.compress(columns, COMPRESSION_LEVEL)
     smaller = len(packed) < len(columns) <= MAX_EXPANSION * len(packed)
@@ -153,7 +182,7 @@ def decode_index(
         body = bytes(body)
         require(crc32c(body) == head.body_crc32c, "index checksum does not match")
         schema = decode_schema(body[: head.schema_bytes])
-        require(len(schema.groups) == head.num_groups, "script and num_groups differ")
+        require(schema.num_groups == head.num_groups, "schema and num_groups differ")
 
         stored = body[head.schema_bytes :]
         if len(stored) != head.columns_bytes:
@@ -179,14 +208,21 @@ def _decode_columns(head: Head, schema: Schema, body: bytes) -> ShardIndex:
     counts = columns.array("<u1", count, len(schema.lists))
     listed = int(counts.sum(dtype=np.int64)) if schema.lists else 0
     units = listed + count * (len(schema.streams) - len(schema.lists))
+    states = columns.array("<u1", units)
+    dims = columns.array("<u2", units, 2)
+    orientation = columns.array("<u1", units)
+    numbers = columns.array("<u2", units)
     index = ShardIndex(
         head,
         schema,
         counts,
-        dims=columns.array("<u2", units, 2),
-        orientation=columns.array("<u1", units),
+        states,
+        dims,
+        orientation,
+        numbers,
         keys=_decode_keys(columns.byte_strings(count)),
-        fields={name: columns.byte_strings(count) for name in schema.fields},
+        profiles=_check_profiles(columns.byte_strings(int(numbers.max(initial=0)))),
+        fields={name: columns.byte_strings(count) for name in schema.columns},
     )
     require(not columns.read(1), "bytes are left after the last column")
     return index
@@ -210,16 +246,37 @@ def _decode_keys(values: Sequence[bytes | None]) -> tuple[str, ...]:
     return keys
 
 
+def _check_profiles(profiles: Sequence[bytes | None]) -> tuple[bytes, ...]:
+    found = tuple(profile for profile in profiles if profile)
+    require(len(found) == len(profiles), "an ICC profile is empty")
+    require(are_distinct(found), "ICC profiles are not distinct")
+    fits = max(map(len, found), default=0) <= MAX_PROFILE_BYTES
+    require(fits, f"an ICC profile has more than {MAX_PROFILE_BYTES} bytes")
+    return found
+
+
 def _check_columns(index: ShardIndex) -> None:
     """Check the rules of SPEC section 2.3 for images."""
     # count_nonzero, because any() and all() go through Python: a twentieth of a small shard's cost.
     count = np.count_nonzero
+    states, dims = index.states, index.dims
     listed = not count(index.counts > MAX_LISTED)
     require(listed, f"expected at most {MAX_LISTED} images in a list")
     require(not count(index.orientation > 8), "an orientation is above 8")
-    if count(index.dims) != index.dims.size:
-        # Only images of streams are missing, and then both sides are 0.
-        both = (index.dims != 0).all(axis=1)
-        require((both == (index.dims != 0).any(axis=1)).all(), "a height or a width is 0")
+    # Usually every image exists and is divided into scans.
+    if count(states == State.LAYERED) != states.size:
+        require(not count(states > State.UNDECODABLE), "a state is above 3")
+        layered = states == State.LAYERED
+        described = (index.orientation != 0) | (index.profile_numbers != 0)
+        plain = not count(described & ~layered)
+        require(plain, "an image without scans has an orientation or a profile")
+        is_known = dims[:, 0] != 0
+        of_none = (states == State.MISSING) | (states == State.UNDECODABLE)
+        require(not count(is_known & of_none), "an image that no decoder showed has dims")
+        require(not count(layered & ~is_known), "a height or a width is 0")
         in_list = np.repeat(np.tile(index._are_lists, index.num_samples), index.unit_counts.ravel())
-        require(not (in_list & ~both).any(), "an image of a list is missing")
+        require(not count(in_list & (states == State.MISSING)), "an image of a list is missing")
+        require(not count((dims == 0).any(axis=1) & is_known), "a height or a width is 0")
+        require(not count((dims != 0).any(axis=1) & ~is_known), "a height or a width is 0")
+    else:
+        require(count(dims) == dims.size, "a height or a width is 0")

@@ -18,11 +18,10 @@ from ..errors import EncodeError
 from ..jpeg.markers import EOI
 from .group_table import GroupTable
 from .names import numbered
-from .schema import IMAGE_LIST, Schema
-from .shard_head import BLOCK, HEAD_STOP, Head, round512
-from .shard_index import ShardIndex, encode_body
+from .schema import Schema
+from .shard_head import HEAD_STOP, Head, round512
+from .shard_index import ShardIndex, State, encode_body
 
-TRAILER = bytes(2 * BLOCK)
 MAX_MEMBER_BYTES = 1 << 33
 
 
@@ -99,20 +98,22 @@ def _base_members(index: ShardIndex, table: GroupTable) -> Iterator[Member]:
                 yield Member(f"{key}.{name}", row, len(value), literal=value)
 
         for field in _image_names(index, s):
-            # A stream that the sample lacks has no pieces.
-            if totals[unit]:
-                pieces = tuple((r, unit) for r in np.flatnonzero(table.sizes[:, unit]).tolist())
-                size = totals[unit] + len(EOI)
-                yield Member(f"{key}.{field}", row, size, pieces=pieces, literal=EOI)
+            state = index.states[unit]
+            if state != State.MISSING:
+                # An empty file has an empty piece: its place is in the table.
+                pieces = tuple((r, unit) for r in range(len(table.rows)))
+                end = EOI if state == State.LAYERED else b""
+                size = totals[unit] + len(end)
+                yield Member(f"{key}.{field}", row, size, pieces=pieces, literal=end)
             unit += 1
 
 
 def _image_names(index: ShardIndex, row: int) -> Iterator[str]:
     """Return the field name of each unit of a sample; those of a list are numbered."""
     counts = index.unit_counts[row].tolist()
-    for (field, codec), count in zip(index.schema.streams, counts, strict=True):
+    for field, count in zip(index.schema.streams, counts, strict=True):
         names = [numbered(field, place) for place in range(count)]
-        yield from names if codec == IMAGE_LIST else [field]
+        yield from names if field in index.schema.lists else [field]
 
 
 def lay_out(
@@ -152,15 +153,18 @@ def lay_out(
     laid_out = (first, *others)
     # 0 for a group without its own table.
     sizes = [0] * (index.num_groups + 1)
+    crcs = sizes.copy()
     for table in laid_out:
         sizes[table.rows[-1]] = len(table.encoded)
+        crcs[table.rows[-1]] = crc32c(table.encoded)
     head = Head(
         len(index.keys),
         len(index.schema.encode()),
         len(body),
         crc32c(body),
+        columns_bytes,
         tuple(stops),
         tuple(sizes),
-        columns_bytes,
+        tuple(crcs),
     )
     return replace(index, head=head), laid_out, head.encode() + body

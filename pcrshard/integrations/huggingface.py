@@ -17,13 +17,12 @@ from typing import Any
 
 from .. import storage
 from ..errors import FormatError, MissingDependency, StorageError
-from ..format.dataset_index import ShardEntry
-from ..format.names import is_jpeg_field, is_other_image
+from ..format.dataset_index import DatasetIndex, ShardEntry
+from ..format.names import is_other_image
 from ..format.scan import FULL, Scan, check_scan
-from ..format.schema import Schema
-from ..format.shard_index import ShardIndex
+from ..format.schema import IMAGE, IMAGE_LIST, Field
 from ..reading.dataset_folder import Opened, find_datasets, open_dataset
-from ..reading.field_values import CONVERSIONS, INTEGERS, extension
+from ..reading.field_values import INTEGER_KINDS
 from ..reading.prefix import Sample
 from ..reading.prefix_cache import PrefixCache
 from ..reading.scan_level import (
@@ -52,12 +51,12 @@ class PcrConfig(datasets.BuilderConfig):  # type: ignore[misc]  # datasets is un
 
     Attributes:
         scan: 1..N, ``"full"``, or (streaming only) a :class:`ScanLevel`, consulted at each shard.
-        columns: Names of the columns; by default ``__key__`` and all fields of the first shard.
+        columns: Names of the columns; by default ``__key__`` and all fields.
         prefix_cache: Cache of prefixes on local disk when streaming.
     """
 
     # Increase it when rows of the same shards change: it identifies the Arrow cache.
-    version: Any = "1.3.0"
+    version: Any = "2.0.0"
     data_dir: str | None = dataclasses.field(default=None, repr=False)
     scan: Scan | ScanLevel = FULL
     columns: Sequence[str] | None = None
@@ -83,8 +82,8 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # datas
 
     ``PcrBuilder(data_dir="shards", scan=5).as_streaming_dataset("train")``
 
-    The dataset indexes are read immediately (they identify the Arrow cache); the first shard's
-    index when features are inferred. ``splits=`` lists the splits to read, by default all.
+    The dataset indexes are read immediately: they identify the Arrow cache, and have the schema.
+    ``splits=`` lists the splits to read, by default all.
     """
 
     BUILDER_CONFIG_CLASS = PcrConfig
@@ -105,7 +104,6 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # datas
             lengths = {name: index.num_samples for name, (index, _) in self.parts.items()}
             names = {name for split in asked for name in _split_names(split, lengths)}
             self.parts = {name: part for name, part in self.parts.items() if name in names}
-        self.typed = bool(kwargs.get("features"))
         entries = [entry for index, _ in self.parts.values() for entry in index.shards]
         scan = resolve_choice(entries, kwargs.get("scan", FULL), os.fspath(data_dir))
         kwargs["scan"] = scan
@@ -125,9 +123,8 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # datas
             name: list(zip(urls, index.shards, strict=True))
             for name, (index, urls) in self.parts.items()
         }
-        (first, *_), *_ = shards.values()
         (opened, _), *_ = self.parts.values()
-        inferred = self._infer_features(self._shard(*first).index, opened.classes)
+        inferred = self._infer_features(opened)
         names = list(self.info.features or self.config.columns or inferred)
         if unknown := sorted(set(names) - set(inferred)):
             raise ValueError(f"expected columns of {list(inferred)}, got {unknown}")
@@ -140,14 +137,14 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # datas
             for name, part in shards.items()
         ]
 
-    def _infer_features(self, index: ShardIndex, classes: Sequence[str]) -> dict[str, Any]:
-        """Infer the type of each column from WebDataset's extensions."""
+    def _infer_features(self, index: DatasetIndex) -> dict[str, Any]:
+        """Return the type of each column, by the schema."""
         position = check_scan(self.widest, index.num_groups, 0)
-        names = index.schema.names_at(position)
         inferred = {KEY: datasets.Value("string")}
-        inferred |= {name: _feature(name, index.schema) for name in names}
-        if classes and "cls" in inferred:
-            inferred["cls"] = datasets.ClassLabel(names=list(classes))
+        for name in index.schema.names_at(position):
+            inferred[name] = _feature(index.schema.by_name[name])
+        if index.classes and "cls" in inferred:
+            inferred["cls"] = datasets.ClassLabel(names=list(index.classes))
         return inferred
 
     def _shard(self, url: str, entry: ShardEntry) -> Shard:
@@ -164,22 +161,11 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # datas
         columns = {name: _decoder(feature) for name, feature in self.info.features.items()}
         for url, entry in shards:
             loaded = self._shard(url, entry).load(current_scan(self.config.scan))
-            self._check_fields(loaded.names, url)
             for row, key in enumerate(loaded.index.keys):
                 sample = {name: loaded.value(row, name) for name in columns} | {KEY: key}
                 # datasets 3 requires unique keys in a dataset.
                 yield f"{entry.name}/{key}", _example(sample, columns, url)
             del loaded  # before the next shard takes memory
-
-    def _check_fields(self, names: Sequence[str], url: str) -> None:
-        """Refuse fields that ``datasets`` would silently drop."""
-        unknown = set(names) - set(self.info.features)
-        if unknown and not (self.typed or self.config.columns):
-            raise FormatError(
-                f"fields {sorted(unknown)} are not in the first shard; "
-                "say which columns are wanted: columns=[...]",
-                url=url,
-            )
 
 
 def _open_splits(url: str, storage_options: storage.Options) -> dict[str, Opened]:
@@ -210,19 +196,20 @@ def _split_names(split: Any, lengths: Mapping[str, int]) -> set[str]:
     return {part.splitname for part in split.to_absolute(lengths)}
 
 
-def _feature(name: str, schema: Schema) -> Any:
-    """Return the type of a field by WebDataset's extensions.
+def _feature(field: Field) -> Any:
+    """Return the type of a column.
 
     JSON is text, because its values need not have one type. Other fields are bytes, and nothing is
     unpickled.
     """
-    if name in schema.lists:
+    kind = field.kind
+    if kind == IMAGE_LIST:
         return datasets.Sequence(datasets.Image())
-    if is_jpeg_field(name) or is_other_image(name):
+    if kind in (IMAGE, "mask") or (kind == "file" and is_other_image(field.name)):
         return datasets.Image()
-    kind = extension(name)
-    text = "string" if kind in CONVERSIONS else "binary"
-    return datasets.Value("int64" if kind in INTEGERS else text)
+    if kind in INTEGER_KINDS:
+        return datasets.Value("int64")
+    return datasets.Value("string" if kind in ("text", "json") else "binary")
 
 
 def _decoder(feature: Any) -> Decode:

@@ -97,7 +97,8 @@ def _read(
 ) -> Iterator[Block]:
     """Yield the blocks of some shards."""
     for url, entry in places:
-        samples = map(convert_all, read.open(url, entry).samples(scan))
+        prefix = read.open(url, entry).load(scan)
+        samples = (convert_all(sample, prefix.index.schema) for sample in prefix.samples())
         while rows := list(itertools.islice(samples, BLOCK_ROWS)):
             yield _block(rows, fields)
 

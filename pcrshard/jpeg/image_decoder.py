@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 from .. import native
 from ..arguments import check_fields, is_integer
+from ..errors import CorruptJpeg
 from ..lazy import lazy
 from ..native.pieces import Table, piece_table
 from ..native.pool import MAX_VIEWS, Batch, Boxes, Draw, Interval, Pool, draw_boxes, own_pool
+from .color_profiles import first_segments, pixels_to_srgb, profile_mode, read_profile
 from .other_formats import Pixels, crop_and_resize
 from .pixels import SMOOTHING, Jpeg, arrange, as_pieces, decode_image
 from .views import RATIO, SCALE, Crop, Geometry, Picture, Side, View, at_image
@@ -34,7 +36,8 @@ class ImageDecoder:
             shorter side, ``None`` the whole image.
         flip: Probability of a horizontal flip.
         layout: ``chw`` or ``hwc``.
-        color: ``rgb`` or ``gray``.
+        color: ``rgb`` as stored, ``srgb`` converted by the ICC profile, or ``gray``. Images whose
+            profile is sRGB, or that have none, cost nothing more; others about 1 ms per 224x224.
         upright: Whether to apply the EXIF orientation, like Pillow's ``exif_transpose``; crops and
             sizes are those of the upright picture. ``False`` gives the stored pixels.
         scale: Range of the random crop's fraction of the area.
@@ -55,7 +58,7 @@ class ImageDecoder:
     crop: Crop = None
     flip: float = 0.0
     layout: native.Layout = "chw"
-    color: Literal["rgb", "gray"] = "rgb"
+    color: Literal["rgb", "gray", "srgb"] = "rgb"
     upright: bool = True
     scale: Interval = SCALE
     ratio: Interval = RATIO
@@ -97,6 +100,11 @@ class ImageDecoder:
         return [slice(*ends) for ends in itertools.pairwise(stops)]
 
     @property
+    def _stored(self) -> native.Color:
+        """The color that the core decodes."""
+        return "gray" if self.color == "gray" else "rgb"
+
+    @property
     def is_sized(self) -> bool:
         """Whether all results have the same shape, or the same shape per view."""
         return self._kinds[0].size is not None
@@ -115,7 +123,7 @@ class ImageDecoder:
             if view.shape is None:
                 raise ValueError("expected a size, because the images of a batch have one")
             pictures = (count, view.count) if self.views else (count,)
-            shapes.append((*pictures, *native.image_shape(self.layout, view.shape, self.color)))
+            shapes.append((*pictures, *native.image_shape(self.layout, view.shape, self._stored)))
         return shapes
 
     def begin(
@@ -149,7 +157,7 @@ class ImageDecoder:
             table,
             pictures,
             layout=self.layout,
-            color=self.color,
+            color=self._stored,
             orientations=orientations if self.upright else native.STORED,
             draws=self._draws,
             keys=keys,
@@ -187,14 +195,41 @@ class ImageDecoder:
         batch = self.begin(pool, piece_table(images), arrays, keys, keep=images)
 
         def result(place: int) -> Any:
-            if batch.wait()[place]:
-                return self.decoded(arrays, batch, place)
+            profile = self._profile(images[place][0])
+            if batch.wait()[place] and profile is not None:
+                return self.decoded(arrays, batch, place, profile)
             return self._alone(images[place], keys[place])
 
         return result
 
-    def decoded(self, arrays: Sequence[Pixels], batch: Batch, place: int) -> Any:
-        """Return what a call returns, for an image that the pool decoded into these arrays."""
+    def _profile(self, start: Any) -> bytes | None:
+        """Return the RGB profile to apply, empty for none; ``None`` if only Pillow can apply it."""
+        if self.color != "srgb":
+            return b""
+        try:
+            profile = read_profile(first_segments(start))
+        except CorruptJpeg:
+            return None
+        return profile if profile_mode(profile) in ("", "RGB") else None
+
+    def convert(self, arrays: Sequence[Pixels], place: int, profile: bytes) -> None:
+        """Convert the pictures of an image of a batch to sRGB in place, if that is the color."""
+        if self.color == "srgb":
+            for array in arrays:
+                pixels_to_srgb(array[place], profile, self.layout)
+
+    def decoded(
+        self, arrays: Sequence[Pixels], batch: Batch, place: int, profile: bytes = b""
+    ) -> Any:
+        """Return what a call returns, for an image that the pool decoded into these arrays.
+
+        Args:
+            arrays: Those of :meth:`begin`.
+            batch: The batch.
+            place: Position of the image.
+            profile: An RGB profile, by which to convert it if the color is ``srgb``.
+        """
+        self.convert(arrays, place, profile)
         own = slice(place, place + 1)
         rows = [array[place] for array in arrays]
         return self._result(rows, batch.boxes[own], batch.sizes[own])

@@ -27,7 +27,7 @@ _APP1 = 0xE1
 _DHT = 0xC4
 _DAC = 0xCC
 _EOI = 0xD9
-_SOS = 0xDA
+SOS = 0xDA
 _DRI = 0xDD
 _FRAMES = range(0xC0, 0xD0)  # besides those of tables for entropy coding
 # TEM, RSTn and EOI are markers without a segment.
@@ -178,7 +178,7 @@ def map_jpeg(jpeg: bytes) -> JpegMap:
     segment = read_segment(jpeg, 2)
     while segment.code != _EOI:
         stop = segment.stop
-        if segment.code == _SOS:
+        if segment.code == SOS:
             if len(found.scans) == MAX_SCANS:
                 raise UnsupportedJpeg(f"more than {MAX_SCANS} scans", offset=segment.start)
             found.scans.append(_parse_scan(segment, found.frame))

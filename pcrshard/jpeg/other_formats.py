@@ -13,6 +13,7 @@ from PIL import Image, ImageOps, JpegImagePlugin, UnidentifiedImageError
 
 from ..errors import CorruptJpeg, PCRError, UnsupportedJpeg
 from ..native import Box, Size
+from .color_profiles import to_srgb
 from .limits import check_cost, check_pixels
 from .markers import SOI, map_jpeg, other_format
 
@@ -52,7 +53,8 @@ def decode(image: bytes, color: str = "rgb", *, upright: bool = False) -> Pixels
 
     Args:
         image: An image of any format; a JPEG ends with EOI.
-        color: ``rgb``, ``gray``, or ``cmyk`` (for CMYK and YCCK sources only).
+        color: ``rgb``, ``gray``, ``srgb`` (converted by the ICC profile), or ``cmyk`` (for CMYK
+            and YCCK sources only).
         upright: Apply the EXIF orientation.
 
     Returns: (H, W, 3), (H, W, 1) or (H, W, 4) uint8; of a JPEG by the accurate inverse DCT and
@@ -71,7 +73,11 @@ def decode(image: bytes, color: str = "rgb", *, upright: bool = False) -> Pixels
         if upright:
             with suppress(Exception):  # malformed EXIF is as good as none
                 ImageOps.exif_transpose(picture, in_place=True)
-        pixels = np.array(_to_8_bits(picture).convert(_MODES[color]))
+        plain = _to_8_bits(picture)
+        if color == "srgb":
+            pixels = np.array(to_srgb(plain, picture.info.get("icc_profile") or b""))
+        else:
+            pixels = np.array(plain.convert(_MODES[color]))
     return pixels.reshape(*pixels.shape[:2], -1)
 
 

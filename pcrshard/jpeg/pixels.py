@@ -8,7 +8,7 @@ decodes the rest, such as rare sampling factors.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from ..errors import FormatError, UnsupportedJpeg
 from ..memory import Buffer
 from ..native import Box, Color, Size
 from . import libjpeg_turbo
+from .color_profiles import first_segments, pixels_to_srgb, profile_mode, read_profile
 from .limits import check_cost
 from .markers import EOI, JpegMap, ScanHeader, map_jpeg, other_format
 from .other_formats import Pixels, crop_and_resize, decode
@@ -89,7 +90,7 @@ def decode_image(
     crop: Box | None = None,
     size: int | Size | None = None,
     layout: native.Layout = "hwc",
-    color: Color = "rgb",
+    color: Color | Literal["srgb"] = "rgb",
     upright: bool = True,
     smoothing: bool = SMOOTHING,
 ) -> Pixels:
@@ -104,7 +105,8 @@ def decode_image(
         crop: (y, x, height, width) in pixels of the full upright picture.
         size: Side, or (height, width), of the result, by antialiased bilinear interpolation.
         layout: ``hwc`` or ``chw``.
-        color: ``rgb``, or ``gray`` for one channel.
+        color: ``rgb`` as stored; ``srgb``, converted by the ICC profile, after resizing; or
+            ``gray`` for one channel.
         upright: Apply the EXIF orientation, like Pillow's ``exif_transpose``; ``False`` gives the
             stored pixels.
         smoothing: Smooth between the blocks of an image at a lower scan, as libjpeg-turbo does:
@@ -124,19 +126,24 @@ def decode_image(
     if isinstance(size, int | np.integer):
         size = (int(size), int(size))
     is_jpeg = not other_format(pieces[0])
-    if is_jpeg:
+    profile = read_profile(first_segments(pieces[0])) if is_jpeg and color == "srgb" else b""
+    # Pillow converts gray and CMYK by their profiles.
+    if is_jpeg and profile_mode(profile) in ("", "RGB"):
         try:
-            return native.decode(
+            pixels = native.decode(
                 pieces,
                 crop=crop,
                 size=size,
                 layout=layout,
-                color=color,
+                color="rgb" if color == "srgb" else color,
                 orientation=native.AUTO if upright else native.STORED,
                 smoothing=smoothing,
             )
         except UnsupportedJpeg:
             pass  # Pillow may support it
+        else:
+            pixels_to_srgb(pixels, profile, layout)
+            return pixels
     whole = b"".join((*pieces, EOI if is_jpeg else b""))
     pixels = crop_and_resize(decode(whole, color, upright=upright), crop, size)
     return arrange(pixels, layout)

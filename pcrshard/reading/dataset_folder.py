@@ -11,14 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from .. import storage
-from ..errors import StorageError
+from ..errors import FormatError, StorageError
 from ..format.dataset_index import (
     DATASET_INDEX,
     MAX_DATASET_INDEX_BYTES,
     DatasetIndex,
     ShardEntry,
+    ShardTable,
 )
-from ..format.tar_members import TRAILER
 from ..storage.retry import Retry
 from .shard import Shard
 
@@ -95,9 +95,7 @@ def open_dataset(
                 url=urls[0],
             ) from error.__cause__
         shards = [Shard(url, storage_options=storage_options, retry=retry) for url in urls]
-        with ThreadPoolExecutor(_HEAD_THREADS) as threads:
-            entries = tuple(threads.map(_entry, shards))
-        return DatasetIndex("", entries[0].num_groups, entries), urls
+        return _index_of(shards), urls
     if not by_name:
         return index, [storage.join(storage.parent(found), entry.name) for entry in index.shards]
     entry_of = {entry.name: entry for entry in index.shards}
@@ -107,22 +105,26 @@ def open_dataset(
             raise StorageError(
                 f"the {DATASET_INDEX} of its folder does not have it; {hint}", url=url
             )
-    chosen = tuple(entry_of[storage.file_name(url)] for url in urls)
-    return dataclasses.replace(index, shards=chosen), urls
+    chosen = [entry_of[storage.file_name(url)] for url in urls]
+    return dataclasses.replace(index, shards=ShardTable.of(chosen), counts=None), urls
 
 
-def _entry(shard: Shard) -> ShardEntry:
-    """Return what a shard's head says; one request."""
-    head = shard.head
-    return ShardEntry(
-        name=storage.file_name(shard.url),
-        num_samples=head.num_samples,
-        head_crc32c=head.crc32c,
-        shard_bytes=head.prefix_stops[-1] + len(TRAILER),
-        shard_crc32c=0,
-        prefix_stops=head.prefix_stops,
-        index_stop=head.index_stop,
-    )
+def _index_of(shards: Sequence[Shard]) -> DatasetIndex:
+    """Return an index of shards, from their heads and the schema of the first.
+
+    Every shard that is read is compared with that schema.
+    """
+    with ThreadPoolExecutor(_HEAD_THREADS) as threads:
+        heads = list(threads.map(lambda shard: shard.head, shards))
+    groups = {head.num_groups for head in heads}
+    if len(groups) > 1:
+        message = f"expected shards of one dataset, got shards of {sorted(groups)} scans"
+        raise FormatError(message, url=shards[0].url)
+    entries = [
+        ShardEntry.of_head(storage.file_name(shard.url), head)
+        for shard, head in zip(shards, heads, strict=True)
+    ]
+    return DatasetIndex(shards[0].index.schema, ShardTable.of(entries))
 
 
 def find_datasets(

@@ -1,17 +1,22 @@
-"""Convert the bytes of a field by its last extension, as WebDataset does."""
+"""Convert the bytes of a field to what its schema says."""
 
 from __future__ import annotations
 
+import io
 import json
+import math
+import tokenize
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from ..errors import FormatError
+from ..format.schema import PART_KINDS, Field, Schema
 from .prefix import Sample
 
 Convert = Callable[[Any], Any]
-INTEGERS = ("cls", "cls2", "count", "index", "inx", "id")
+INTEGER_KINDS = ("class", "integer")
 
 
 def _integer(data: bytes) -> int:
@@ -22,47 +27,67 @@ def _integer(data: bytes) -> int:
     return number
 
 
-CONVERSIONS: dict[str, Convert] = {
-    **dict.fromkeys(INTEGERS, _integer),
-    **dict.fromkeys(("json", "jsn"), json.loads),
-    **dict.fromkeys(("txt", "text", "transcript"), bytes.decode),
+def _array(data: bytes) -> Any:
+    """Parse an array in NumPy's format; nothing is unpickled."""
+    file = io.BytesIO(data)
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"expected version 1 or 2 of NumPy's format, got {version}")
+    read = (np.lib.format.read_array_header_1_0, np.lib.format.read_array_header_2_0)
+    shape, is_fortran, dtype = read[version[0] - 1](file)
+    if dtype.hasobject:
+        raise ValueError("expected numbers, got Python objects")
+    # Before memory is taken.
+    expected = math.prod(shape) * dtype.itemsize
+    if expected != len(data) - file.tell():
+        raise ValueError(f"expected {expected} bytes, got {len(data) - file.tell()}")
+    values = np.frombuffer(data, dtype, offset=file.tell()).copy()
+    return values.reshape(shape, order="F" if is_fortran else "C")
+
+
+# NumPy parses the header of an array as Python literals.
+_UNREADABLE = (ValueError, RecursionError, SyntaxError, tokenize.TokenError)
+_BY_KIND: dict[str, Convert] = {
+    **dict.fromkeys(INTEGER_KINDS, _integer),
+    "json": json.loads,
+    "text": bytes.decode,
+    "array": _array,
 }
+_BY_EXTENSION: dict[str, Convert] = {"json": json.loads, "jsn": json.loads, "npy": _array}
 
 
-@lru_cache
-def extension(field: str) -> str:
-    """Return the last extension of a field's name.
-
-    >>> extension("left.jpg")
-    'jpg'
-    """
-    return field.rpartition(".")[2]
+def converter(field: Field) -> Convert | None:
+    """Return the function from a field's bytes to its value; ``None`` if it stays bytes."""
+    if field.kind in PART_KINDS:
+        return _BY_EXTENSION.get(field.name.rpartition(".")[2])
+    return _BY_KIND.get(field.kind)
 
 
-def convert(name: str, value: Any, key: str) -> Any:
-    """Convert the value of a field, or each value of a list, by the field's last extension.
+def convert(field: Field, value: Any, key: str) -> Any:
+    """Convert the value of a field.
 
     Args:
-        name: Name of the field.
+        field: The field, from the schema of the dataset.
         value: Bytes, or ``None``; images are returned unchanged.
         key: Key of the sample, named in errors.
 
     Raises:
-        FormatError: The bytes do not match the extension.
+        FormatError: The bytes are not what the schema says.
     """
-    to_value = CONVERSIONS.get(extension(name))
+    to_value = converter(field)
     if to_value is None or value is None:
         return value
     try:
-        return list(map(to_value, value)) if isinstance(value, list) else to_value(value)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"field {name!r}: {error}", key=key) from error
+        return to_value(value)
+    except _UNREADABLE as error:
+        raise FormatError(f"field {field.name!r}: {error}", key=key) from error
 
 
-def convert_all(sample: Sample) -> Sample:
-    """Return a sample with every non-image field converted.
-
-    >>> convert_all({"__key__": "a", "cls": b"3", "json": b"[1]", "jpg": b"..."})
-    {'__key__': 'a', 'cls': 3, 'json': [1], 'jpg': b'...'}
-    """
-    return {name: convert(name, value, sample["__key__"]) for name, value in sample.items()}
+def convert_all(sample: Sample, schema: Schema) -> Sample:
+    """Return a sample with every field converted except images."""
+    key = sample["__key__"]
+    return {"__key__": key} | {
+        name: convert(schema.by_name[name], value, key)
+        for name, value in sample.items()
+        if name != "__key__"
+    }

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from .. import storage
 from ..arguments import ByteSize, Natural, check_fields, num_bytes
 from ..format.dataset_index import ShardEntry
+from ..format.schema import Schema
 from ..lazy import lazy
 from ..storage.retry import Retry
 from .prefix_cache import PrefixCache
@@ -57,11 +58,12 @@ class ReadOptions:
         limit = None if size is None else num_bytes("cache_bytes", size)
         return PrefixCache(os.fspath(self.cache_dir), limit, self.begun)
 
-    def open(self, url: str, entry: ShardEntry | None) -> Shard:
-        """Open a shard at a URL; ``entry``, from a dataset index, saves a request for its head."""
+    def open(self, url: str, entry: ShardEntry | None, schema: Schema | None = None) -> Shard:
+        """Open a shard at a URL; see :class:`Shard`."""
         return Shard(
             url,
             entry=entry,
+            schema=schema,
             storage_options=self.storage_options,
             retry=self.retry,
             cache=self.cache,

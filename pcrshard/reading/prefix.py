@@ -16,9 +16,10 @@ from ..checksum import crc32c
 from ..errors import CorruptIndex, CorruptJpeg, CorruptPiece, PCRError, ScanUnavailable
 from ..format.columns import ABSENT
 from ..format.group_table import GroupTable, decode_tables, group_starts, late_starts
-from ..format.names import OTHER_IMAGE_EXTENSIONS, is_other_image, numbered
+from ..format.names import numbered
 from ..format.scan import FULL, Scan, check_scan
-from ..format.shard_index import ShardIndex
+from ..format.shard_index import ShardIndex, State
+from ..jpeg.color_profiles import with_profile
 from ..jpeg.markers import EOI
 from ..jpeg.orientation import with_orientation
 from ..jpeg.split import join_pieces
@@ -127,7 +128,7 @@ class Prefix:
         self.scan = scan
         self._rows = range(position)
         self._num_scans = min(position, self.index.num_groups)
-        self.streams = tuple(field for field, _ in schema.streams) if position else ()
+        self.streams = schema.streams if position else ()
         late = {name: self._late[name] for name, first in schema.late if first <= position}
         self.fields: dict[str, Sequence[bytes | None]] = {**self.index.fields, **late}
         self.names = schema.names_at(position)
@@ -222,8 +223,7 @@ class Prefix:
             images = [self._image(unit) for unit in self.units_of(row, field)]
             if field in self.index.schema.lists:
                 return images
-            if images:
-                return images[0]
+            return images[0] if images else None
         if (field, row) in self.damaged:
             raise CorruptPiece(
                 f"expected the field {field} to have its CRC-32C",
@@ -241,24 +241,14 @@ class Prefix:
         units = [place]
         if self.index.schema.lists:
             units = list(range(*self.index.first_units[place : place + 2]))
-        return [unit for unit in units if self.index.dims[unit, 0]]
+        return [unit for unit in units if self.index.states[unit]]
 
-    def _oriented(self, unit: int, jpeg: Buffer) -> Buffer:
-        """Return a JPEG with an orientation tag, which only the metadata of full fidelity has."""
+    def _described(self, unit: int, jpeg: Buffer) -> Buffer:
+        """Return a JPEG with its ICC profile and orientation, which full fidelity has itself."""
+        if profile := self.index.profile(unit):
+            jpeg = with_profile(jpeg, profile)
         orientation = int(self.index.orientation[unit])
         return with_orientation(jpeg, orientation) if orientation > 1 else jpeg
-
-    def is_image(self, row: int, field: str) -> bool:
-        """Return whether to decode a field of a sample.
-
-        These are the JPEG fields, and images of other formats if the sample has no JPEG; next to a
-        JPEG, such images are taken for masks. So is ``mask.png`` next to ``png`` or ``webp``.
-        """
-        if field in self.streams or not is_other_image(field):
-            return field in self.streams
-        names = [*self.streams, *(OTHER_IMAGE_EXTENSIONS if "." in field else ())]
-        unchanged = [self.fields[name][row] for name in names if name in self.fields]
-        return not any([*unchanged, *(self.units_of(row, name) for name in self.streams)])
 
     def table(self, units: list[int]) -> Table:
         """Return the addresses of some images for the native core, valid while the prefix is.
@@ -280,15 +270,17 @@ class Prefix:
         """
         self._check(unit)
         first, *rest = self._pieces(unit)[: self._num_scans]
-        return [memoryview(self._oriented(unit, first)), *rest]
+        return [memoryview(self._described(unit, first)), *rest]
 
     def _image(self, unit: int) -> bytes:
         if self.damaged:
             self._check(unit)
         stop = 2 * self._num_scans
         scans = self._native[unit, :stop]
+        if self.index.states[unit] != State.LAYERED:
+            return join(scans).tobytes()
         if self.scan != FULL or not self.tables.sizes[-1, unit]:
-            return bytes(self._oriented(unit, join(scans, EOI).tobytes()))
+            return bytes(self._described(unit, join(scans, EOI).tobytes()))
         try:
             return join_pieces([join(scans).data], bytes(join(self._native[unit, stop:])))
         except CorruptJpeg as error:

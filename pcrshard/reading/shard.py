@@ -14,6 +14,7 @@ from .. import storage
 from ..errors import CorruptIndex, FormatError, naming
 from ..format.dataset_index import DATASET_INDEX, ShardEntry
 from ..format.scan import FULL, Scan
+from ..format.schema import Schema
 from ..format.shard_head import HEAD_STOP, Head, read_head
 from ..format.shard_index import ShardIndex, decode_index
 from ..lazy import lazy
@@ -35,6 +36,7 @@ class Shard:
         url: Local path, any fsspec URL, or ``pipe:COMMAND``.
         entry: The shard's entry in the dataset index. With it, a prefix takes one request, without
             it two.
+        schema: The schema of the dataset, which the shard's must equal.
         storage_options: fsspec storage options.
         retry: How to retry failed requests.
         cache: Cache of prefixes on local disk.
@@ -45,13 +47,17 @@ class Shard:
         url: str | os.PathLike[str],
         *,
         entry: ShardEntry | None = None,
+        schema: Schema | None = None,
         storage_options: storage.Options = None,
         retry: Retry | None = None,
         cache: PrefixCache | None = None,
     ) -> None:
         self.url = os.fspath(url)
         self.entry = entry
+        self.schema = schema
         self.cache = cache
+        # Identity of the content that the cache holds: the head's checksum.
+        self._content = ""
         self._how: dict[str, Any] = {"options": storage_options, "retry": retry or Retry()}
 
     def __repr__(self) -> str:
@@ -60,7 +66,7 @@ class Shard:
     @lazy
     def head(self) -> Head:
         """The head; costs one request of 1024 bytes at first use."""
-        return self._read_head(self._read(HEAD_STOP).data)
+        return self._read_head(self._read(HEAD_STOP, "").data)
 
     @lazy
     def index(self) -> ShardIndex:
@@ -184,57 +190,57 @@ class Shard:
     def _load_once(self, scan: Scan, cancel: Cancel, known: Buffer) -> Prefix:
         if self.entry is None and not known:
             # Read each time: the file may have been replaced since.
-            known = self._read(HEAD_STOP, cancel=cancel).data
-        stop = self._stop(self.entry or self._read_head(known), scan)
-        buffer = self._read(stop, known=known, cancel=cancel)
+            known = self._read(HEAD_STOP, "", cancel=cancel).data
+        about = self.entry or ShardEntry.of_head("", self._read_head(known))
+        if not self.url.startswith(PIPE):  # a command may write something else each time
+            self._content = f"{about.head_crc32c:08x}"
+        stop = self._stop(about, scan)
+        buffer = self._read(stop, self._content, known=known, cancel=cancel)
         head = self._read_head(buffer.data)
         index = decode_index(head, buffer.data[HEAD_STOP : head.body_stop], url=self.url)
+        if self.schema not in (None, index.schema):
+            raise CorruptIndex(
+                f"the shard's fields are not those of the dataset: expected {self.schema}, got "
+                f"{index.schema}",
+                url=self.url,
+            )
         return Prefix(self, index, buffer, scan)
 
     def _read(
         self,
         stop: int,
+        content: str,
         *,
         known: Buffer = b"",
         cancel: Cancel = None,
     ) -> NDArray[np.uint8]:
-        """Read ``[0, stop)``, through the cache if there is one; ``known`` is the first part."""
+        """Read ``[0, stop)``; ``known`` is the first part.
+
+        Args:
+            stop: Bytes to read.
+            content: Identity of the content, to read through the cache; empty to read the store.
+            known: The first bytes.
+            cancel: Set by another thread to end a remote read.
+        """
         buffer = storage.allocate(self.url, 0, stop)
         done, view = len(known), buffer.data
         view[:done] = known
         fetch: Fetch = partial(storage.read_into, self.url, cancel=cancel, **self._how)
-        if self.cache is None or not self._content:
+        if self.cache is None or not content:
             fetch(done, view[done:])
         else:
-            self.cache.read(self.url, self._content, view, fetch, start=done, cancel=cancel)
+            self.cache.read(self.url, content, view, fetch, start=done, cancel=cancel)
         return buffer
 
-    @lazy
-    def _content(self) -> str:
-        """The identity for the cache, none for what a command may write differently each time.
-
-        Costs one request without a dataset index.
-        """
-        entry = self.entry
-        # The entry of a shard that was named by itself is from its head, without a checksum of the
-        # file: metadata of the same size may have changed.
-        if entry is None or not entry.shard_crc32c:
-            if self.url.startswith(PIPE):
-                return ""
-            return storage.identity(self.url, **self._how)
-        return f"{entry.head_crc32c:08x} {entry.shard_bytes} {entry.shard_crc32c:08x}"
-
     def _forget(self) -> None:
-        if self.cache is not None:
+        if self.cache is not None and self._content:
             self.cache.forget(self.url, self._content)
-            del self._content
 
     def _read_head(self, start: Buffer) -> Head:
         head = read_head(start, url=self.url)
         if self.entry is None:
             return head
-        found = (head.crc32c, head.num_samples, head.stops)
-        if found != (self.entry.head_crc32c, self.entry.num_samples, self.entry.stops):
+        if ShardEntry.of_head(self.entry.name, head) != self.entry.staged(None):
             raise CorruptIndex(
                 f"the shard is not the one that {DATASET_INDEX} describes: it was replaced, "
                 "or the index is old",

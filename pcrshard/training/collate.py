@@ -14,13 +14,16 @@ from torch.utils.data import default_collate, default_convert
 
 from ..errors import naming
 from ..format.scan import FULL
+from ..format.schema import IMAGE, Field
+from ..format.shard_index import ShardIndex, State
+from ..jpeg.color_profiles import profile_mode
 from ..jpeg.image_decoder import ImageDecoder
 from ..jpeg.views import Picture
 from ..lazy import lazy
 from ..memory import borrow_array
 from ..native.pieces import empty_table
 from ..native.pool import Batch, Pool, draw_key, draw_keys
-from ..reading.field_values import CONVERSIONS, INTEGERS, convert, extension
+from ..reading.field_values import INTEGER_KINDS, convert
 from ..reading.prefix import Prefix
 from .epoch_order import Key
 from .shard_set import Row
@@ -39,6 +42,9 @@ ImageChoice = Annotated[
 ]
 
 
+# The key of a sample is a text, too.
+_KEY = Field("__key__", "text")
+_PLAIN_KINDS = (*INTEGER_KINDS, "text", "json")
 # torch does not annotate it.
 _as_tensors: Callable[[Any], Any] = default_convert
 
@@ -107,9 +113,8 @@ class Collator:
         for name, values in columns.items():
             found = sum(value is not None for value in values)
             if found == len(rows) or (found and self.fields is None):
-                is_list = any(name in prefix.index.schema.lists for prefix in prefixes)
-                has_one_each = not is_list and len(set(map(type, values))) == 1
-                batch[name] = self._column(name, values, has_one_each)
+                fields = (each.index.schema.by_name.get(name) for each in prefixes)
+                batch[name] = self._column(next(filter(None, fields), _KEY), values)
         return self._chosen(batch, rows)
 
     def _sample(self, columns: Columns, place: int, row: Row) -> Any:
@@ -163,10 +168,13 @@ class Collator:
     def _value(self, name: str, row: Row) -> Any:
         """Return a field of a sample, an image decoded."""
         number, prefix, place = row
+        if name not in prefix.names:
+            return None
         key = prefix.index.keys[place]
         image = self.image
-        if image is None or not prefix.is_image(place, name):
-            return convert(name, prefix.value(place, name), key)
+        field = prefix.index.schema.by_name[name]
+        if image is None or not field.is_image:
+            return convert(field, prefix.value(place, name), key)
         if prefix.scan == FULL and prefix.units_of(place, name):
             # A decoder needs no metadata.
             prefix = prefix.at(prefix.index.num_groups)
@@ -182,13 +190,14 @@ class Collator:
             return list(map(decode, value))
         return None if value is None else decode(value)
 
-    def _column(self, name: str, values: list[Any], has_one_each: bool) -> Any:
-        """Collate the values of a field; missing ones are ``None``, and some images bytes."""
-        last = extension(name)
-        image = None if last in CONVERSIONS else self.image
-        if has_one_each and (last in INTEGERS or (image is not None and image.is_sized)):
-            return default_collate(values)  # leaves strings and bytes as they are
-        return values if image is None else _as_tensors(values)
+    def _column(self, field: Field, values: list[Any]) -> Any:
+        """Collate the values of a field; missing ones are ``None``."""
+        is_sized = field.kind == IMAGE and self.image is not None and self.image.is_sized
+        has_one_each = len(set(map(type, values))) == 1
+        if has_one_each and (is_sized or field.kind in INTEGER_KINDS):
+            return default_collate(values)
+        # Texts and values from JSON stay as they are.
+        return values if field.kind in _PLAIN_KINDS else _as_tensors(values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,6 +211,8 @@ class FieldImages:
         is_list: Whether the field is a list of images.
         image: The decoder.
         batch: The images in the pool.
+        profiles: With the color ``srgb``, the RGB profile of each image, ``None`` if the pool's
+            pixels cannot be converted.
     """
 
     arrays: list[torch.Tensor]
@@ -209,6 +220,7 @@ class FieldImages:
     is_list: bool
     image: ImageDecoder
     batch: Batch
+    profiles: list[bytes | None]
 
     def collated(self) -> Any:
         """Return the images of the whole batch, if all were decoded and are no lists."""
@@ -221,7 +233,13 @@ class FieldImages:
     @lazy
     def decoded(self) -> list[bool]:
         """For each sample, whether all of its images were decoded; waits for the decoding."""
-        each = self.batch.wait()
+        each = list(self.batch.wait())
+        arrays = [array.numpy() for array in self.arrays]
+        for place, profile in enumerate(self.profiles):
+            if profile is None:
+                each[place] = False
+            elif each[place]:
+                self.image.convert(arrays, place, profile)
         return [all(each[start:stop]) for start, stop in itertools.pairwise(self.first)]
 
     def value(self, position: int) -> Any:
@@ -271,9 +289,13 @@ def _begin_field(
     tables = [prefix.table(units) for prefix, (_, units) in images.items()]
     table = empty_table(len(ids), max(own.shape[1] for own in tables))
     orientations = np.zeros(len(ids), np.uint8)
+    profiles: list[bytes | None] = [b""] * len(ids) if image.color == "srgb" else []
     for own, (prefix, (places, units)) in zip(tables, images.items(), strict=True):
         table[places, : own.shape[1]] = own
         orientations[places] = prefix.index.orientation[units]
+        if profiles:
+            for place, unit in zip(places, units, strict=True):
+                profiles[place] = _rgb_profile(prefix.index, unit)
     # torch reuses pinned memory only after pending copies from it complete.
     arrays = [
         torch.empty(shape, dtype=torch.uint8, pin_memory=True)
@@ -289,4 +311,12 @@ def _begin_field(
         orientations=orientations,
         keep=prefixes,
     )
-    return FieldImages(arrays, first, is_list, image, batch)
+    return FieldImages(arrays, first, is_list, image, batch, profiles)
+
+
+def _rgb_profile(index: ShardIndex, unit: int) -> bytes | None:
+    """Return the profile of pixels that the pool decodes; ``None`` if it does not know it."""
+    if index.states[unit] >= State.WHOLE:  # the file itself has it
+        return None
+    profile = index.profile(unit)
+    return profile if profile_mode(profile) in ("", "RGB") else None

@@ -11,12 +11,14 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from .. import storage
 from ..arguments import ByteSize, Natural, checked, num_bytes
 from ..checksum import crc32c
 from ..format.scan import FULL, Scan
+from ..format.schema import Field
 from ..jpeg.image_decoder import ImageDecoder
 from ..lazy import lazy
 from ..reading.field_values import convert
@@ -27,6 +29,8 @@ from ..storage.retry import Retry
 from .collate import Collator, ImageChoice
 from .epoch_order import SPLIT, Ints, Rules, random_words, share_out
 from .shard_set import RecentPrefixes, ShardSet
+
+_LABEL = Field("cls", "class")
 
 
 class PCRDataset(Dataset[Any]):
@@ -143,9 +147,9 @@ class PCRDataset(Dataset[Any]):
         Raises:
             ValueError: A sample has no integer ``cls``.
         """
-        keys, found, _ = self.shards.columns
+        keys, found = self.shards.columns[:2]
         try:
-            numbers = [convert("cls", found[each] or b"", keys[each]) for each in self.ids]
+            numbers = [convert(_LABEL, found[each] or b"", keys[each]) for each in self.ids]
         except ValueError as error:
             raise ValueError(
                 f"expected an integer cls in each sample, or split(stratify=False): {error}"
@@ -159,6 +163,15 @@ class PCRDataset(Dataset[Any]):
         Reads the index of each shard once, in parallel.
         """
         return self.shards.columns.sizes.take(self.ids, axis=0)
+
+    @property
+    def decodable(self) -> NDArray[np.bool_]:
+        """Whether a decoder could decode each image of each sample, (N,) bool, when encoded.
+
+        ``dataset.subset(dataset.decodable)`` leaves out the files that ``encode --on-error keep``
+        kept although nothing could decode them. Reads the index of each shard once, in parallel.
+        """
+        return self.shards.columns.decodable.take(self.ids)
 
     @property
     def shard_sizes(self) -> Ints:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import os
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .. import storage
 from ..checksum import crc32c
 from ..format.scan import Scan
+from ..format.schema import Schema
+from ..format.shard_index import State
 from ..jpeg.orientation import upright_sizes
 from ..lazy import PerProcess, lazy
 from ..reading.dataset_folder import check_claims, is_shard, open_dataset
@@ -47,12 +51,15 @@ class Columns(NamedTuple):
         keys: The key of each sample.
         labels: ``cls`` of each sample, as bytes, or ``None``.
         sizes: (N, 2) int64, height and width in pixels of each sample's first image, upright; 0, 0
-            without a JPEG.
+            if unknown.
+        decodable: (N,) bool, whether a decoder could decode every image of the sample when it was
+            encoded.
     """
 
     keys: list[str]
     labels: list[bytes | None]
     sizes: Ints
+    decodable: NDArray[np.bool_]
 
 
 class ShardSet:
@@ -68,6 +75,7 @@ class ShardSet:
         entries: Entry of each shard in its dataset index.
         starts: (shards + 1,) int64 id of each shard's first sample, then the number of samples.
         datasets: (datasets + 1,) position of each dataset's first shard, then their number.
+        schemas: Schema of each dataset.
         classes: Names of the classes, the same in all datasets that have names.
         num_classes: The largest number of classes; 0 if no index says.
         name: Name of the datasets in messages.
@@ -97,6 +105,8 @@ class ShardSet:
                 "expected datasets of the same classes, got other ones in "
                 + " and ".join(map(redact_url, named_by.values()))
             )
+        self.schemas = [index.schema for index, _ in found]
+        _check_alike(self.schemas, [redact_url(urls[0]) for _, urls in found])
         self.classes = next(iter(named_by), ())
         self.num_classes = max(index.num_classes for index, _ in found)
         self.name = " and ".join(redact_url(os.fspath(url)) for url in named)
@@ -119,19 +129,27 @@ class ShardSet:
         """
         with ThreadPoolExecutor(_INDEX_THREADS) as threads:
             found = threads.map(self._read_columns, range(len(self.urls)))
-            keys, labels, sizes = zip(*found, strict=True)
+            keys, labels, sizes, decodable = zip(*found, strict=True)
         chained = itertools.chain.from_iterable
-        return Columns(list(chained(keys)), list(chained(labels)), np.concatenate(sizes))
+        return Columns(
+            list(chained(keys)),
+            list(chained(labels)),
+            np.concatenate(sizes),
+            np.concatenate(decodable),
+        )
 
     def _read_columns(self, shard: int) -> Columns:
         index = self.open(shard).index
         labels = index.fields.get("cls", [None] * index.num_samples)
-        counts = index.unit_counts.sum(axis=1)
-        has_image = counts > 0
+        # The sample of each unit.
+        owners = np.repeat(np.arange(index.num_samples), index.unit_counts.sum(axis=1))
         sizes = np.zeros((index.num_samples, 2), np.int64)
-        upright = upright_sizes(index.dims, index.orientation)
-        sizes[has_image] = upright[(counts.cumsum() - counts)[has_image]]
-        return Columns(list(index.keys), list(labels), sizes)
+        known = np.flatnonzero(index.dims[:, 0])[::-1]
+        # Of several, the last assignment counts: that of the first image.
+        sizes[owners[known]] = upright_sizes(index.dims, index.orientation)[known]
+        decodable = np.ones(index.num_samples, np.bool_)
+        decodable[owners[index.states == State.UNDECODABLE]] = False
+        return Columns(list(index.keys), list(labels), sizes, decodable)
 
     def places(self, samples: Ints) -> Iterator[tuple[int, int, int]]:
         """Return the (sample, shard, row) of each of (samples,) int64 ids."""
@@ -152,7 +170,21 @@ class ShardSet:
 
     def open(self, shard: int) -> Shard:
         """Open a shard."""
-        return self.options.open(self.urls[shard], self.entries[shard])
+        schema = self.schemas[bisect.bisect_right(self.datasets, shard) - 1]
+        return self.options.open(self.urls[shard], self.entries[shard], schema)
+
+
+def _check_alike(schemas: Sequence[Schema], names: Sequence[str]) -> None:
+    """Refuse datasets in which a field of the same name holds something else."""
+    known: dict[str, tuple[str, str]] = {}
+    for schema, name in zip(schemas, names, strict=True):
+        for field in schema.fields:
+            kind, other = known.setdefault(field.name, (field.kind, name))
+            if kind != field.kind:
+                raise ValueError(
+                    f"expected field {field.name!r} to hold the same in all datasets, got {kind} "
+                    f"in {other} and {field.kind} in {name}"
+                )
 
 
 class _Held:

@@ -11,16 +11,14 @@ from typing import Any
 
 from ..format.dataset_index import DatasetIndex
 from ..format.scan import FULL
-from ..format.schema import Schema
 from ..redaction import redact_url
 
 # Column types that the stock `webdataset` loader gives preview fields.
-_KINDS = {"cls": "int64", "txt": "string"}
+_TYPES = {"cls": "int64", "txt": "string"}
 
 
 def dataset_card(
     splits: Mapping[str, DatasetIndex],
-    schema: Schema,
     *,
     name: str,
     url: str,
@@ -31,15 +29,14 @@ def dataset_card(
     Args:
         splits: The index of each split, in the folder of its name; ``{"": index}`` for a folder
             that is itself a dataset.
-        schema: The schema of the first shard.
         name: Title of the card.
         url: URL from which jobs will read the dataset.
         license: An identifier such as ``cc-by-4.0``, or empty.
     """
     header = {"pretty_name": name} | ({"license": license} if license else {})
-    header |= _header(splits, schema)
+    header |= _header(splits)
     lines = [f"{key}: {_as_yaml(value)}" for key, value in header.items()]
-    return "\n".join(["---", *lines, "---", _body(splits, schema, name, url)])
+    return "\n".join(["---", *lines, "---", _body(splits, name, url)])
 
 
 def _as_yaml(value: object) -> str:
@@ -48,8 +45,9 @@ def _as_yaml(value: object) -> str:
     return "".join(char if char.isprintable() else f"\\U{ord(char):08X}" for char in text)
 
 
-def _header(splits: Mapping[str, DatasetIndex], schema: Schema) -> dict[str, Any]:
+def _header(splits: Mapping[str, DatasetIndex]) -> dict[str, Any]:
     first = next(iter(splits.values()))
+    schema = first.schema
     header: dict[str, Any] = {
         "library_name": "pcrshard",
         "tags": ["pcrshard", "webdataset", "image"],
@@ -63,21 +61,22 @@ def _header(splits: Mapping[str, DatasetIndex], schema: Schema) -> dict[str, Any
         for split in splits
     ]
     header["configs"] = [{"config_name": "default", "data_files": files}]
-    if set(schema.preview_fields) <= set(_KINDS):
+    if set(schema.preview_fields) <= set(_TYPES):
         # The stock loader's columns, in its order, so that labels get names.
         names = {str(label): name for label, name in enumerate(first.classes)}
-        kinds: dict[str, Any] = {name: _KINDS[name] for name in schema.preview_fields}
-        if "cls" in kinds and names:
-            kinds["cls"] = {"class_label": {"names": names}}
-        kinds |= {name: "image" for name, _ in schema.streams}
-        kinds |= {"__key__": "string", "__url__": "string"}
-        features = [{"name": name, "dtype": kind} for name, kind in kinds.items()]
+        types: dict[str, Any] = {name: _TYPES[name] for name in schema.preview_fields}
+        if "cls" in types and names:
+            types["cls"] = {"class_label": {"names": names}}
+        types |= dict.fromkeys(schema.streams, "image")
+        types |= {"__key__": "string", "__url__": "string"}
+        features = [{"name": name, "dtype": kind} for name, kind in types.items()]
         header["dataset_info"] = {"features": features}
     return header
 
 
-def _body(splits: Mapping[str, DatasetIndex], schema: Schema, name: str, url: str) -> str:
+def _body(splits: Mapping[str, DatasetIndex], name: str, url: str) -> str:
     first_split, first = next(iter(splits.items()))
+    schema = first.schema
     contents = "\n".join(
         f"- {split}{split and ': '}{index.num_samples} samples in {len(index.shards)} shards"
         for split, index in splits.items()

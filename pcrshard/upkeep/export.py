@@ -15,8 +15,8 @@ from ..encoding.labels import label_of
 from ..errors import EncodeError, FormatError, PCRError
 from ..format.names import is_jpeg_field, is_other_image, valid_key
 from ..format.scan import FULL, Scan
-from ..format.shard_head import BLOCK
-from ..format.tar_members import TRAILER, tar_header
+from ..format.shard_head import BLOCK, TRAILER
+from ..format.tar_members import tar_header
 from ..jpeg.markers import other_format
 from ..jpeg.pixels import make_baseline
 from ..reading.prefix import OnError, Sample, number_lists

@@ -15,16 +15,15 @@ from threading import Event
 from typing import NamedTuple
 
 from .. import storage
-from ..checksum import crc32c
 from ..errors import CorruptIndex, EncodeError, FormatError
-from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry, resolve_scan
+from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry, ShardTable, resolve_scan
 from ..format.scan import FULL, Scan, check_scan
-from ..format.shard_head import HEAD_STOP, read_head
-from ..format.tar_members import TRAILER
+from ..format.shard_head import HEAD_STOP, TRAILER, read_head
 from ..memory import Buffer
 from ..reading.dataset_folder import open_dataset
 from ..reading.shard import Shard
 from ..storage.locks import hold_lock
+from .verify import check_layout
 
 
 class Staged(NamedTuple):
@@ -48,7 +47,7 @@ def stage(
     """Copy the prefixes of a scan to a local folder.
 
     Intact bytes of an earlier or interrupted run are kept, and only the rest is fetched. Every
-    piece of a prefix is verified against its checksum, a whole shard against the file's; damaged
+    piece of a prefix is verified against its checksum, which the shard's identity covers; damaged
     bytes are fetched once more. Processes with the same ``dst`` copy one at a time. The dataset
     index is written last, so readers of an earlier stage are not disturbed.
 
@@ -99,7 +98,8 @@ def stage(
             cancel.set()
             pool.shutdown(cancel_futures=True)
             raise
-        index = replace(source, shards=tuple(future.result().entry for future in futures))
+        entries = (future.result().entry for future in futures)
+        index = replace(source, shards=ShardTable.of(entries))
         with storage.atomic_write(os.path.join(dst, DATASET_INDEX)) as file:
             file.write(index.encode())
     return index
@@ -110,8 +110,7 @@ def _check_destination(dst: str, source: DatasetIndex) -> None:
     heads = {entry.name: entry.head_crc32c for entry in source.shards}
     if os.path.exists(os.path.join(dst, DATASET_INDEX)):
         earlier, _ = open_dataset(dst)
-        contents = {entry.name: _content(entry) for entry in source.shards}
-        if any(contents.get(entry.name) != _content(entry) for entry in earlier.shards):
+        if any(heads.get(entry.name) != entry.head_crc32c for entry in earlier.shards):
             raise EncodeError(
                 f"{dst} holds another dataset, or an older version of this one: "
                 "remove it, or stage to another folder"
@@ -122,11 +121,6 @@ def _check_destination(dst: str, source: DatasetIndex) -> None:
             if read_head(file.read(HEAD_STOP)).crc32c in heads.values():
                 continue
         raise EncodeError(f"{path} is not of this dataset: remove it, or stage to another folder")
-
-
-def _content(entry: ShardEntry) -> tuple[int, int, int]:
-    """Return what identifies a shard's content; its head alone does not cover the pieces."""
-    return entry.head_crc32c, entry.shard_bytes, entry.shard_crc32c
 
 
 class _Copy(NamedTuple):
@@ -156,31 +150,26 @@ class _Copy(NamedTuple):
         """Return the highest scan of an intact earlier copy, N + 1 for a whole file; its bytes."""
         entry = self.entry.staged(None)
         size = os.path.getsize(self.path) if os.path.isfile(self.path) else 0
-        if size == entry.shard_bytes:
-            data = storage.read(self.path, 0, size).data
-            if crc32c(data) == entry.shard_crc32c:
-                return entry.num_groups + 1, data
-        held = sum(stop <= size for stop in entry.prefix_stops[:-1])
+        is_whole = size == entry.shard_bytes
+        held = sum(stop <= size for stop in entry.prefix_stops[:-1]) + is_whole
         if held:
+            scan = FULL if is_whole else held
             with suppress(FormatError):
-                prefix = Shard(self.path, entry=entry).load(held)
-                if not prefix.damaged:
-                    return held, prefix.buffer.data
+                prefix = Shard(self.path, entry=entry).load(scan)
+                data = storage.read(self.path, 0, size).data if is_whole else prefix.buffer.data
+                if not (prefix.damaged or check_layout(self.path, prefix.index, scan, data)):
+                    return held, data
         return 0, b""
 
     def _load(self, known: Buffer) -> Buffer:
         """Return the prefix of the scan, verified; ``known`` are its first bytes."""
-        # Headers and padding are covered only by the checksum of the whole file, so that those of
-        # the known bytes may be damaged, too.
+        # No checksum covers headers and padding, so that those of the known bytes may be damaged.
         for first in (known, b""):
             prefix = self.source.load(self.scan, cancel=self.cancel, known=first)
             if prefix.damaged:
                 list(prefix.samples())  # raises the first error
             data = prefix.buffer.data
-            # Without a dataset index, the checksum of the file is not known, and 0.
-            known_crc = self.scan == FULL and self.entry.shard_crc32c
-            if not known_crc or crc32c(TRAILER, crc32c(data)) == known_crc:
+            problems = check_layout(self.source.url, prefix.index, self.scan, data)
+            if not problems:
                 return data
-        raise CorruptIndex(
-            "the checksum of the file is not that of the dataset index", url=self.source.url
-        )
+        raise CorruptIndex(str(problems[0]))

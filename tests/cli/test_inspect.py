@@ -90,6 +90,5 @@ def test_info_of_a_dataset_written_from_python(tmp_path, cli):
         writer.write({"__key__": "a", "jpg": make_jpeg(), "txt": "x"})
     status, text, _ = cli("info", tmp_path)
     assert status == 0
-    assert (
-        "layout: preview\nstreams: jpg\nlists: -\nfields: -\ndeferred: txt=5\nclasses: -\n" in text
-    )
+    fields = "fields: jpg=image, txt=text\ndeferred: txt=5\nclasses: -\n"
+    assert f"layout: preview\n{fields}" in text

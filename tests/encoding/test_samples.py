@@ -5,7 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import within
 
-from pcrshard.encoding.samples import FieldRef, SampleRef, find_lists, unique_keys
+from pcrshard.encoding.samples import unique_keys
+from pcrshard.errors import EncodeError
+from pcrshard.format.kinds import find_lists
 from pcrshard.format.names import is_metadata, valid_key
 
 
@@ -32,10 +34,9 @@ def test_many_urls_that_differ_in_their_query_only():
 
 
 def numbered_samples(*places):
-    """Return samples of a tar with images of these numbers."""
+    """Return the keys of samples and the names of their images of these numbers."""
     return [
-        SampleRef(str(row), tuple(FieldRef(f"images.{i}.jpg", "t.tar") for i in reversed(own)))
-        for row, own in enumerate(places)
+        (str(row), [f"images.{i}.jpg" for i in reversed(own)]) for row, own in enumerate(places)
     ]
 
 
@@ -43,22 +44,31 @@ def numbered_samples(*places):
     ("places", "is_list"),
     [
         ([(0, 1, 2), (), (0,)], True),
-        ([(0, 1), (0,)], True),
+        ([(0, 1), (0, 1)], True),
+        ([(0,), ()], True),
         ([range(64), (0,)], True),
-        # Two cameras in each sample, for example, stay two fields.
-        ([(0, 1), (0, 1)], False),
-        ([(0,), ()], False),
-        ([range(65), (0,)], False),
+        ([(1, 2), (1, 2)], False),
+        ([range(65)], False),
     ],
 )
-def test_numbered_images_are_a_list_if_their_number_differs(places, is_list):
-    """Some samples with one image, some with three, some with none: that is a list."""
-    samples = numbered_samples(*places)
-    assert find_lists(samples) == (("images.jpg",) if is_list else ())
+def test_images_numbered_from_0_are_a_list(places, is_list):
+    """However many there are: a split whose samples all have two has the field of another, where
+    their number varies.
+    """
+    assert find_lists(numbered_samples(*places), ()) == ({"images.jpg"} if is_list else set())
 
 
-def test_a_list_with_a_gap_is_no_list():
-    """Images 0 and 2 cannot be told from 0 and 1 in a list: they stay fields."""
-    gap = numbered_samples((0, 2), (0,))
-    named = [*numbered_samples((0, 1, 2)), SampleRef("s", (FieldRef("images.jpg", "t.tar"),))]
-    assert find_lists(gap) == find_lists(named) == ()
+@pytest.mark.parametrize("places", [[(0, 2), (0,)], [range(65), (0,)]])
+def test_a_list_with_a_gap_is_refused(places):
+    """Images 0 and 2 would become 0 and 1 in a list: the sample and the way out are named."""
+    with pytest.raises(EncodeError, match="keep-numbered") as caught:
+        find_lists(numbered_samples(*places), ())
+    assert caught.value.key == "0"
+
+
+def test_a_field_that_is_one_image_and_a_list_is_refused():
+    """A job could not tell what is in it."""
+    samples = [*numbered_samples((0, 1)), ("s", ["images.jpg"])]
+    with pytest.raises(EncodeError, match="a list of images in every sample"):
+        find_lists(samples, ())
+    assert find_lists([("s", ["jpg"])], ("views.jpg",)) == {"views.jpg"}

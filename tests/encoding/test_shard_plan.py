@@ -166,9 +166,9 @@ def test_a_source_without_images_is_refused(tmp_path):
 def test_more_shards_than_a_dataset_index_may_name(tmp_path, monkeypatch):
     """A dataset whose pcr.json no reader would accept is refused before anything is written."""
     write_files(tmp_path / "src", {f"{i}.jpg": make_jpeg(0) for i in range(40)})
-    monkeypatch.setattr("pcrshard.encoding.shard_plan.MAX_DATASET_INDEX_BYTES", 8000)
+    monkeypatch.setattr("pcrshard.format.dataset_index.MAX_DATASET_INDEX_BYTES", 3600)
     with pytest.raises(EncodeError, match=r"at most \d\d shards.*got 40.*samples-per-shard"):
         run_encode(tmp_path / "src", tmp_path / "out", num_shards=40)
     assert not (tmp_path / "out").exists()
     run_encode(tmp_path / "src", tmp_path / "out", num_shards=20)
-    assert len((tmp_path / "out" / "pcr.json").read_bytes()) < 8000
+    assert len((tmp_path / "out" / "pcr.json").read_bytes()) < 3600

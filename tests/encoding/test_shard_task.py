@@ -40,7 +40,7 @@ ODD = {
     ("on_error", "outcomes"),
     [
         ("skip", {"broken": "skipped", "liar": "skipped"}),
-        ("keep", {"broken": "kept", "liar": "kept"}),
+        ("keep", {"broken": "undecodable", "liar": "kept"}),
         ("reencode", {"broken": "skipped", "liar": "reencoded"}),
     ],
 )
@@ -62,7 +62,7 @@ def test_what_becomes_of_files_that_cannot_be_rearranged(tmp_path, on_error, out
         left_out = {key for key, outcome in outcomes.items() if outcome == "skipped"}
         assert images.keys() == {"good", "broken", "liar"} - left_out
         for key, outcome in outcomes.items():
-            assert outcome != "kept" or images[key] == ODD[f"{key}.jpg"]
+            assert outcome not in ("kept", "undecodable") or images[key] == ODD[f"{key}.jpg"]
     if on_error == "reencode":
         assert Image.open(io.BytesIO(images["liar"])).size == (30, 20)
 

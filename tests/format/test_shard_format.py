@@ -1,36 +1,82 @@
 """How shards are written: which field is where, and what cannot be."""
 
+import msgspec
 import pytest
 
 from pcrshard import ShardFormat
 from pcrshard.errors import EncodeError
-from pcrshard.format.shard_format import FieldNames
+from pcrshard.format.kinds import decide_kinds, read_kinds
 
-NAMES = FieldNames(
-    (("views.jpg", "jpegs"), ("jpg", "jpeg")), ("cls", "npy", "mask.npy", "json", "png")
-)
+KINDS = decide_kinds([("jpg", "cls", "npy", "mask.npy", "json", "png")], {}) | {
+    "views.jpg": "images"
+}
 
 
 def test_late_fields_are_found_by_name_and_by_extension():
-    """A name wins over its last extension; images that are no JPEG wait for scan 1."""
+    """A name wins over its last extension; pictures that are no images wait for scan 1."""
     fmt = ShardFormat(deferred={"npy": 5, "mask.npy": 2, "json": "full"})
-    schema = fmt.schema(NAMES)
+    schema = fmt.schema(KINDS)
     assert dict(schema.late) == {"npy": 5, "mask.npy": 2, "json": 11, "png": 1}
-    assert schema.fields == ("cls",)
-    assert schema.streams == (("jpg", "jpeg"), ("views.jpg", "jpegs"))
+    assert schema.columns == ("cls",)
+    assert schema.streams == ("jpg", "views.jpg")
     assert schema.lists == ("views.jpg",)
-
-
-def test_a_kept_file_waits_for_scan_1():
-    """A field with the name of a JPEG field is a file that was kept: it comes with the images."""
-    schema = ShardFormat().schema(FieldNames((("jpg", "jpeg"),), ("cls", "jpg")))
-    assert (schema.fields, schema.late) == (("cls",), (("jpg", 1),))
 
 
 def test_only_early_fields_are_previewed():
     """A preview shows what every reader has."""
-    fmt = ShardFormat(layout="preview", preview_fields=("cls", "npy"), deferred={"npy": 5})
-    assert fmt.schema(NAMES).preview_fields == ("cls",)
+    fmt = ShardFormat(layout="preview", preview_fields=("cls",), deferred={"npy": 5})
+    assert fmt.schema(KINDS).preview_fields == ("cls",)
+    fmt = ShardFormat(layout="preview", preview_fields=("npy",), deferred={"npy": 5})
+    with pytest.raises(EncodeError, match="preview_fields"):
+        fmt.schema(KINDS)
+
+
+@pytest.mark.parametrize(
+    ("samples", "png", "mask"),
+    [
+        # As in a folder of JPEGs and PNGs.
+        ([("jpg",), ("png",)], "image", None),
+        ([("jpg", "png")], "file", None),
+        ([("png", "mask.png"), ("png",)], "image", "file"),
+        ([("jpg", "mask.png"), ("mask.png",)], None, "file"),
+        ([("mask.png", "cls")], None, "image"),
+    ],
+)
+def test_a_picture_beside_another_is_no_image(samples, png, mask):
+    """Whether a PNG is an image to train on or belongs to one is the same for all samples of a
+    dataset, in whatever batch they are.
+    """
+    kinds = decide_kinds(samples, {})
+    assert (kinds.get("png"), kinds.get("mask.png")) == (png, mask)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "why"),
+    [
+        ({"mask.jpg": "mask"}, "lossless"),
+        ({"cls": "klass"}, "expected a kind of"),
+        ({"json:a.b": "mask"}, "expected a kind of"),
+        ({"txt:a": "boxes", "txt": "text"}, "expected kind json"),
+        ({"npy": "image"}, "extension of an image"),
+    ],
+)
+def test_a_kind_that_does_not_fit_is_refused(kinds, why):
+    """A mask in a lossy format, an unknown kind, a part of something that is not JSON."""
+    with pytest.raises(EncodeError, match=why):
+        read_kinds(kinds)
+
+
+def test_kinds_of_fields_and_of_their_parts():
+    """Boxes are where the user says, in the coordinates that the user says."""
+    given = {"png": "mask", "json:objects.bbox": "boxes:xywh", "b.npy": "boxes"}
+    fields, parts = read_kinds(given, ["two.jpg"])
+    schema = ShardFormat().schema(KINDS | fields, parts)
+    assert schema.lists == ("two.jpg", "views.jpg") or schema.lists == ("views.jpg", "two.jpg")
+    found = {name: field.kind for name, field in schema.by_name.items()}
+    assert (found["png"], found["json"], found["b.npy"]) == ("mask", "json", "boxes:xyxy")
+    assert [tuple(map(str, msgspec.structs.astuple(part))) for part in schema.parts] == [
+        ("json", "objects.bbox", "boxes:xywh")
+    ]
 
 
 @pytest.mark.parametrize("scan", [0, 11, -1, "5", 2.0])

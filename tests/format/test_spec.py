@@ -6,14 +6,13 @@ import re
 import make_golden
 import msgspec
 import pytest
-from support import ROOT
+from support import ROOT, write_shard
 
 from pcrshard import Shard, errors
-from pcrshard.encoding.shard_writer import write_shard
 from pcrshard.format.dataset_index import ShardEntry
 from pcrshard.upkeep.verify import VerifyTask, verify_shard
 
-GOLDEN = ROOT / "tests" / "golden" / "v2"
+GOLDEN = ROOT / "tests" / "golden" / "v3"
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
 REJECT = ROOT / "tests" / "vectors" / "reject"
 VECTORS = sorted(REJECT.glob("*.bin"))
@@ -48,7 +47,7 @@ def test_a_broken_rule_is_refused_by_its_error(path):
 @pytest.mark.parametrize("layout", ["compact", "preview"])
 @pytest.mark.parametrize("scan", [*range(11), "full"])
 def test_golden_shards_read_as_ever(layout, scan):
-    """A shard of version 2 gives the same bytes with every release."""
+    """A shard of version 3 gives the same bytes with every release."""
     expected = EXPECTED[layout]["samples"][str(scan)]
     assert make_golden.digest(Shard(GOLDEN / f"{layout}-000000.tar"), scan) == expected
 
@@ -66,7 +65,8 @@ def test_golden_shards_are_written_as_ever(layout, tmp_path):
             sample[name] = images if isinstance(sample[name], list) else images[0]
     fmt = make_golden.formats()[layout]
     path = tmp_path / f"{layout}-000000.tar"
-    entry = write_shard(str(path), list(map(make_golden.encode, samples)), fmt)
+    encoded = list(map(make_golden.encode, samples))
+    entry = write_shard(path, encoded, fmt, make_golden.KINDS)
     assert entry == msgspec.convert(EXPECTED[layout]["entry"], ShardEntry)
     assert path.read_bytes() == (GOLDEN / path.name).read_bytes()
     assert verify_shard(VerifyTask(str(path), None)).problems == ()

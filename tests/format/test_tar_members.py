@@ -4,9 +4,10 @@ import dataclasses
 
 import numpy as np
 import pytest
+from support import write_shard
 
 from pcrshard import Shard, ShardFormat
-from pcrshard.encoding.shard_writer import encode_sample, write_shard
+from pcrshard.encoding.shard_writer import encode_sample
 from pcrshard.errors import EncodeError
 from pcrshard.format.group_table import decode_tables
 from pcrshard.format.tar_members import lay_out

@@ -11,6 +11,7 @@ from pcrshard import DatasetIndex, open_dataset
 from pcrshard.cli.main import main
 from pcrshard.errors import CorruptIndex, StorageError, TruncatedShard
 from pcrshard.format.dataset_index import ShardEntry
+from pcrshard.format.schema import Schema
 from pcrshard.reading.dataset_folder import find_datasets, index_url
 
 
@@ -79,9 +80,11 @@ def test_the_splits_of_a_folder(dataset, tmp_path):
 @pytest.fixture
 def boasting(tmp_path):
     """A dataset index that claims 10 million samples, all of them in shards that are not there."""
-    entry = ShardEntry("a-000000.tar", 1 << 23, 7, 1 << 40, 8, (1 << 40,) * 3, 1 << 40)
+    entry = ShardEntry("a-000000.tar", 1 << 23, 7, (1 << 40,) * 4)
     shards = (entry, replace(entry, name="a-000001.tar", num_samples=10_000_000 - (1 << 23)))
-    (tmp_path / "pcr.json").write_bytes(DatasetIndex("standard", 2, shards).encode())
+    (tmp_path / "pcr.json").write_bytes(
+        DatasetIndex(Schema("standard", ("1", "2")), shards).encode()
+    )
     return tmp_path
 
 

@@ -5,10 +5,10 @@ import shutil
 
 import numpy as np
 import pytest
-from support import CountingFS, damage, pieces
+from support import CountingFS, damage, pieces, write_shard
 
 from pcrshard import Shard
-from pcrshard.encoding.shard_writer import encode_sample, write_shard
+from pcrshard.encoding.shard_writer import encode_sample
 from pcrshard.errors import CorruptPiece, PCRError, ScanUnavailable
 from pcrshard.format.scan import FULL
 from pcrshard.format.shard_format import ShardFormat

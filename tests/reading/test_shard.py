@@ -5,10 +5,10 @@ import shutil
 import sys
 
 import pytest
-from support import CountingFS, damage, pieces
+from support import CountingFS, damage, pieces, write_shard
 
 from pcrshard import Shard, open_dataset
-from pcrshard.encoding.shard_writer import encode_sample, write_shard
+from pcrshard.encoding.shard_writer import encode_sample
 from pcrshard.errors import (
     CorruptIndex,
     CorruptPiece,

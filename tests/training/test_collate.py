@@ -123,7 +123,7 @@ def odd(tmp_path_factory):
             "meta.json": {"i": i},
             "txt": f"text {i}",
             "count.cls": i,
-            "npy": b"raw",
+            "bin": b"raw",
         }
         for i in range(4)
     ]
@@ -147,7 +147,7 @@ def test_missing_fields_are_none(odd):
     assert (second["jpg"][1].shape, second["jpg"][1].dtype) == ((3, 8, 8), torch.uint8)
     assert second["count.cls"].tolist() == [2, 3]
     assert second["txt"] == ["no image", "text 3"]
-    assert first["npy"] == second["npy"] == [b"raw", b"raw"]
+    assert first["bin"] == second["bin"] == [b"raw", b"raw"]
 
 
 def test_missing_fields_of_a_tuple_are_an_error(odd):
@@ -216,7 +216,7 @@ def mixed_folder(folder, **late):
     """Four samples: an image, a list of views, an array."""
     with ShardWriter(folder, samples_per_shard=2, fmt=ShardFormat(deferred=late)) as writer:
         for i in range(4):
-            sample = {"__key__": f"k{i}", "cls": i, "npy": b"array", "jpg": make_jpeg(i, 20, 30)}
+            sample = {"__key__": f"k{i}", "cls": i, "bin": b"array", "jpg": make_jpeg(i, 20, 30)}
             if i:
                 sample["views.jpg"] = [make_jpeg(j, 16, 16) for j in range(i)]
             writer.write(sample)
@@ -225,11 +225,11 @@ def mixed_folder(folder, **late):
 
 def test_late_fields_follow_the_scan(tmp_path):
     """A late field is in the batches from its scan on; below it, an error names field and scan."""
-    folder = mixed_folder(tmp_path / "pcr", npy=5)
-    fields = ("cls", "npy")
+    folder = mixed_folder(tmp_path / "pcr", bin=5)
+    fields = ("cls", "bin")
     batch = next(iter(loader_of(folder, 4, scan=5, fields=fields, **KEPT)))
     assert batch[1] == [b"array"] * 4
-    with pytest.raises(KeyError, match="no field 'npy' at scan 2"):
+    with pytest.raises(KeyError, match="no field 'bin' at scan 2"):
         next(iter(loader_of(folder, 4, scan=2, fields=fields)))
     with pytest.raises(KeyError, match="no field 'jpg' at scan 0"):
         next(iter(loader_of(folder, 4, scan=0, fields=("jpg", "cls"))))

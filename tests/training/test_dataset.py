@@ -272,8 +272,8 @@ def test_labels_sizes_and_keys(folder):
 
 
 def test_samples_without_labels_or_images(tmp_path):
-    """A missing label raises a clear error where labels are needed; a sample without a JPEG has the
-    size 0, 0.
+    """A missing label raises a clear error where labels are needed; a sample without an image has
+    the size 0, 0, and a PNG its own.
     """
     samples = [
         {"__key__": "a", "jpg": make_jpeg(1, 30, 20), "cls": -1},
@@ -281,7 +281,7 @@ def test_samples_without_labels_or_images(tmp_path):
         {"__key__": "c", "jpg": make_jpeg(2, 10, 12), "cls": 2},
     ]
     dataset = PCRDataset(write(tmp_path, samples))
-    assert dataset.sizes.tolist() == [[30, 20], [0, 0], [10, 12]]
+    assert dataset.sizes.tolist() == [[30, 20], [4, 5], [10, 12]]
     assert dataset.subset([0, 2]).labels.tolist() == [-1, 2]
     with pytest.raises(ValueError, match=r"or split\(stratify=False\): .*\(key=b\)"):
         dataset.labels

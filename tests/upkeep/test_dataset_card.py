@@ -3,25 +3,24 @@
 import pytest
 
 from pcrshard.format.dataset_index import DatasetIndex, ShardEntry
-from pcrshard.format.schema import Schema
+from pcrshard.format.schema import Field, Schema
 from pcrshard.upkeep.dataset_card import dataset_card
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
-ENTRY = ShardEntry("a.tar", 24, 0, 9999, 0, (2000, 4000, 6000), 1000)
-PREVIEW = Schema("s", ("1", "2"), "preview", 1, fields=("cls",), preview_fields=("cls",))
+ENTRY = ShardEntry("a.tar", 24, 0, (1536, 2048, 4096, 6144))
+FIELDS = (Field("jpg", "image", 1), Field("cls", "class"))
+PREVIEW = Schema("s", ("1", "2"), "preview", 1, FIELDS, preview_fields=("cls",))
 
 
-def read(index, schema, **about):
-    text = dataset_card({"": index}, schema, **about)
+def read(index, **about):
+    text = dataset_card({"": index}, **about)
     return huggingface_hub.DatasetCard(text)
 
 
 def test_the_hub_understands_the_header():
     """Which files are data, and what labels mean."""
     odd = ("cat", "a: 'b' #\"c\"\\", "Käfer\x7f\n", "1", "no")
-    card = read(
-        DatasetIndex("s", 2, (ENTRY,), odd), PREVIEW, name="pets", url="hf://x", license="mit"
-    )
+    card = read(DatasetIndex(PREVIEW, (ENTRY,), odd), name="pets", url="hf://x", license="mit")
     data = card.data.to_dict()
     assert data["license"] == "mit"
     assert data["configs"][0]["data_files"] == [{"split": "train", "path": "*.tar"}]
@@ -32,7 +31,7 @@ def test_the_hub_understands_the_header():
 
 def test_a_card_of_compact_shards_turns_the_viewer_off():
     """Compact shards would show as rows of whole scan groups."""
-    card = read(DatasetIndex("s", 2, (ENTRY,)), Schema("s", ("1", "2")), name="pets", url="hf://x")
+    card = read(DatasetIndex(Schema("s", ("1", "2")), (ENTRY,)), name="pets", url="hf://x")
     data = card.data.to_dict()
     assert data["viewer"] is False
     assert not {"configs", "license"} & set(data)
@@ -41,9 +40,9 @@ def test_a_card_of_compact_shards_turns_the_viewer_off():
 
 def test_a_card_of_splits_names_all_of_them():
     """One card at the root of a folder of splits is enough for the Hub."""
-    index = DatasetIndex("s", 2, (ENTRY,), ("cat",))
+    index = DatasetIndex(PREVIEW, (ENTRY,), ("cat",))
     card = huggingface_hub.DatasetCard(
-        dataset_card({"train": index, "val": index}, PREVIEW, name="pets", url="hf://x")
+        dataset_card({"train": index, "val": index}, name="pets", url="hf://x")
     )
     assert card.data.to_dict()["configs"][0]["data_files"] == [
         {"split": "train", "path": "train/*.tar"},
@@ -55,8 +54,8 @@ def test_a_card_of_splits_names_all_of_them():
 
 def test_a_card_of_a_staged_copy_lists_its_scans():
     """A copy of the low scans can be published with a card of its own."""
-    index = DatasetIndex("s", 2, (ENTRY.staged(1),))
-    card = dataset_card({"": index}, PREVIEW, name="pets", url="hf://x")
+    index = DatasetIndex(PREVIEW, (ENTRY.staged(1),))
+    card = dataset_card({"": index}, name="pets", url="hf://x")
     assert "| 1 |" in card
     assert "| 2 |" not in card
     assert "scan=1," in card
@@ -64,6 +63,6 @@ def test_a_card_of_a_staged_copy_lists_its_scans():
 
 def test_a_card_has_no_password():
     """A card is published, with a URL that has no secrets."""
-    index = DatasetIndex("s", 2, (ENTRY,))
-    card = dataset_card({"": index}, PREVIEW, name="pets", url="https://me:secret@h/x")
+    index = DatasetIndex(PREVIEW, (ENTRY,))
+    card = dataset_card({"": index}, name="pets", url="https://me:secret@h/x")
     assert "load_dataset('https://h/x'" in card

@@ -277,12 +277,12 @@ def test_corrected_content_of_the_same_size_is_not_taken_for_staged(tmp_path, fi
     stage(tmp_path / "old", tmp_path / "copy", scan)
     with contextlib.suppress(EncodeError):
         stage(tmp_path / "new", tmp_path / "copy", scan)
-    heads = {entry.shard_crc32c for entry in open_dataset(tmp_path / "copy")[0].shards}
+    heads = {entry.head_crc32c for entry in open_dataset(tmp_path / "copy")[0].shards}
     of = {"old": b"old", "new": b"new"}
     (version,) = [
         name
         for name in of
-        if heads == {entry.shard_crc32c for entry in open_dataset(tmp_path / name)[0].shards}
+        if heads == {entry.head_crc32c for entry in open_dataset(tmp_path / name)[0].shards}
     ]
     held = {sample[field] for sample in read_samples(tmp_path / "copy", scan).values()}
     assert held == {b"\x89PNG" + of[version]}

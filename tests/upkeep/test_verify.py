@@ -1,15 +1,17 @@
 """Verify finds every byte that is not what was written, and says where."""
 
-import json
+import dataclasses
 import shutil
 
 import fsspec
+import numpy as np
 import pytest
 from support import CountingFS, damage, pieces, write_files
 
-from pcrshard import EncodeOptions, Shard, ShardFormat, encode, open_dataset
+from pcrshard import DatasetIndex, EncodeOptions, Shard, ShardFormat, encode, open_dataset
 from pcrshard.cli.main import main
 from pcrshard.errors import EncodeError
+from pcrshard.format.dataset_index import ShardTable
 from pcrshard.native import rescan
 from pcrshard.testing import make_jpeg
 from pcrshard.upkeep.verify import VerifyTask, verify, verify_shard
@@ -100,18 +102,17 @@ def test_a_renamed_shard(whole, copy):
     assert "header of new-000000.pcr" in problems[0]
 
 
-@pytest.mark.parametrize("field", ["num_samples", "shard_bytes", "head_crc32c", "prefix_stops"])
-def test_a_dataset_index_that_does_not_fit(copy, field):
+@pytest.mark.parametrize("column", ["samples", "head_crc32c", "index_stop", "prefix_stop", "full"])
+def test_a_dataset_index_that_does_not_fit(copy, column):
     """pcr.json is checked against the shards, each number of it."""
     folder, _ = copy
-    raw = json.loads((folder / "pcr.json").read_text())
-    shard = raw["shards"][0]
-    if field == "prefix_stops":
-        shard[field][0] -= 512
-    else:
-        shard[field] += 1 if field == "num_samples" else 512
-    raw["num_samples"] = sum(s["num_samples"] for s in raw["shards"])
-    (folder / "pcr.json").write_text(json.dumps(raw))
+    index = DatasetIndex.decode((folder / "pcr.json").read_bytes())
+    rows = index.shards.rows.astype(np.int64)
+    place = {"samples": 0, "head_crc32c": 1, "index_stop": 3, "prefix_stop": 4, "full": -1}[column]
+    rows[0, place] += -1 if column == "samples" else 1
+    rows[0, place + 1 :] += column in ("index_stop", "prefix_stop")
+    changed = dataclasses.replace(index, shards=ShardTable(index.shards.names, rows.astype("<u4")))
+    (folder / "pcr.json").write_bytes(changed.encode())
     assert len(problems_of(folder)) >= 1
 
 
