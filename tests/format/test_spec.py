@@ -6,6 +6,7 @@ import re
 import make_golden
 import msgspec
 import pytest
+import second_reader
 from support import ROOT, write_shard
 
 from pcrshard import Shard, errors
@@ -70,3 +71,15 @@ def test_golden_shards_are_written_as_ever(layout, tmp_path):
     assert entry == msgspec.convert(EXPECTED[layout]["entry"], ShardEntry)
     assert path.read_bytes() == (GOLDEN / path.name).read_bytes()
     assert verify_shard(VerifyTask(str(path), None)).problems == ()
+
+
+@pytest.mark.parametrize("layout", ["compact", "preview"])
+@pytest.mark.parametrize("scan", [*range(11), "full"])
+def test_a_reader_written_from_the_specification_agrees(layout, scan):
+    """Whoever reads shards by SPEC.md alone gets the same samples."""
+    path = GOLDEN / f"{layout}-000000.tar"
+    data = path.read_bytes()
+    shard = Shard(path)
+    end = second_reader.Shard(data).stops[-1 if scan == "full" else scan]
+    assert end == shard.prefix_stop(scan)
+    assert second_reader.Shard(data[:end]).read(scan) == list(shard.samples(scan))
