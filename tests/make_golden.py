@@ -1,8 +1,7 @@
 """Make tests/golden/v3: run it by hand, only when SPEC.md gains a version.
 
 Golden shards are what version 3 must always look like. Files of tests/vectors/reject are index
-prefixes that each break one rule of SPEC.md, named RULE--WHY--ERROR.bin; they were made once and
-never change.
+prefixes that each break one rule of SPEC.md; tests/make_vectors.py makes them.
 """
 
 import base64

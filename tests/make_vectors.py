@@ -121,7 +121,8 @@ def member(name, data, size=None):
 
 
 def encode_columns(p, units):
-    lists = [at for at, each in enumerate(p.schema["fields"]) if each[1] == "images"]
+    kinds = [each[1] for each in p.schema["fields"] if each[1] in ("image", "images")]
+    lists = [at for at, kind in enumerate(kinds) if kind == "images"]
     counts = [len(sample[at]) for sample in p.images for at in lists if at < len(sample)]
     parts = [
         numbers("B", counts),
@@ -354,6 +355,12 @@ in_head(
     table0=16,
     crc0=1,
 )
+in_head(
+    "base-stops--differ",
+    "prefix stops or tables of the base groups differ",
+    make=preview,
+    stop0=6,
+)
 in_head("table-checksum--wrong", "the table of group 1: checksum does not match", crc0=1)
 case(
     "table-checksum--of-another-shard",
@@ -481,7 +488,9 @@ def frame_and_more(p):
 
 case("columns-frame--bytes-left", "columns: expected a Zstandard frame", frame_and_more)
 SHORT = "a column is longer than the index"
-columns("columns-length--short", SHORT, lambda data: data[:-1], columns_bytes=count(lambda n: n - 1))
+columns(
+    "columns-length--short", SHORT, lambda data: data[:-1], columns_bytes=count(lambda n: n - 1)
+)
 columns(
     "columns-length--long",
     "bytes are left after the last column",

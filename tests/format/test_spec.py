@@ -10,7 +10,7 @@ import second_reader
 from support import ROOT, write_shard
 
 from pcrshard import Shard, errors
-from pcrshard.format.dataset_index import ShardEntry
+from pcrshard.format.dataset_index import DatasetIndex, ShardEntry, ShardTable
 from pcrshard.upkeep.verify import VerifyTask, verify_shard
 
 GOLDEN = ROOT / "tests" / "golden" / "v3"
@@ -83,3 +83,15 @@ def test_a_reader_written_from_the_specification_agrees(layout, scan):
     end = second_reader.Shard(data).stops[-1 if scan == "full" else scan]
     assert end == shard.prefix_stop(scan)
     assert second_reader.Shard(data[:end]).read(scan) == list(shard.samples(scan))
+
+
+def test_a_reader_written_from_the_specification_reads_the_dataset_index():
+    """Whoever reads pcr.json by SPEC.md alone gets the schema and each shard's numbers."""
+    path = GOLDEN / "compact-000000.tar"
+    entry = msgspec.convert(EXPECTED["compact"]["entry"], ShardEntry)
+    text = DatasetIndex(Shard(path).index.schema, ShardTable.of([entry])).encode()
+    schema, rows = second_reader.read_dataset_index(text)
+    shard = second_reader.Shard(path.read_bytes())
+    stops = [stop // 512 for stop in shard.stops]
+    assert schema == shard.schema
+    assert rows == {entry.name: (shard.samples, shard.crc, 0, *stops)}
