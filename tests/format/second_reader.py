@@ -10,14 +10,9 @@ import zstandard
 ABSENT = 0xFFFFFFFF
 
 
-def _crc_table():
-    for byte in range(256):
-        for _ in range(8):
-            byte = byte >> 1 ^ 0x82F63B78 * (byte & 1)
-        yield byte
-
-
-CRC = list(_crc_table())
+CRC = list(range(256))
+for _ in range(8):
+    CRC = [crc >> 1 ^ 0x82F63B78 * (crc & 1) for crc in CRC]
 
 
 def crc32c(data, crc=0):
@@ -25,10 +20,6 @@ def crc32c(data, crc=0):
     for byte in data:
         crc = crc >> 8 ^ CRC[(crc ^ byte) & 255]
     return crc ^ ABSENT
-
-
-def round512(size):
-    return -(-size // 512) * 512
 
 
 class Parts:
@@ -52,9 +43,8 @@ class Parts:
 
 
 def unpack(frame, size):
-    content = zstandard.ZstdDecompressor().decompress(frame)
-    assert zstandard.frame_content_size(frame) == len(content) == size
-    return content
+    assert zstandard.frame_content_size(frame) == size
+    return zstandard.ZstdDecompressor().decompress(frame)
 
 
 class Shard:
@@ -66,9 +56,9 @@ class Shard:
         assert version == 3
         schema_bytes, body_crc = head.numbers("I", 2)
         body_bytes, columns_bytes = head.numbers("Q", 2)
-        rows = self.groups + 1
-        stops, self.table_bytes, self.table_crcs = (head.numbers("I", rows) for _ in range(3))
-        self.stops = [round512(1024 + body_bytes), *(512 * stop for stop in stops)]
+        groups = [head.numbers("I", self.groups + 1) for _ in range(3)]
+        stops, self.table_bytes, self.table_crcs = groups
+        self.stops = [1024 + body_bytes + -body_bytes % 512, *(512 * stop for stop in stops)]
         body = data[1024 : 1024 + body_bytes]
         assert crc32c(body) == body_crc
         self.schema = msgpack.unpackb(body[:schema_bytes])
@@ -98,7 +88,6 @@ class Shard:
         self.keys = [key.decode() for key in columns.strings(self.samples)]
         self.profiles = columns.strings(max(self.profile_numbers, default=0))
         self.columns = {name: columns.strings(self.samples) for name, _, scan in fields if not scan}
-        assert columns.place == len(columns.data)
 
     def read_groups(self, last):
         """Return each unit's piece in rows 0..last, and the deferred values by name."""
@@ -107,23 +96,18 @@ class Shard:
         while row <= last:
             rows = range(base) if row < base else range(row, row + 1)
             is_base, row = row < base, rows[-1] + 1
-            start = self.stops[rows[0]] + 512
-            size = self.table_bytes[rows[-1]]
+            start, size = self.stops[rows[0]] + 512, self.table_bytes[rows[-1]]
             data = self.data[start : start + size]
             assert crc32c(data) == self.table_crcs[rows[-1]]
             table, start = Parts(data), start + size
             total = len(rows) * self.num_units
-            table.numbers("I", 1)
+            assert table.numbers("I", 1)[0] <= size
             sizes, crcs = table.numbers("I", total), table.numbers("I", total)
-            offsets = table.numbers("Q", self.num_units if is_base else 0)
-            names = [
-                name
-                for name, kind, scan in self.schema["fields"]
-                if kind not in ("image", "images") and scan - 1 in rows
-            ]
+            offsets = table.numbers("Q", self.num_units) if is_base else [0] * self.num_units
             values = [
                 (name, table.numbers("I", self.samples), table.numbers("I", self.samples))
-                for name in names
+                for name, kind, scan in self.schema["fields"]
+                if kind not in ("image", "images") and scan - 1 in rows
             ]
             header_sizes = table.numbers("H", total)
             frame = table.bytes(len(data) - table.place)
@@ -136,17 +120,14 @@ class Shard:
                     own = sizes[at] - len(header)
                     place = offsets[unit] if is_base else start
                     found.append(header + self.data[place : place + own])
-                    if is_base:
-                        offsets[unit] += own
-                    else:
-                        start += own
-                    before = 0 if group == self.groups else running[unit]
-                    running[unit] = crc32c(found[-1], before)
+                    offsets[unit] += own
+                    start += own
+                    running[unit] = crc32c(found[-1], running[unit] * (group != self.groups))
                     assert running[unit] == crcs[at]
                 pieces.append(found)
             if is_base:
                 late_bytes = sum(s for _, each, _ in values for s in each if s != ABSENT)
-                start = self.stops[rows[-1] + 1] - round512(late_bytes)
+                start = self.stops[rows[-1] + 1] - late_bytes - -late_bytes % 512
             for name, value_sizes, value_crcs in values:
                 late[name] = []
                 for size, crc in zip(value_sizes, value_crcs, strict=True):
@@ -159,20 +140,18 @@ class Shard:
     def read(self, scan):
         """Return the samples at a scan, 0 to N or "full"."""
         number = self.groups + 1 if scan == "full" else scan
-        self.pieces, late = self.read_groups(number - 1)
-        values = self.columns | late
-        samples = []
+        self.pieces, values = self.read_groups(number - 1)
+        values |= self.columns
+        samples, none = [], [None] * self.samples
         for row, key in enumerate(self.keys):
             samples.append({"__key__": key})
             for name, kind, first in self.schema["fields"]:
-                value = None
                 if first > number:
                     continue
-                if kind in ("image", "images"):
-                    images = [self.image(u, scan) for u in self.units[row][name] if self.states[u]]
-                    value = images if kind == "images" else next(iter(images), None)
-                else:
-                    value = values[name][row]
+                units = [unit for unit in self.units[row].get(name, ()) if self.states[unit]]
+                value = [self.image(unit, scan) for unit in units]
+                if kind != "images":
+                    value = value[0] if value else values.get(name, none)[row]
                 if value is not None:
                     samples[-1][name] = value
         return samples
@@ -183,7 +162,7 @@ class Shard:
         if self.states[unit] != 1:
             return b"".join(pieces)
         tail = self.pieces[self.groups][unit] if scan == "full" else b""
-        added, rest = tail, b""
+        added = rest = b""
         stop = segments(pieces[0], 2, {0xE0, 0xEE} if tail else {0xE0})
         if tail:
             end = segments(tail, 0, {0xFE, *range(0xE0, 0xF0)})
