@@ -7,7 +7,8 @@ import time
 
 import numpy as np
 
-from pcrshard.training.epoch_order import Geometry, Rules, epoch_order, rank_batches
+from pcrshard.training.order import EpochOrder, Geometry
+from pcrshard.training.sequence import Rules
 
 from .harness import Quartiles, peak_memory
 
@@ -17,13 +18,14 @@ IMAGENET = [1024] * 1250 + [1167]  # 1,281,167 samples
 
 def child():
     """Seconds and MB that one rank of 1,024 needs for an epoch, in a fresh process."""
-    epoch_order([10], Geometry(1))  # what NumPy loads at first use
+    for _ in EpochOrder([10], Geometry(1)).batches():
+        pass  # what NumPy loads at first use
     before, begun = peak_memory(), time.perf_counter()
-    order = epoch_order(IMAGENET, Geometry(1024 * 32, max_world_size=1024), Rules(1), epoch=5)
-    batches = rank_batches(order, 1023, 1024)[3::4]
+    order = EpochOrder(IMAGENET, Geometry(1024 * 32, max_world_size=1024), Rules(1), epoch=5)
+    batches = list(order.batches(1023, 1024, worker=3, workers=4))
     found = time.perf_counter() - begun, (peak_memory() - before) / 1e6
-    assert len(np.unique(order.ids)) == order.steps * 1024 * 32
-    assert len(batches[0]) == 32
+    assert len(np.unique(np.concatenate(batches))) == 32 * len(batches)
+    assert len(batches) == len(range(3, order.steps, 4))
     return found
 
 

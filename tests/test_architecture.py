@@ -180,7 +180,7 @@ def test_the_architecture_is_written_down():
 def test_public_names_are_these():
     """What users import does not vanish or grow by accident."""
     assert sorted(pcrshard.__all__) == [
-        "BandwidthTuner", "Buckets", "DatasetIndex", "DeltaStore", "EncodeOptions",
+        "BandwidthTuner", "Buckets", "DatasetIndex", "DeltaStore", "EncodeOptions", "EpochOrder",
         "ImageDecoder", "JpegHandler", "PCRDataset", "PCRError", "PCRLoader", "PrefixCache",
         "ReadOptions", "Retry", "ScanLevel", "ScanTuner", "Shard", "ShardFormat", "ShardIndex",
         "ShardWriter",

@@ -33,7 +33,8 @@ from ..simulation.cluster import Cluster, Job
 from ..simulation.decoding import image_seconds
 from ..simulation.epoch import Simulation
 from ..simulation.reads import epoch_reads, plan_costs
-from ..training.epoch_order import Geometry, Rules
+from ..training.order import Geometry
+from ..training.sequence import Rules
 from .parser import (
     MEGABYTES,
     Bandwidth,

@@ -22,8 +22,8 @@ from ..arguments import Positive, check_fields
 from ..format.dataset_index import prefix_totals
 from ..format.scan import FULL, Scan
 from ..reading.scan_level import ScanLevel
-from ..training.epoch_order import Rules, shuffled_pass
 from ..training.loader import PCRLoader
+from ..training.sequence import Dataset, Rules, one_pass
 from .schedule import ScanPolicy
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -221,9 +221,9 @@ class ScanTuner(ScanPolicy):
         """
         loader = self.loader
         rules = Rules(loader.rules.seed)
-        order = shuffled_pass(loader.dataset.shard_sizes, rules, 0, epoch)
+        order = one_pass(Dataset(loader.dataset.shard_sizes, rules), epoch)
         rank, world = loader.rank
-        ids = order[: self.images]
+        ids = order.ids(np.arange(min(self.images, len(order))))
         # Every rank has equally many batches; the first images fill those of the last ranks.
         own = np.resize(ids, -(-len(ids) // world) * world)[rank::world]
         size = loader.batch_size

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import MissingDependency
-from ..training.epoch_order import Counts, Geometry, Rules
+from ..training.order import Geometry
+from ..training.sequence import Counts, Rules
 from .cluster import Cluster, Job, draw_latency
 from .reads import WorkerReads, epoch_reads
 
@@ -192,10 +193,10 @@ class _Worker:
         self.link = link
         self.cores = cores
         self.images = reads.images
-        self.shards = reads.schedule.shards.tolist()
+        self.shards = reads.requests.shards.tolist()
         # Number of requests that the worker has made when it begins each batch.
         batches = np.arange(len(reads.images))
-        self.needed = np.searchsorted(reads.schedule.first, batches, side="right").tolist()
+        self.needed = np.searchsorted(reads.requests.first, batches, side="right").tolist()
         self.loads: list[Event] = []
         # Batches that the rank has requested, and batches that are ready. A rank that decodes
         # itself has none made ahead.

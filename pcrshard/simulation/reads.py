@@ -2,29 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from ..format.scan import Scan
-from ..training.epoch_order import (
-    Counts,
-    Geometry,
-    Rules,
-    Schedule,
-    epoch_order,
-    rank_batches,
-    schedule,
-)
+from ..training.order import EpochOrder, Geometry
+from ..training.schedule import schedule
+from ..training.sequence import Counts, Ints, Rules
+
+
+@dataclass(frozen=True, eq=False)
+class Requests:
+    """The shard requests of one worker, in order of first use.
+
+    Attributes:
+        shards: (requests,) int64 index of the shard.
+        first: (requests,) int64 index of the worker's first batch that needs the shard.
+        last: (requests,) int64 index of the batch after which it can be released.
+    """
+
+    shards: Ints
+    first: Ints
+    last: Ints
+
+    def peak(self, weights: Counts | None = None) -> int:
+        """Return the largest number of shards held in one batch.
+
+        With ``weights`` (shards,), such as prefix sizes, return the largest sum of weights.
+        """
+        each = None if weights is None else np.asarray(weights)[self.shards]
+        size = self.last.max(initial=-1) + 2
+        held = np.bincount(self.first, each, size) - np.bincount(self.last + 1, each, size)
+        return int(held.cumsum().max())
 
 
 class WorkerReads(NamedTuple):
     """The number of images in each batch of one worker, and its requests."""
 
     images: list[int]
-    schedule: Schedule
+    requests: Requests
+
+    @classmethod
+    def of_batches(
+        cls, batches: Iterable[Ints], sizes: Counts, keep: float = math.inf
+    ) -> WorkerReads:
+        """Return the reads of these batches; see :func:`schedule`."""
+        images: list[int] = []
+        shards: list[int] = []
+        first: list[int] = []
+        last: list[int] = []
+        open_requests: dict[int, int] = {}
+        for number, step in enumerate(schedule(batches, np.append(0, np.cumsum(sizes)), keep)):
+            images.append(len(step.ids))
+            for shard in step.begin:
+                open_requests[shard] = len(shards)
+                shards.append(shard)
+                first.append(number)
+                last.append(number)
+            for shard in step.end:
+                last[open_requests[shard]] = number
+        return cls(images, Requests(*(np.array(each, np.int64) for each in (shards, first, last))))
 
 
 def epoch_reads(
@@ -49,15 +92,21 @@ def epoch_reads(
     Raises:
         ValueError: The dataset is smaller than one global batch.
     """
-    order = epoch_order(sizes, geometry, rules, epoch=epoch)
+    order = EpochOrder(sizes, geometry, rules, epoch=epoch)
     world = geometry.max_world_size
-    ranks = [rank_batches(order, rank, world)[:steps] for rank in range(world)]
+    made = order.steps if steps is None else steps
     return [
         [
-            WorkerReads(list(map(len, batches)), schedule(batches, sizes))
-            for batches in (of_rank[worker::workers] for worker in range(workers))
+            WorkerReads.of_batches(
+                itertools.islice(
+                    order.batches(rank, world, worker=worker, workers=workers),
+                    len(range(worker, made, workers)),
+                ),
+                sizes,
+            )
+            for worker in range(workers)
         ]
-        for of_rank in ranks
+        for rank in range(world)
     ]
 
 
@@ -98,7 +147,7 @@ def plan_costs(
         bandwidth: Storage bandwidth shared by all ranks, in bytes per second.
     """
     workers = [worker for rank in reads for worker in rank]
-    shards = np.concatenate([worker.schedule.shards for worker in workers])
+    shards = np.concatenate([worker.requests.shards for worker in workers])
     images = sum(sum(worker.images) for worker in workers)
     costs = []
     for scan, sizes in prefixes.items():
@@ -111,7 +160,7 @@ def plan_costs(
                 epoch_bytes=epoch_bytes,
                 repeated_bytes=epoch_bytes - int(num_bytes[np.unique(shards)].sum()),
                 requests=len(shards),
-                worker_memory_bytes=max(worker.schedule.peak(num_bytes) for worker in workers),
+                worker_memory_bytes=max(worker.requests.peak(num_bytes) for worker in workers),
                 images_per_second=bandwidth and bandwidth * images / epoch_bytes,
             )
         )

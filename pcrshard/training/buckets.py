@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,8 @@ import numpy as np
 
 from ..arguments import Positive, check_fields
 from ..lazy import lazy
-from .epoch_order import BUCKETS, Geometry, Ints, Key, Layout, Rules, random_words
+from .order import Interval, Layout, without
+from .sequence import BUCKETS, Ints, random_words
 
 if TYPE_CHECKING:
     from .collate import Collator
@@ -124,16 +126,8 @@ class Buckets:
         middles = (ratios[1:] + ratios[:-1]) / 2
         return np.searchsorted(middles, np.log(sizes[:, 1] / sizes[:, 0]))
 
-    def regroup(
-        self,
-        sizes: Ints,
-        rules: Rules,
-        ids: Ints,
-        cuts: Ints,
-        geometry: Geometry,
-        key: Key,
-    ) -> Layout:
-        """Move samples between steps; with sizes and rules bound, ``regroup`` of ``epoch_order``.
+    def regroup(self, sizes: Ints, layout: Layout) -> Layout:
+        """Move samples between steps; with sizes bound, ``regroup`` of :class:`EpochOrder`.
 
         With ``area``, each rank's samples are sorted by bucket, window by window, and the steps are
         shuffled. Ranks keep their samples, so each shard is still read by one rank. All ranks sort
@@ -141,41 +135,75 @@ class Buckets:
 
         Args:
             sizes: (N, 2) height and width of each sample.
-            rules: Seed, and whether to shuffle.
-            ids: (samples,) numbers of the samples, as laid out.
-            cuts: Start of each rank's batch of each step.
-            geometry: How they were laid out.
-            key: Epoch and stage.
-
-        Returns: The new order of the samples, and new cuts.
+            layout: The steps without buckets.
         """
-        sizes = sizes[ids]
         if self.pixels is not None:
-            return self._by_pixels(sizes, cuts, geometry, self.pixels)
-        world = geometry.max_world_size
-        size = geometry.global_batch
-        steps, rest = divmod(len(sizes), size)
-        window = np.arange(steps) // max(_WINDOW_SAMPLES * world // size, _WINDOW_BATCHES)
-        step, column = np.divmod(np.arange(steps * size), size)
-        keys = self._bucket(sizes[: steps * size]), window[step], column * world // size
-        order = np.lexsort(keys).reshape(world, steps, size // world)
-        if rules.shuffle_shards:
-            draws = random_words(steps, rules, BUCKETS, key)
-            order = order[:, np.lexsort((draws, window))]
-        # A short last step stays where it is.
-        return np.append(order.transpose(1, 0, 2), np.arange(rest) + steps * size), cuts
+            return _ByPixels(layout, sizes, self.pixels)
+        return _ByShape(layout, lambda ids: self._bucket(sizes[ids]))
 
-    def _by_pixels(self, sizes: Ints, cuts: Ints, geometry: Geometry, limit: int) -> Layout:
-        """Cut the samples of each rank into runs of nearly equal numbers of pixels.
 
-        Raises:
-            ValueError: An image has more than half of the pixels of a batch.
-        """
-        world = geometry.max_world_size
-        batch = geometry.global_batch // world
+class _ByShape(Layout):
+    """Steps whose samples are sorted by bucket, window by window."""
+
+    def __init__(self, layout: Layout, bucket: Callable[[Ints], Ints]) -> None:
+        super().__init__(layout.samples, layout.geometry, layout.rules, layout.key)
+        self._bucket = bucket
+        batch = self.geometry.global_batch // self.geometry.max_world_size
+        self._window = max(_WINDOW_SAMPLES // batch, _WINDOW_BATCHES)
+
+    def batches(self, steps: range, rank: int, world: int) -> Iterator[Ints]:
+        first = min(steps.start, self.full_steps)
+        first -= first % self._window
+        for step, batch in enumerate(self._sorted(first, rank, world), first):
+            if step in steps:
+                yield batch
+                if step == steps[-1]:
+                    return
+
+    def _sorted(self, first: int, rank: int, world: int) -> Iterator[Ints]:
+        """Yield all batches from the beginning of a window on; a shorter last one stays."""
+        source = super().batches(range(first, self.steps), rank, world)
+        for start in range(first, self.full_steps, self._window):
+            count = min(self._window, self.full_steps - start)
+            found = np.concatenate(list(itertools.islice(source, count)), axis=1)
+            order = self._bucket(found[1]).argsort(kind="stable").reshape(count, -1)
+            if self.rules.shuffle_shards:
+                draws = random_words(count, self.rules, BUCKETS, self.key, start)
+                order = order[draws.argsort(kind="stable")]
+            yield from (found[:, own] for own in order)
+        yield from source
+
+    def _left(self, steps: int) -> Iterator[Interval | Ints]:
+        start = steps - steps % self._window if steps < self.full_steps else steps
+        slots = self.geometry.max_world_size
+        done = [
+            batch[0]
+            for slot in range(slots)
+            for batch in self.batches(range(start, steps), slot, slots)
+        ]
+        removed = np.concatenate([*done, np.zeros(0, np.int64)]) % len(self.samples)
+        return without(super()._left(start), removed)
+
+
+class _ByPixels(Layout):
+    """Steps cut from the samples of each rank in runs of nearly equal numbers of pixels.
+
+    The cuts depend on every sample's size, so all positions and ids are in memory.
+
+    Raises:
+        ValueError: An image has more than half of the pixels of a batch.
+    """
+
+    def __init__(self, layout: Layout, sizes: Ints, limit: int) -> None:
+        super().__init__(layout.samples, layout.geometry, layout.rules, layout.key)
+        world = self.geometry.max_world_size
+        batch = self.geometry.global_batch // world
+        steps = range(layout.steps)
         # Rank by rank.
-        order = np.repeat(np.arange(len(cuts) - 1) % world, np.diff(cuts)).argsort(kind="stable")
-        pixels = sizes[order].prod(axis=1)
+        found = np.concatenate(
+            [own for rank in range(world) for own in layout.batches(steps, rank, world)], axis=1
+        )
+        pixels = sizes[found[1]].prod(axis=1)
         largest = int(pixels.max())
         if largest * 2 > limit:
             raise ValueError(
@@ -187,16 +215,28 @@ class Buckets:
         # The images that begin in a run of this cost fit in a batch: the last one may exceed it by
         # its pixels, or they are not more than fit if all are as large as the largest.
         width = max(limit - largest, min(limit // largest, batch) * int(costs.min()))
-        steps = -(-total // (world * width))
-        runs = np.arange(steps * world)
+        self.steps = -(-total // (world * width))
+        self.full_steps = self.steps
+        runs = self.steps * world
         begins = costs.cumsum() - costs
         # Python's integers: the products may need more than 64 bits.
-        first = np.searchsorted(begins, [run * total // len(runs) for run in runs.tolist()])
+        first = np.searchsorted(begins, [run * total // runs for run in range(runs)])
         # A run without an image takes one from its neighbor. If there are fewer images than runs,
         # which then have one each, some are repeated.
-        order = np.resize(order, max(len(order), len(runs)))
-        spare = np.maximum.accumulate(first - runs)
-        first = np.minimum(spare, len(order) - len(runs)) + runs
-        each = np.split(order, first[1:])
-        batches = [each[run] for run in runs.reshape(world, steps).T.flat]
-        return np.concatenate(batches), np.cumsum([0, *map(len, batches)])
+        count = max(len(pixels), runs)
+        self._found = found[:, np.resize(np.arange(len(pixels)), count)]
+        spare = np.maximum.accumulate(first - np.arange(runs))
+        self._cuts = np.append(np.minimum(spare, count - runs) + np.arange(runs), count)
+
+    def batches(self, steps: range, rank: int, world: int) -> Iterator[Ints]:
+        for step in steps:
+            start, stop = self._cuts[rank * self.steps + step :][:2].tolist()
+            yield self._found[:, start:stop]
+
+    def _left(self, steps: int) -> Iterator[Interval | Ints]:
+        world = self.geometry.max_world_size
+        done = [
+            batch[0] for rank in range(world) for batch in self.batches(range(steps), rank, world)
+        ]
+        removed = np.concatenate([*done, np.zeros(0, np.int64)])
+        return without([(0, len(self.samples))], removed)

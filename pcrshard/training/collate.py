@@ -25,7 +25,7 @@ from ..native.pieces import empty_table
 from ..native.pool import Batch, Pool, draw_key, draw_keys
 from ..reading.field_values import INTEGER_KINDS, convert
 from ..reading.prefix import Prefix
-from .epoch_order import Key
+from .sequence import Key
 from .shard_set import Row
 
 Rows = list[Row]

@@ -27,7 +27,8 @@ from ..reading.prefix_cache import CacheStats
 from ..reading.scan_level import ScanOrFraction, current_scan, highest_scan
 from ..storage.retry import Retry
 from .collate import Collator, ImageChoice
-from .epoch_order import SPLIT, Ints, Rules, random_words, share_out
+from .mixture import share_out
+from .sequence import SPLIT, Ints, Rules, random_words
 from .shard_set import RecentPrefixes, ShardSet
 
 _LABEL = Field("cls", "class")
@@ -67,8 +68,6 @@ class PCRDataset(Dataset[Any]):
         classes: Names of the classes, indexed by ``cls``.
         num_classes: The number of classes, of several datasets the largest; 0 if the dataset index
             does not tell.
-        ids: (len,) int64 number of each sample in the whole dataset, ascending; for a view not
-            ``arange(len)``.
 
     Raises:
         ScanUnavailable: The dataset has no such scan.
@@ -108,7 +107,8 @@ class PCRDataset(Dataset[Any]):
         self.decoder = decoder
         self.fields = fields
         self.transform = transform
-        self.ids: Ints = np.arange(self.shards.starts[-1])
+        # Ids of the samples of a view, ascending; ``None`` for all of them.
+        self._ids: Ints | None = None
         self._recent = RecentPrefixes(self.shards, num_bytes("held_bytes", held_bytes))
         self.collator(0)  # validates the decoder and the fields
 
@@ -122,7 +122,16 @@ class PCRDataset(Dataset[Any]):
     @property
     def num_samples(self) -> int:
         """The number of samples of this dataset or view."""
-        return len(self.ids)
+        return int(self.shards.starts[-1]) if self._ids is None else len(self._ids)
+
+    @property
+    def ids(self) -> Ints:
+        """The number of each sample in the whole dataset, ascending, (len,) int64."""
+        return np.arange(len(self)) if self._ids is None else self._ids
+
+    def ids_of(self, numbers: Ints) -> Ints:
+        """Return the numbers in the whole dataset of (n,) samples, ``0 <= number < len``."""
+        return numbers if self._ids is None else self._ids[numbers]
 
     @property
     def max_scan(self) -> Scan:
@@ -138,7 +147,7 @@ class PCRDataset(Dataset[Any]):
     def keys(self) -> tuple[str, ...]:
         """The key of each sample. Reads the index of each shard once, in parallel."""
         found = self.shards.columns.keys
-        return tuple(found[sample] for sample in self.ids)
+        return tuple(found) if self._ids is None else tuple(found[each] for each in self._ids)
 
     @lazy
     def labels(self) -> Ints:
@@ -162,7 +171,8 @@ class PCRDataset(Dataset[Any]):
 
         Reads the index of each shard once, in parallel.
         """
-        return self.shards.columns.sizes.take(self.ids, axis=0)
+        sizes = self.shards.columns.sizes
+        return sizes if self._ids is None else sizes[self._ids]
 
     @property
     def decodable(self) -> NDArray[np.bool_]:
@@ -176,12 +186,14 @@ class PCRDataset(Dataset[Any]):
     @property
     def shard_sizes(self) -> Ints:
         """The number of samples of this dataset or view in each shard, (shards,) int64."""
-        return np.diff(np.searchsorted(self.ids, self.shards.starts))
+        starts = self.shards.starts
+        return np.diff(starts if self._ids is None else np.searchsorted(self._ids, starts))
 
     @lazy
     def fingerprint(self) -> int:
         """A checksum of the shards and the samples; if it differs, so do sample numbers."""
-        return crc32c(self.ids, self.shards.fingerprint)
+        whole = self.shards.fingerprint
+        return whole if self._ids is None else crc32c(self._ids, whole)
 
     def __repr__(self) -> str:
         return (
@@ -208,7 +220,9 @@ class PCRDataset(Dataset[Any]):
             FormatError, StorageError: The sample cannot be read.
         """
         number = self._numbers[sample] if isinstance(sample, str) else operator.index(sample)
-        [(sample_id, shard, row)] = self.shards.places(self.ids[[number]])
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"expected a number of {len(self)} samples, got {number}")
+        [(sample_id, shard, row)] = self.shards.places(self.ids_of(np.array([number % len(self)])))
         prefix = self._recent.get(shard, current_scan(self.scan))
         seed = int(torch.empty((), dtype=torch.int64).random_())
         return self.collator(seed).one((sample_id, prefix, row))
@@ -252,7 +266,7 @@ class PCRDataset(Dataset[Any]):
         view = copy.copy(self)
         for name in ("fingerprint", "keys", "labels", "_numbers"):
             vars(view).pop(name, None)
-        view.ids = ids
+        view._ids = None if len(ids) == self.shards.starts[-1] else ids
         return view
 
     @checked(lengths="fractions", generator="seed")

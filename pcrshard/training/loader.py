@@ -22,33 +22,30 @@ from . import ranks
 from .buckets import Buckets
 from .collate import Collator
 from .dataset import PCRDataset
-from .epoch_order import (
-    Batches,
-    Geometry,
-    Order,
-    Rules,
-    advance,
-    epoch_order,
-    mixture,
-    rank_batches,
-)
+from .mixture import mixture
+from .order import EpochOrder, Geometry, Segment, advance
+from .sequence import Ints, Rules
 from .shard_set import Row, read_batches
 
 # JSON values in a loader's state.
 State = dict[str, Any]
 _VERSION = 1
 _LAST: dict[Any, Literal["drop", "short", "pad"]] = {True: "drop", False: "short", "pad": "pad"}
-# A number in a state; not so large that the order of a small dataset takes gigabytes.
-_Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
-_Numbers = Annotated[list[_Number], msgspec.Meta(min_length=4, max_length=4)]
+# A state may come from a damaged file. A batch may be laid out in memory; the dataset bounds the
+# number of steps.
+_Epoch = Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
+_Batch = Annotated[int, msgspec.Meta(ge=1, le=1 << 26)]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
+_Segment = tuple[_Batch, _Count, _Count, _Count]
 
 
-class _Cursor(msgspec.Struct):
+@dataclass
+class _Cursor:
     """The position of a job. An iteration takes it over or replaces it with the next epoch's.
 
     Attributes:
         epoch: Number of the epoch.
-        segments: Steps of the epoch before this iteration, as in ``epoch_order``'s ``history``.
+        segments: Steps of the epoch before this iteration, as in :class:`EpochOrder`'s ``history``.
         given: Batches that this iteration has yielded.
         steps: Steps remaining when the iteration begins, the last of which may be empty on this
             rank; -1 before that.
@@ -57,14 +54,16 @@ class _Cursor(msgspec.Struct):
         geometry: Geometry of these steps; ``None`` before the iteration begins.
     """
 
-    # These two may come from a damaged file.
-    epoch: Annotated[int, msgspec.Meta(ge=0, le=1 << 32)] = 0
-    segments: Annotated[list[_Numbers], msgspec.Meta(max_length=64)] = []
+    epoch: int = 0
+    segments: Sequence[Segment] = ()
     given: int = 0
     steps: int = -1
     ended: int = -1
     order: Any = None
     geometry: Any = None
+
+    def __getstate__(self) -> State:
+        return vars(self) | {"order": None}  # a worker computes it
 
 
 class PCRLoader:
@@ -84,8 +83,10 @@ class PCRLoader:
         seed: Seed of orders and crops, in [0, 2**64).
         drop_last: What happens to the samples that do not fill a batch on all ranks. ``True``
             leaves them out, different ones in each epoch; ``False`` spreads them over the ranks as
-            a smaller last batch, which some ranks may lack; ``"pad"`` repeats other samples to fill
-            the batch.
+            a smaller last batch, with some of the batch before it if they are fewer than ranks, so
+            that every sample comes once and all ranks have the same number of batches; ``"pad"``
+            repeats other samples to fill the batch. By default ``True`` with ``shuffle``, otherwise
+            ``False``.
         threads: Decoding threads, which release the GIL; 0 decodes in the training loop's thread.
             By default one fewer than the CPUs of this rank, and 0 with workers.
         num_workers: Worker processes, for a ``transform=`` in Python, started by Python's method
@@ -130,7 +131,7 @@ class PCRLoader:
         *,
         shuffle: bool | Natural = True,
         seed: Natural = 0,
-        drop_last: bool | Literal["pad"] = True,
+        drop_last: bool | Literal["pad"] | None = None,
         threads: Natural | None = None,
         num_workers: Natural = 0,
         prefetch: Positive = 2,
@@ -150,6 +151,8 @@ class PCRLoader:
         self.dataset = dataset
         self.batch_size = batch_size
         window = 4 if shuffle is True else int(shuffle)
+        if drop_last is None:
+            drop_last = bool(shuffle)
         self.rules = Rules(
             int(seed), window, "short" if buckets and buckets.pixels else _LAST[drop_last]
         )
@@ -169,6 +172,12 @@ class PCRLoader:
                 raise ValueError("expected no max_world_size with buckets")
             buckets.check(dataset, dataset.collator(seed), weights)
         self._order(self._cursor)  # validates the weights and the batch size
+        samples, world = self.num_samples or len(dataset), self.rank.world
+        if self.rules.last == "short" and samples < world and not buckets:
+            raise ValueError(
+                f"expected at least one sample for each of {world} ranks, got {samples}: "
+                'drop_last="pad" repeats some'
+            )
 
     @property
     def rank(self) -> ranks.Rank:
@@ -193,7 +202,7 @@ class PCRLoader:
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch on this rank; the same in every epoch."""
-        return len(rank_batches(self._order(self._whole), *self.rank))
+        return self._order(self._whole).num_batches(*self.rank)
 
     @checked()
     def set_epoch(self, epoch: Natural) -> None:
@@ -215,7 +224,7 @@ class PCRLoader:
         start of the next epoch.
         """
         cursor = self._cursor
-        place: State = {"epoch": cursor.epoch, "segments": cursor.segments}
+        place: State = {"epoch": cursor.epoch, "segments": list(cursor.segments)}
         if cursor.epoch == cursor.ended or cursor.given == cursor.steps:
             place = {"epoch": cursor.epoch + 1, "segments": []}
         elif cursor.given:
@@ -237,10 +246,11 @@ class PCRLoader:
                     f"{given.get(name)!r} instead of {mine!r}"
                 )
         try:
-            place = {name: given.get(name) for name in ("epoch", "segments")}
-            cursor = msgspec.convert(place, _Cursor)
+            epoch = msgspec.convert(given.get("epoch"), _Epoch)
+            segments = msgspec.convert(given.get("segments"), list[_Segment])
         except msgspec.ValidationError as error:
             raise ValueError(f"expected an epoch and its segments in a state: {error}") from None
+        cursor = _Cursor(epoch, list(map(list, segments)))
         if not self._order(cursor).steps:  # raises if the epoch lacks these steps
             cursor = _Cursor(cursor.epoch + 1)
         if not cursor.segments:
@@ -255,14 +265,15 @@ class PCRLoader:
         order = self._order(cursor)
         cursor.steps = 0 if cursor.ended == cursor.epoch else order.steps
         cursor.geometry = order.geometry
-        batches = rank_batches(order, *self.rank)[: cursor.steps]
         self._cursor = cursor
         process = os.getpid()
-        ids = [self.dataset.ids[numbers] for numbers in batches]
-        reading: Any = _Reading(self, ids, cursor.epoch)
-        if self.num_workers:
+        rank = self.rank
+        reading: Any = _Reading(self, cursor.epoch, cursor.segments, order.geometry, rank, order)
+        if not cursor.steps:
+            reading = ()
+        elif self.num_workers:
             # By default, torch would draw the workers' seed from the generator of the training.
-            seed = draw_key(self.rules.seed, cursor.epoch, self.rank.rank, len(batches))
+            seed = draw_key(self.rules.seed, cursor.epoch, rank.rank, order.num_batches(*rank))
             reading = DataLoader(
                 reading,
                 batch_size=None,
@@ -284,7 +295,7 @@ class PCRLoader:
 
     def views(
         self,
-        batches: Batches,
+        batches: Sequence[Ints],
         scans: Sequence[Scan],
         epoch: int = 0,
     ) -> Iterator[dict[Scan, Any]]:
@@ -302,7 +313,7 @@ class PCRLoader:
         """
         collate = self.dataset.collator(self.rules.seed, epoch)
         highest = FULL if FULL in scans else max(map(int, scans))
-        ids = [self.dataset.ids[numbers] for numbers in batches]
+        ids = [self.dataset.ids_of(numbers) for numbers in batches]
         for rows in read_batches(self.dataset.shards, ids, highest, lambda rows: lambda: rows):
             found = {}
             for scan in scans:
@@ -319,34 +330,38 @@ class PCRLoader:
             collate = self.buckets.fit(collate, self.dataset.shards.columns.sizes[ids])
         return collate.begin(rows, pool, self.pin_memory)
 
-    def _order(self, cursor: _Cursor) -> Order:
+    def _order(self, cursor: _Cursor) -> EpochOrder:
         """Return the steps from a cursor's start, computed once."""
         world = self.rank.world
         geometry = Geometry(self.batch_size * world, self.max_world_size or world, self._lanes)
         if cursor.order is None or cursor.order.geometry != geometry:
-            dataset = self.dataset
-            sequence = regroup = None
-            if self.weights is not None:
-                sequence = mixture(
-                    np.split(dataset.shard_sizes, dataset.shards.datasets[1:-1]),
-                    self.weights,
-                    self.num_samples or len(dataset),
-                    self.rules,
-                    epoch=cursor.epoch,
-                )
-            if self.buckets is not None:
-                regroup = partial(self.buckets.regroup, dataset.sizes, self.rules)
-            cursor.order = epoch_order(
-                dataset.shard_sizes,
-                geometry,
-                self.rules,
-                epoch=cursor.epoch,
-                history=cursor.segments,
-                sequence=sequence,
-                regroup=regroup,
-            )
-        order: Order = cursor.order
+            cursor.order = self.order(cursor.epoch, cursor.segments, geometry)
+        order: EpochOrder = cursor.order
         return order
+
+    def order(self, epoch: int, history: Sequence[Segment], geometry: Geometry) -> EpochOrder:
+        """Return the remaining steps of an epoch, in numbers of the dataset's samples."""
+        dataset = self.dataset
+        samples = regroup = None
+        if self.weights is not None:
+            samples = mixture(
+                np.split(dataset.shard_sizes, dataset.shards.datasets[1:-1]),
+                self.weights,
+                self.num_samples or len(dataset),
+                self.rules,
+                epoch=epoch,
+            )
+        if self.buckets is not None:
+            regroup = partial(self.buckets.regroup, dataset.sizes)
+        return EpochOrder(
+            dataset.shard_sizes,
+            geometry,
+            self.rules,
+            epoch=epoch,
+            history=history,
+            samples=samples,
+            regroup=regroup,
+        )
 
     def _fixed(self) -> State:
         """Return the values that must match for a state to mean the same samples."""
@@ -369,23 +384,34 @@ class _Reading(IterableDataset[Any]):
 
     Attributes:
         loader: The loader, with its options.
-        batches: Ids of each batch.
         epoch: Number of the epoch.
+        segments: Steps of the epoch before this iteration.
+        geometry: Geometry of this iteration.
+        rank: The rank of the loader, which a spawned worker cannot look up.
+        order: The steps, or ``None`` to compute them.
     """
 
     loader: PCRLoader
-    batches: Batches
     epoch: int
+    segments: Sequence[Segment]
+    geometry: Geometry
+    rank: ranks.Rank
+    order: EpochOrder | None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"order": None}
 
     def __iter__(self) -> Iterator[Any]:
         loader = self.loader
         info = get_worker_info()
+        part = {"worker": info.id, "workers": info.num_workers} if info else {}
+        order = self.order or loader.order(self.epoch, self.segments, self.geometry)
         collate = loader.dataset.collator(loader.rules.seed, self.epoch)
         # The threads start with the first batch and end with this generator.
         with Pool(loader.threads) as pool:
             yield from read_batches(
                 loader.dataset.shards,
-                self.batches[info.id :: info.num_workers] if info else self.batches,
+                map(loader.dataset.ids_of, order.batches(*self.rank, **part)),
                 loader.dataset.scan,
                 partial(loader.begin, collate, pool),
                 ahead=loader.prefetch if loader.threads else 0,

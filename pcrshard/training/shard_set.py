@@ -7,7 +7,7 @@ import itertools
 import os
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -34,7 +34,8 @@ from ..reading.scan_level import (
 )
 from ..reading.shard import Shard
 from ..redaction import redact_url
-from .epoch_order import Batches, Ints, schedule
+from .schedule import schedule
+from .sequence import Ints
 
 _INDEX_THREADS = 16
 _KEEP_BATCHES = 64
@@ -238,7 +239,7 @@ class RecentPrefixes:
 
 def read_batches(
     shards: ShardSet,
-    batches: Batches,
+    batches: Iterable[Ints],
     scan: ScanChoice,
     begin: Callable[[list[Row]], Finish[Result]],
     *,
@@ -267,20 +268,20 @@ def read_batches(
     Raises:
         ScanUnavailable, FormatError, StorageError: A shard cannot be read.
     """
-    sizes = np.diff(shards.starts)
     # Only padding, mixtures and buckets leave a shard unused for longer than four shards take. Such
     # a shard is dropped and read again later.
-    keep = _KEEP_BATCHES + 4 * sizes.max() // max(map(len, batches), default=1)
-    needed = schedule(batches, sizes, keep)
-    starting = np.bincount(needed.first, minlength=len(batches)).tolist()
-    requests = zip(needed.shards.tolist(), needed.last.tolist(), strict=True)
+    longest = np.diff(shards.starts).max()
+    stream = iter(batches)
+    first = list(itertools.islice(stream, 1))
+    keep = _KEEP_BATCHES + 4 * longest // max(map(len, first), default=1)
+    steps, planned = itertools.tee(schedule(itertools.chain(first, stream), shards.starts, keep))
     loads = prefetch(
-        requests,
-        lambda request, cancel: shards.open(request[0]).load(current_scan(scan), cancel=cancel),
+        (shard for step in planned for shard in step.begin),
+        lambda shard, cancel: shards.open(shard).load(current_scan(scan), cancel=cancel),
         depth=shards_ahead,
     )
-    # Each prefix in memory, and the last batch that needs it.
-    held: dict[int, tuple[Prefix, int]] = {}
+    # The prefixes that batches to come need; those that have begun keep their own.
+    held: dict[int, Prefix] = {}
     # For each batch that is due but waits for its shards, the scan when it was due, so that a
     # repeated run changes the scan at the same batch.
     due: deque[Scan] = deque()
@@ -289,30 +290,33 @@ def read_batches(
     def begin_due() -> Iterator[None]:
         """Start due batches; pause if none is left, or a shard is missing and others can finish."""
         try:
-            for ids, count in zip(batches, starting, strict=True):
+            for step in steps:
                 while not due:
                     yield
-                for (shard, last), future in itertools.islice(loads, count):
+                for shard, future in itertools.islice(loads, len(step.begin)):
                     while begun and not future.done():
                         yield
-                    held[shard] = (shards.open(shard).change_scan(future.result(), due[0]), last)
+                    held[shard] = shards.open(shard).change_scan(future.result(), due[0])
                     del future  # only ``held`` keeps the prefix in memory
                 due.popleft()
-                places = shards.places(ids)
-                begun.append(
-                    begin([(sample, held[shard][0], row) for sample, shard, row in places])
-                )
+                rows = (step.ids - shards.starts[step.shards]).tolist()
+                of_rows = [held[shard] for shard in step.shards.tolist()]
+                begun.append(begin(list(zip(step.ids.tolist(), of_rows, rows, strict=True))))
+                del of_rows
+                for shard in step.end:
+                    del held[shard]
         except Exception as error:  # any error waits for the batches before this one
             begun.append(partial(_fail, error))
 
     coming = begin_due()
     try:
-        for number in range(len(batches)):
+        for number in itertools.count():
             missing = min(number, ahead) + 1 - len(begun) - len(due)
             due.extend([current_scan(scan)] * missing)
             next(coming, None)
+            if not begun:
+                return
             yield begun.popleft()()
-            held = {shard: kept for shard, kept in held.items() if kept[1] > number}
     finally:
         loads.close()
 

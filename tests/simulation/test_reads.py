@@ -4,7 +4,7 @@ import pytest
 
 from pcrshard import open_dataset
 from pcrshard.simulation.reads import epoch_reads, plan_costs
-from pcrshard.training.epoch_order import Geometry
+from pcrshard.training.order import Geometry
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -3,13 +3,15 @@
 import itertools
 from functools import partial
 
+import epoch_oracle
 import numpy as np
 import pytest
 from numbered import flat, loader_of, through_json, write
 
 from pcrshard import Buckets, ImageDecoder, PCRDataset, PCRLoader, View, decode_image
 from pcrshard.testing import make_jpeg
-from pcrshard.training.epoch_order import Geometry, Rules, epoch_order
+from pcrshard.training.order import EpochOrder, Geometry
+from pcrshard.training.sequence import Rules
 
 SAMPLES = 240
 SHAPES = [(40, 40), (30, 50), (50, 30), (24, 60), (62, 20), (36, 44)]
@@ -205,15 +207,19 @@ def test_batches_have_bounded_pixels(folder, world):
 
 def cut_by_pixels(sizes, limit, world, batch, **how):
     """The order of batches within both bounds: each rank has one in every step."""
-    rules = Rules(last="short")
-    regroup = partial(Buckets(pixels=int(limit)).regroup, sizes, rules)
-    order = epoch_order([len(sizes)], Geometry(batch * world, world), rules, regroup=regroup, **how)
-    batches = np.split(order.ids, order.cuts[1:-1])
+    regroup = partial(Buckets(pixels=int(limit)).regroup, sizes)
+    geometry = Geometry(batch * world, world)
+    order = EpochOrder([len(sizes)], geometry, Rules(last="short"), regroup=regroup, **how)
+    ranks = [list(order.batches(rank, world)) for rank in range(world)]
+    steps = list(zip(*ranks, strict=True))
+    assert len(steps) == order.steps == order.num_batches(world - 1, world)
+    batches = [ids for step in steps for ids in step]
     longest = max(map(len, batches))
     assert 1 <= min(map(len, batches)) <= longest <= batch
     assert max(sizes[ids].prod(axis=1).sum() for ids in batches) <= limit
-    assert 0 <= len(order.ids) - len(set(order.ids)) < (world if longest == 1 else 1)
-    return order
+    ids = np.concatenate(batches)
+    assert 0 <= len(ids) - len(set(ids)) < (world if longest == 1 else 1)
+    return steps
 
 
 def test_every_rank_has_a_batch_in_every_step():
@@ -227,24 +233,59 @@ def test_every_rank_has_a_batch_in_every_step():
         batch, next_batch = map(int, rng.integers(1, 9, 2))
         sizes = rng.integers(1, rng.choice([2, 12, 60]), (count, 2))
         limit = sizes.prod(axis=1).max() * rng.choice([2, 2.4, 3, 9])
-        order = cut_by_pixels(sizes, limit, world, batch)
-        assert set(order.ids) == set(range(count))
-        assert cut_by_pixels(sizes, limit, world, batch, epoch=1).steps == order.steps
-        done = int(rng.integers(order.steps))
-        left = set(range(count)).difference(order.ids[: order.cuts[done * world]])
+        steps = cut_by_pixels(sizes, limit, world, batch)
+        assert set(np.concatenate(flat(steps))) == set(range(count))
+        assert len(cut_by_pixels(sizes, limit, world, batch, epoch=1)) == len(steps)
+        done = int(rng.integers(len(steps)))
+        left = set(range(count)).difference(*flat(steps[:done]))
         history = [(batch * world, world, 4, done)]
-        rest = cut_by_pixels(sizes, limit, other, next_batch, history=history)
-        assert left <= set(rest.ids)
-        assert len(rest.ids) - len(left) < other
+        rest = np.concatenate(flat(cut_by_pixels(sizes, limit, other, next_batch, history=history)))
+        assert left <= set(rest)
+        assert len(rest) - len(left) < other
 
 
 def test_large_totals_of_pixels_do_not_overflow():
     """Equal images fill their batches, also where pixels times batches do not fit 64 bits."""
     sizes = np.full((50_000, 2), 65_000)
-    regroup = partial(Buckets(pixels=2 * 65_000**2).regroup, sizes, Rules(last="short"))
-    order = epoch_order([len(sizes)], Geometry(2), Rules(last="short"), regroup=regroup)
-    assert set(np.diff(order.cuts)) == {2}
-    assert sorted(order.ids) == list(range(len(sizes)))
+    regroup = partial(Buckets(pixels=2 * 65_000**2).regroup, sizes)
+    order = EpochOrder([len(sizes)], Geometry(2), Rules(last="short"), regroup=regroup)
+    batches = list(order.batches())
+    assert set(map(len, batches)) == {2}
+    assert sorted(np.concatenate(batches)) == list(range(len(sizes)))
+
+
+def test_the_order_of_shapes_equals_the_one_laid_out_in_arrays():
+    """Sorted by bucket, any rank's batches, also of an epoch resumed with other ranks, are those of
+    the order laid out in memory.
+    """
+    rng = np.random.default_rng(6)
+    for _ in range(60):
+        shards = rng.integers(1, 400, rng.integers(1, 12))
+        sizes = rng.integers(20, 80, (shards.sum(), 2))
+        seed, window = int(rng.integers(1000)), int(rng.integers(0, 5))
+        last = rng.choice(["drop", "pad"]).item()
+        how = {"seed": seed, "shuffle_shards": window, "last": last}
+        rules, expected_rules = Rules(**how), epoch_oracle.Rules(**how)
+        regroup = partial(BUCKETS.regroup, sizes)
+        in_memory = partial(epoch_oracle.by_shape, BUCKETS, sizes, expected_rules)
+        history = []
+        for _ in range(3):
+            world, batch = map(int, rng.integers(1, 5, 2))
+            cut = (world * batch, world, int(rng.integers(1, 5)))
+            if shards.sum() < cut[0]:
+                break
+            how = {"epoch": 2, "history": history}
+            geometry = epoch_oracle.Geometry(*cut)
+            expected = epoch_oracle.epoch_order(
+                shards, geometry, expected_rules, regroup=in_memory, **how
+            )
+            order = EpochOrder(shards, Geometry(*cut), rules, regroup=regroup, **how)
+            assert order.steps == expected.steps
+            for rank, workers in itertools.product(range(world), (1, 2)):
+                batches = epoch_oracle.rank_batches(expected, rank, world)
+                own = order.batches(rank, world, worker=workers - 1, workers=workers)
+                assert list(map(list, own)) == list(map(list, batches[workers - 1 :: workers]))
+            history = [*history, [*cut, int(rng.integers(order.steps + 1))]]
 
 
 # --- errors

@@ -4,19 +4,17 @@ import collections
 import dataclasses
 import itertools
 import math
+import time
+import tracemalloc
 
+import epoch_oracle
 import numpy as np
 import pytest
 
-from pcrshard.training.epoch_order import (
-    Geometry,
-    Rules,
-    advance,
-    epoch_order,
-    mixture,
-    rank_batches,
-    schedule,
-)
+from pcrshard.simulation.reads import WorkerReads
+from pcrshard.training.mixture import mixture
+from pcrshard.training.order import EpochOrder, Geometry, advance
+from pcrshard.training.sequence import Rules
 
 SEED = 20240607
 GOLDEN_ORDER = [6, 7, 17, 15, 14, 0, 9, 10, 2, 5, 12, 16, 1, 4, 11, 13, 3, 8]
@@ -49,7 +47,7 @@ class Job:
 
     def order(self, geometry=None, history=()):
         chosen = geometry or self.geometry
-        return epoch_order(self.sizes, chosen, self.rules, epoch=self.epoch, history=history)
+        return EpochOrder(self.sizes, chosen, self.rules, epoch=self.epoch, history=history)
 
 
 def jobs(count):
@@ -60,39 +58,120 @@ def jobs(count):
         yield Job.draw(rng), rng
 
 
+def reads(batches, sizes):
+    """The requests of a worker with these batches."""
+    return WorkerReads.of_batches(batches, sizes).requests
+
+
 def shards_of(ids, sizes):
     return np.repeat(np.arange(len(sizes)), sizes)[ids]
 
 
+def rows(order):
+    """The ids of each step."""
+    return list(order.batches())
+
+
+def flat_ids(order):
+    return np.concatenate([*rows(order), np.zeros(0, np.int64)])
+
+
 def joined(order, world):
     """The ranks' batches, step after step."""
-    ranks = [rank_batches(order, rank, world) for rank in range(world)]
+    ranks = [list(order.batches(rank, world)) for rank in range(world)]
     steps = itertools.zip_longest(*ranks, fillvalue=np.zeros(0, np.int64))
     return np.concatenate([batch for step in steps for batch in step])
 
 
+def oracle(sizes, geometry, rules, sequence=None, **how):
+    """The order as arrays."""
+    rules = epoch_oracle.Rules(**dataclasses.asdict(rules))
+    geometry = epoch_oracle.Geometry(**dataclasses.asdict(geometry))
+    return epoch_oracle.epoch_order(sizes, geometry, rules, sequence=sequence, **how)
+
+
+def test_the_order_equals_the_one_laid_out_in_arrays():
+    """Any rank and worker of any job, resumed in the middle, any number of times with other
+    geometries, and of any mixture, gets exactly the batches of the order laid out in memory.
+    """
+    compared = 0
+    for job, rng in jobs(400):
+        sizes, sequence, samples = job.sizes, None, None
+        if rng.random() < 0.4:
+            of = [sizes, *(rng.integers(0, 20, rng.integers(1, 6)).tolist() for _ in range(2))]
+            weights = (rng.random(3) * [1, *(sum(each) > 0 for each in of[1:])]).tolist()
+            how = {"samples": int(rng.integers(job.geometry.global_batch, 400))}
+            rules = epoch_oracle.Rules(**dataclasses.asdict(job.rules))
+            sequence = epoch_oracle.mixture(of, weights, **how, rules=rules, epoch=job.epoch)
+            samples = mixture(of, weights, **how, rules=job.rules, epoch=job.epoch)
+            assert np.array_equal(samples.ids(np.arange(len(samples))), sequence)
+            sizes = list(itertools.chain(*of))
+        history, geometry = [], job.geometry
+        for _ in range(int(rng.integers(1, 5))):
+            how = {"epoch": job.epoch, "history": history}
+            expected = oracle(sizes, geometry, job.rules, sequence, **how)
+            order = EpochOrder(sizes, geometry, job.rules, samples=samples, **how)
+            assert order.steps == expected.steps
+            batch = geometry.global_batch
+            world = int(rng.choice([n for n in range(1, batch + 1) if batch % n == 0]))
+            rank, workers = int(rng.integers(world)), int(rng.integers(1, 4))
+            batches = epoch_oracle.rank_batches(expected, rank, world)
+            assert order.num_batches(rank, world) == len(batches)
+            for worker in range(workers):
+                own = list(order.batches(rank, world, worker=worker, workers=workers))
+                assert list(map(list, own)) == list(map(list, batches[worker::workers]))
+            compared += 1
+            history = advance(history, geometry, int(rng.integers(order.steps + 1)))
+            geometry = Job.draw(rng).geometry
+    assert compared > 800
+
+
 def test_ranks_share_out_the_epoch_exactly():
     """For any world, the ranks together get the planned order, and each sample as often as the rule
-    for the last batch says.
+    for the last batch says; all have the same number of batches, if there are as many samples.
     """
     for job, _ in jobs(200):
         order = job.order()
-        assert np.array_equal(joined(order, job.world), order.ids)
-        size = job.geometry.global_batch
+        ids = flat_ids(order)
+        assert np.array_equal(joined(order, job.world), ids)
+        size, slots = job.geometry.global_batch, job.geometry.max_world_size
         total = sum(job.sizes)
-        times = np.bincount(order.ids, minlength=total)
-        ranks = [rank_batches(order, rank, job.world) for rank in range(job.world)]
+        times = np.bincount(ids, minlength=total)
+        ranks = [list(order.batches(rank, job.world)) for rank in range(job.world)]
+        counts = {len(batches) for batches in ranks}
+        assert counts == {order.num_batches(rank, job.world) for rank in range(job.world)}
+        lengths = {len(batch) for batches in ranks for batch in batches}
         if job.rules.last == "short":
             assert (times == 1).all()
-            ends = [sum(map(len, batches)) for batches in ranks]
-            assert max(ends) - min(ends) <= 1
+            if job.world <= max(slots, total % size or size):
+                assert counts == {order.steps}
+            assert max(lengths) <= size // job.world + (size < 2 * slots)
+            short = [len(row) for row in rows(order) if len(row) < size]
+            assert len(short) <= 2
             continue
-        lengths = {len(batch) for batches in ranks for batch in batches}
         assert lengths == {size // job.world}
-        assert {len(batches) for batches in ranks} == {order.steps}
+        assert counts == {order.steps}
         assert times.max() - times.min() <= 1
         is_drop = job.rules.last == "drop"
         assert order.steps == (total // size if is_drop else -(-total // size))
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("batch", range(1, 6))
+def test_validation_has_equal_steps(world, batch):
+    """With the last samples kept, 2 and 3 ranks have the same number of batches for any number of
+    samples, each once, and only the last two are smaller; with batches of one, the last is larger.
+    """
+    for samples in range(world, 41):
+        rules = Rules(shuffle_shards=0, last="short")
+        order = EpochOrder([samples], Geometry(batch * world, world, 1), rules)
+        ranks = [list(order.batches(rank, world)) for rank in range(world)]
+        assert {len(batches) for batches in ranks} == {order.steps}
+        full, rest = divmod(samples, batch * world)
+        assert order.steps == full + (rest > 0) - (batch == 1 and rest > 0)
+        assert sorted(np.concatenate([*itertools.chain(*ranks)])) == list(range(samples))
+        sizes = [len(ids) for batches in ranks for ids in batches[:-2]]
+        assert set(sizes) <= {batch}
 
 
 def test_another_geometry_delivers_exactly_what_is_left():
@@ -104,11 +183,11 @@ def test_another_geometry_delivers_exactly_what_is_left():
         for geometry in (job.geometry, *(Job.draw(rng).geometry for _ in range(2))):
             order = job.order(geometry, history)
             steps = int(rng.integers(0, order.steps + 1))
-            seen.append(order.ids[: steps * geometry.global_batch])
+            seen += rows(order)[:steps]
             history = advance(history, geometry, steps)
             most = max(most, geometry.global_batch)
-        rest = order.ids[steps * geometry.global_batch :]
-        times = np.bincount(np.concatenate([*seen, rest]), minlength=sum(job.sizes))
+        rest = rows(order)[steps:]
+        times = np.bincount(np.concatenate([*seen, *rest]), minlength=sum(job.sizes))
         if job.rules.last == "short":
             assert (times == 1).all()
         elif job.rules.last == "drop":
@@ -119,6 +198,25 @@ def test_another_geometry_delivers_exactly_what_is_left():
             assert (times - 1).sum() < most
 
 
+def test_a_billion_samples_need_no_array():
+    """The first batch of an epoch, of its middle, and after a change of the geometry comes at once
+    and takes little memory, however many samples there are.
+    """
+    sizes = np.full(100_000, 10_000)
+    geometry, rules = Geometry(2048, 8), Rules(1)
+    tracemalloc.start()
+    begun = time.process_time()
+    steps = EpochOrder(sizes, geometry, rules).steps
+    for history in ([], [(2048, 8, 4, steps // 2)], [(512, 4, 4, steps)]):
+        order = EpochOrder(sizes, geometry, rules, epoch=3, history=history)
+        assert len(next(order.batches(5, 8))) == 256
+        assert order.num_batches(5, 8) == order.steps
+    spent, (_, peak) = time.process_time() - begun, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert spent < 3  # about 0.5 without tracing
+    assert peak < 100e6
+
+
 def test_a_window_keeps_few_shards_open():
     """At no sample does a lane have more than ``shuffle_shards`` shards open, whatever their
     sizes.
@@ -126,18 +224,18 @@ def test_a_window_keeps_few_shards_open():
     for job, _ in jobs(100):
         _, slots, turns = dataclasses.astuple(job.geometry)
         rules = dataclasses.replace(job.rules, last="drop")
-        order = epoch_order(job.sizes, job.geometry, rules, epoch=job.epoch)
-        grid = order.ids.reshape(order.steps, slots, -1)
+        order = EpochOrder(job.sizes, job.geometry, rules, epoch=job.epoch)
+        grid = flat_ids(order).reshape(order.steps, slots, -1)
         for turn, slot in itertools.product(range(turns), range(slots)):
             lane = grid[turn::turns, slot].reshape(-1, 1)
-            assert schedule(list(lane), job.sizes).peak() <= max(1, rules.shuffle_shards)
+            assert reads(lane, job.sizes).peak() <= max(1, rules.shuffle_shards)
 
 
 def test_the_first_and_last_batches_are_mixed_too():
     """An epoch begins and ends with half a window of shards, not with one."""
     sizes = [1000] * 32
-    order = epoch_order(sizes, Geometry(100, lanes_per_rank=1), Rules(0, shuffle_shards=8))
-    opened = [len(set(shards_of(ids, sizes))) for ids in rank_batches(order)]
+    order = EpochOrder(sizes, Geometry(100, lanes_per_rank=1), Rules(0, shuffle_shards=8))
+    opened = [len(set(shards_of(ids, sizes))) for ids in rows(order)]
     assert min(opened) >= 4
     assert max(opened) <= 9
 
@@ -145,17 +243,17 @@ def test_the_first_and_last_batches_are_mixed_too():
 def test_no_shuffle_is_the_order_of_the_dataset():
     """For evaluation, one lane without shuffling gives 0, 1, 2 and so on, each exactly once."""
     sizes, rules = [5, 0, 7, 1], Rules(shuffle_shards=0, last="short")
-    order = epoch_order(sizes, Geometry(4, lanes_per_rank=1), rules)
-    assert order.ids.tolist() == list(range(13))
-    assert rank_batches(order)[3].tolist() == [12]
+    order = EpochOrder(sizes, Geometry(4, lanes_per_rank=1), rules)
+    assert flat_ids(order).tolist() == list(range(13))
+    assert rows(order)[3].tolist() == [12]
 
 
 def test_every_place_in_an_epoch_is_equally_likely():
     """Over many epochs, a sample of a small dataset appears equally often at each position."""
     places = np.zeros((8, 8))
     for epoch in range(1600):
-        order = epoch_order([2] * 4, Geometry(2, lanes_per_rank=2), Rules(1, 2), epoch=epoch)
-        places[np.arange(8), order.ids] += 1
+        order = EpochOrder([2] * 4, Geometry(2, lanes_per_rank=2), Rules(1, 2), epoch=epoch)
+        places[np.arange(8), flat_ids(order)] += 1
     chi_square = ((places - 200) ** 2 / 200).sum()
     assert chi_square < 95  # 49 degrees of freedom: mean 49, one in ten thousand above 95
 
@@ -166,21 +264,22 @@ def test_the_order_never_changes():
     """
     sizes = [5, 3, 0, 6, 4]
     short, pad = (Rules(42, shuffle_shards=2, last=last) for last in ("short", "pad"))
-    order = epoch_order(sizes, Geometry(4, max_world_size=2, lanes_per_rank=2), short, epoch=1)
-    assert order.ids.tolist() == GOLDEN_ORDER
-    rest = epoch_order(sizes, Geometry(6), pad, epoch=1, history=[(4, 2, 2, 2)])
-    assert rest.ids.tolist() == GOLDEN_REST
-    assert mixture([sizes, [2, 3]], [2, 1], 12, Rules(42), epoch=3).tolist() == GOLDEN_MIXTURE
+    order = EpochOrder(sizes, Geometry(4, max_world_size=2, lanes_per_rank=2), short, epoch=1)
+    assert flat_ids(order).tolist() == GOLDEN_ORDER
+    rest = EpochOrder(sizes, Geometry(6), pad, epoch=1, history=[(4, 2, 2, 2)])
+    assert flat_ids(rest).tolist() == GOLDEN_REST
+    drawn = mixture([sizes, [2, 3]], [2, 1], 12, Rules(42), epoch=3)
+    assert drawn.ids(np.arange(12)).tolist() == GOLDEN_MIXTURE
 
 
 WRONG = {
-    "one global batch of 8 samples, got 7": lambda: epoch_order([7], Geometry(8)),
-    "at most 4 steps of": lambda: epoch_order([8], Geometry(4), history=[(2, 1, 4, 5)]),
-    "at most 2 steps of": lambda: epoch_order([8], Geometry(4), history=[(4, 1, 4, 3)]),
+    "one global batch of 8 samples, got 7": lambda: EpochOrder([7], Geometry(8)),
+    "at most 4 steps of": lambda: EpochOrder([8], Geometry(4), history=[(2, 1, 4, 5)]),
+    "at most 2 steps of": lambda: EpochOrder([8], Geometry(4), history=[(4, 1, 4, 3)]),
     "last to be 'drop' or 'pad' or 'short', got 'wrap'": lambda: Rules(last="wrap"),
     "seed to be below": lambda: Rules(1 << 64),
-    "multiple of max_world_size, got 4 and 3": lambda: rank_batches(
-        epoch_order([8], Geometry(4)), 0, 3
+    "multiple of max_world_size, got 4 and 3": lambda: next(
+        EpochOrder([8], Geometry(4)).batches(0, 3)
     ),
     "samples in dataset 1, got none": lambda: mixture([[4], [0]], [1, 1], 4, epoch=0),
 }
@@ -210,7 +309,8 @@ def test_a_mixture_has_exact_shares_and_each_pass_has_every_sample_once():
         bases = np.cumsum([0, *map(sum, sizes)])
         taken = np.zeros(bases[-1], int)
         for epoch in range(4):
-            ids = mixture(sizes, weights.tolist(), samples, Rules(number), epoch=epoch)
+            drawn = mixture(sizes, weights.tolist(), samples, Rules(number), epoch=epoch)
+            ids = drawn.ids(np.arange(samples))
             np.add.at(taken, ids, 1)
             counts = np.histogram(ids, bases)[0]
             assert counts.sum() == samples
@@ -230,7 +330,8 @@ def test_a_shard_that_goes_unused_is_released(keep, shards, peak):
     """A shard stays in memory if it goes unused for at most ``keep`` batches; the peak counts bytes
     if it is given them.
     """
-    plan = schedule([np.array([shard]) for shard in (0, 1, 1, 0)], [1, 1], keep)
+    batches = [np.array([shard]) for shard in (0, 1, 1, 0)]
+    plan = WorkerReads.of_batches(batches, [1, 1], keep).requests
     assert plan.shards.tolist() == shards
     assert plan.peak([5, 1]) == peak
 
@@ -241,10 +342,10 @@ def test_workers_that_divide_the_lanes_share_only_split_shards(workers, most):
     of two ranks over four lanes each read them all.
     """
     sizes, readers = [64] * 40, collections.Counter()
-    order = epoch_order(sizes, Geometry(8, max_world_size=2), Rules(1))
+    order = EpochOrder(sizes, Geometry(8, max_world_size=2), Rules(1))
     for rank, worker in itertools.product(range(2), range(workers)):
-        batches = rank_batches(order, rank, 2)[worker::workers]
-        readers.update(set(schedule(batches, sizes).shards.tolist()))
+        batches = order.batches(rank, 2, worker=worker, workers=workers)
+        readers.update(set(reads(batches, sizes).shards.tolist()))
     assert set(readers) == set(range(40))
     repeated = readers.total() - 40
     assert repeated <= most if workers != 3 else repeated >= most

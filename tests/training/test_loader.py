@@ -17,7 +17,8 @@ from numbered import flat, ids, loader_of, numbered, write
 
 from pcrshard import ImageDecoder, PCRDataset, PCRLoader, ScanLevel
 from pcrshard.native.pool import draw_key
-from pcrshard.training.epoch_order import Geometry, Rules, epoch_order
+from pcrshard.training.order import EpochOrder, Geometry
+from pcrshard.training.sequence import Rules
 
 SAMPLES, ROWS = 60, 6
 
@@ -31,15 +32,13 @@ def two(tmp_path_factory):
 
 def planned(batch, epoch=0, world=1, rank=0, lanes=4, **rules):
     """The ids of a rank's batches, by the plan."""
-    order = epoch_order(
+    order = EpochOrder(
         [ROWS] * (SAMPLES // ROWS),
         Geometry(batch * world, world, lanes),
         Rules(**rules),
         epoch=epoch,
     )
-    size = batch * world
-    rows = [order.ids[start : start + size] for start in range(0, len(order.ids), size)]
-    return [row.reshape(world, -1)[rank].tolist() for row in rows]
+    return [ids.tolist() for ids in order.batches(rank, world)]
 
 
 # --- a cursor

@@ -4,6 +4,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import time
@@ -103,13 +104,13 @@ def test_every_place_to_stop(folder):
         assert ids(loader) == expected[0]
 
 
-def test_a_last_batch_that_some_ranks_do_not_get(folder):
-    """Before a small last batch that only some ranks get, the state is the same on all of them, and
-    a job that resumes there has each sample once.
+def test_a_last_batch_that_all_ranks_get(folder):
+    """With fewer samples left than ranks, the last batch takes some of the one before it, so that
+    all ranks have as many; a job that resumes there has each sample once.
     """
     how = {"drop_last": False, "world_size": 10}
     first = [loader_of(folder, 9, rank=rank, **how) for rank in range(10)]
-    assert sorted({len(loader) for loader in first}) == [1, 2]
+    assert {len(loader) for loader in first} == {2}
     seen = flat(flat(ids(itertools.islice(loader, 1)) for loader in first))
     states = [loader.state_dict() for loader in first]
     assert all(state == states[0] for state in states)
@@ -117,9 +118,43 @@ def test_a_last_batch_that_some_ranks_do_not_get(folder):
         loader = loader_of(folder, 9, rank=rank, **how)
         loader.load_state_dict(through_json(states[0]))
         assert loader.epoch == 0
-        seen += flat(ids(loader))
+        last = ids(loader)
+        assert list(map(len, last)) == [1]
+        seen += flat(last)
         assert loader.epoch == 1
     assert sorted(seen) == list(range(SAMPLES))
+
+
+def test_states_that_a_loader_writes_it_reads(folder):
+    """However often the geometry changes in an epoch, and however many steps it has, a loader
+    resumes from its own state.
+    """
+    state, seen = None, []
+    for number in range(SAMPLES - 20):
+        loader = loader_of(folder, 1, scan=1, lanes_per_rank=1 + number % 2, threads=0)
+        if state:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+        seen += next(iter(loader))["cls"].tolist()
+        state = loader.state_dict()
+    assert len(state["segments"]) == SAMPLES - 20
+    loader.load_state_dict(state)
+    assert sorted(seen + flat(ids(loader))) == list(range(SAMPLES))
+    large = loader_of(folder, 1)
+    large.dataset.shards.starts = large.dataset.shards.starts * 1_000_000
+    large.load_state_dict(large.state_dict() | {"segments": [[1, 1, 4, 40_000_000]]})
+    assert large.state_dict()["segments"] == [[1, 1, 4, 40_000_000]]
+
+
+def test_workers_are_sent_no_order(folder):
+    """What a spawned worker gets does not grow with the number of samples."""
+    sizes = []
+    for times in (1, 1_000_000):
+        loader = loader_of(folder, 8, num_workers=1)
+        loader.dataset.shards.starts = loader.dataset.shards.starts * times
+        iter(loader)
+        len(loader)
+        sizes.append(len(pickle.dumps(loader)))
+    assert sizes[1] <= sizes[0] + 100
 
 
 def test_a_state_of_something_else_is_refused(folder, two):

@@ -16,7 +16,9 @@ from support import CountingFS, request_threads, wait_for
 from pcrshard import ReadOptions, ScanLevel, Shard
 from pcrshard.errors import ScanUnavailable, StorageError
 from pcrshard.reading.prefix import Prefix
-from pcrshard.training.epoch_order import Geometry, Rules, epoch_order, rank_batches, schedule
+from pcrshard.simulation.reads import WorkerReads
+from pcrshard.training.order import EpochOrder, Geometry
+from pcrshard.training.sequence import Rules
 from pcrshard.training.shard_set import RecentPrefixes, ShardSet, read_batches
 
 SHARDS, ROWS = 10, 6
@@ -61,12 +63,12 @@ class Loaded:
 
 def plan(size=4, workers=1, worker=0, window=3, lanes_per_rank=1):
     """A worker's batches of ids."""
-    order = epoch_order(
+    order = EpochOrder(
         [ROWS] * SHARDS,
         Geometry(size, lanes_per_rank=lanes_per_rank),
         Rules(seed=5, shuffle_shards=window),
     )
-    return rank_batches(order)[worker::workers]
+    return list(order.batches(worker=worker, workers=workers))
 
 
 def shard_of(shards, number):
@@ -116,7 +118,7 @@ def test_memory_is_bounded(folder, held, prefetch, size, window):
     for _ in read_batches(shards, batches, 1, at_once(classes), shards_ahead=prefetch):
         time.sleep(0.002)
     assert not held.buffers
-    peak = schedule(batches, [ROWS] * SHARDS).peak()
+    peak = WorkerReads.of_batches(batches, [ROWS] * SHARDS).requests.peak()
     assert peak < SHARDS / 2
     # One more: it was fetched ahead when the batch's own were counted.
     assert peak <= held.most <= peak + prefetch + bool(prefetch)

@@ -1,4 +1,5 @@
-"""Assign samples to ranks and workers, in order: pure functions of numbers.
+"""The order of an epoch as arrays of all samples: what the order without arrays must equal.
+
 
 A sample's id is its shard's first id plus its row in the shard; ``sizes`` holds the number of
 samples of each shard. An epoch is laid out in three steps:
@@ -31,7 +32,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import Natural, Positive, check_fields
+from pcrshard.arguments import Natural, Positive, check_fields
 
 Ints = NDArray[np.int64]
 Counts = Sequence[int] | Ints
@@ -201,22 +202,30 @@ def rank_batches(order: Order, rank: int = 0, world: int = 1) -> list[Ints]:
     Returns: Views of (global_batch / world,) int64 ids. A short last row is spread evenly; a rank
         without any of it has one fewer batch.
     """
-    cuts = order.cuts
-    if world != order.geometry.max_world_size:
-        cuts = _even_cuts(len(order.ids), Geometry(order.geometry.global_batch, world))
+    cuts = _even_cuts(order.cuts[:: order.geometry.max_world_size], world)
+    if order.geometry.global_batch % world:
+        raise ValueError(f"expected a multiple, got {order.geometry.global_batch} and {world}")
     bounds = itertools.islice(itertools.pairwise(cuts.tolist()), rank, None, world)
     return [order.ids[start:stop] for start, stop in bounds if start < stop]
 
 
-def _even_cuts(samples: int, geometry: Geometry) -> Ints:
-    """Return where each rank's part of each step begins, then ``samples``.
-
-    A short last step is divided evenly, too.
-    """
+def _rows(samples: int, geometry: Geometry, last: str) -> Ints:
+    """Where each step begins, then the number of samples."""
     size, parts, _ = astuple(geometry)
-    starts = np.arange(0, samples, size)
-    lengths = np.minimum(size, samples - starts)
-    return np.append(starts[:, None] + lengths[:, None] * np.arange(parts) // parts, samples)
+    rows = np.append(np.arange(0, samples, size), samples)
+    rest = samples % size
+    if last == "short" and 0 < rest < parts and samples > size:
+        if size >= 2 * parts:
+            rows[-2] = samples - parts
+        else:
+            rows = np.delete(rows, -2)
+    return rows
+
+
+def _even_cuts(rows: Ints, parts: int) -> Ints:
+    """Where each rank's part of each step begins, then the number of samples."""
+    lengths = np.diff(rows)
+    return np.append(rows[:-1, None] + lengths[:, None] * np.arange(parts) // parts, rows[-1])
 
 
 def _lay_out(
@@ -237,7 +246,7 @@ def _lay_out(
     size, slots, turns = astuple(geometry)
     fill = {"drop": -(samples % size), "pad": -samples % size, "short": 0}
     entries = np.resize(np.arange(samples), samples + fill[rules.last])
-    cuts = _even_cuts(len(entries), geometry)
+    cuts = _even_cuts(_rows(len(entries), geometry, rules.last), slots)
     # The lane of each position; lanes are numbered by slot, then by turn. NumPy sorts 16 bits by
     # counting, several times faster than 64.
     step, slot = np.divmod(np.arange(len(cuts) - 1), slots)
@@ -431,57 +440,19 @@ def run_begins(values: NDArray[Any]) -> NDArray[np.bool_]:
     return begins
 
 
-@dataclass(frozen=True, eq=False)
-class Schedule:
-    """The shard requests of one worker, in order of first use.
-
-    Attributes:
-        shards: (requests,) int64 index of the shard.
-        first: (requests,) int64 index of the worker's first batch that needs the shard.
-        last: (requests,) int64 index of the batch after which it can be released.
-    """
-
-    shards: Ints
-    first: Ints
-    last: Ints
-
-    def peak(self, weights: Counts | None = None) -> int:
-        """Return the largest number of shards held in one batch.
-
-        With ``weights`` (shards,), such as prefix sizes, return the largest sum of weights.
-        """
-        each = None if weights is None else np.asarray(weights)[self.shards]
-        size = self.last.max(initial=-1) + 2
-        held = np.bincount(self.first, each, size) - np.bincount(self.last + 1, each, size)
-        return int(held.cumsum().max())
-
-
-def schedule(
-    batches: Batches,
-    sizes: Counts,
-    keep: float = math.inf,
-) -> Schedule:
-    """Compute when a worker first needs each shard and when it can release it.
-
-    Args:
-        batches: Sample ids of each batch, from ``rank_batches``.
-        sizes: (shards,) samples per shard.
-        keep: Batches for which a shard may go unused before it is released, to be read again later;
-            by default each shard is read once. Set it for a ``mixture`` that repeats a dataset.
-
-    Returns:
-        The requests, in the order of first use.
-    """
-    if not batches:
-        return Schedule(*np.zeros((3, 0), np.int64))
-
-    shards = shards_of(np.concatenate(batches), np.asarray(sizes))
-    # NumPy sorts 16 bits by counting, several times faster than 64.
-    order = shards.astype(np.min_scalar_type(len(sizes))).argsort(kind="stable")
-    shards = shards[order]
-    batch = np.repeat(np.arange(len(batches)), list(map(len, batches)))[order]
-    begins = run_begins(shards) | (np.diff(batch, prepend=0) > keep + 1)
-    start = np.flatnonzero(begins)
-    by_use = order[start].argsort(kind="stable")
-    last = np.append(start[1:], len(shards)) - 1
-    return Schedule(shards[start][by_use], batch[start][by_use], batch[last][by_use])
+def by_shape(
+    buckets: Any, sizes: Ints, rules: Rules, ids: Ints, cuts: Ints, geometry: Geometry, key: Key
+) -> Layout:
+    """The samples of each rank sorted by bucket, window by window."""
+    sizes = sizes[ids]
+    world = geometry.max_world_size
+    size = geometry.global_batch
+    steps, rest = divmod(len(sizes), size)
+    window = np.arange(steps) // max(8192 * world // size, 32)
+    step, column = np.divmod(np.arange(steps * size), size)
+    keys = buckets._bucket(sizes[: steps * size]), window[step], column * world // size
+    order = np.lexsort(keys).reshape(world, steps, size // world)
+    if rules.shuffle_shards:
+        draws = random_words(steps, rules, BUCKETS, key)
+        order = order[:, np.lexsort((draws, window))]
+    return np.append(order.transpose(1, 0, 2), np.arange(rest) + steps * size), cuts
