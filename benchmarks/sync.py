@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from pcrshard.checkpoint.sync import WeightMirror, WeightPublisher
+from pcrshard.weightsync import WeightMirror, WeightPublisher
 
 from .harness import Quartiles
 
@@ -40,7 +40,7 @@ def _sync(bench, folder, megabytes):
             begun = time.process_time()
             way()
             rates[name].append(words.nbytes / 1e9 / (time.process_time() - begun))
-        newest = max(name for name in os.listdir(url) if name.endswith(".pcw"))
+        newest = max(name for name in os.listdir(url) if name.startswith("step"))
         sizes.append(os.path.getsize(os.path.join(url, newest)) / int(changed.sum()))
         assert torch.equal(mirror.tensors()["w"].view(torch.int16), words)
     found = {name: Quartiles(values) for name, values in rates.items()}

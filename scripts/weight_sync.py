@@ -9,7 +9,7 @@ import argparse
 
 import torch
 
-from pcrshard.checkpoint.sync import WeightMirror, WeightPublisher
+from pcrshard.weightsync import WeightMirror, WeightPublisher
 
 CONTEXTS, ACTIONS, STEPS = 16, 4, 60
 

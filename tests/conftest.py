@@ -7,6 +7,7 @@ import signal
 import tarfile
 
 import pytest
+import servers
 from hypothesis import HealthCheck, settings
 from support import ROOT, run_tool, write_files
 
@@ -124,3 +125,10 @@ def jpegtran():
         return result.stdout
 
     return transcode
+
+
+@pytest.fixture(scope="session")
+def s3():
+    """Return moto's server; each test writes under a name of its own."""
+    with servers.s3() as server:
+        yield server

@@ -4,8 +4,8 @@ import torch
 
 import pcrshard
 from pcrshard.checkpoint import pull
-from pcrshard.checkpoint.sync import WeightMirror, publish_weights
 from pcrshard.testing import make_jpeg
+from pcrshard.weightsync import WeightMirror, WeightPublisher
 
 
 def test_folders_may_be_paths(tmp_path):
@@ -19,5 +19,5 @@ def test_folders_may_be_paths(tmp_path):
     with pcrshard.DeltaStore(tmp_path / "store") as store:
         store.save(weights)
     assert pull(tmp_path / "store", pcrshard.DeltaStore(tmp_path / "copy")).added == (1,)
-    publish_weights(weights, tmp_path / "steps")
+    WeightPublisher(tmp_path / "steps").publish(weights)
     assert WeightMirror(tmp_path / "steps", tmp_path / "mirror").wait() == 1

@@ -102,6 +102,8 @@ def snapshot(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def words_of(tensor: torch.Tensor) -> Words:
     """Return the words (N,) of a contiguous tensor on the CPU, without a copy."""
+    if not tensor.numel():  # torch gives empty arrays a stride of 0, which it does not view
+        return np.empty(0, spec_of(tensor).word)
     return tensor.reshape(-1).view(torch.uint8).numpy().view(spec_of(tensor).word)
 
 

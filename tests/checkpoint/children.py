@@ -3,7 +3,7 @@
 import multiprocessing
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["pcrshard.checkpoint.sync", "safetensors.torch"])
+_CONTEXT.set_forkserver_preload(["pcrshard.weightsync", "safetensors.torch"])
 
 
 def start(function, *args, method="forkserver"):

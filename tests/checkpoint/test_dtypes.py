@@ -7,9 +7,9 @@ from safetensors.torch import load_file
 from states import same
 
 from pcrshard.checkpoint import DeltaStore, export_safetensors
-from pcrshard.checkpoint.sync import WeightMirror, WeightPublisher
 from pcrshard.errors import UnsupportedState
 from pcrshard.integrations.distributed_checkpoint import DeltaStorageReader, DeltaStorageWriter
+from pcrshard.weightsync import WeightMirror, WeightPublisher
 
 DTYPES = sorted({each for each in vars(torch).values() if isinstance(each, torch.dtype)}, key=str)
 REFUSED = {

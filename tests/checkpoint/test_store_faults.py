@@ -13,8 +13,8 @@ from support import damage
 
 from pcrshard import storage
 from pcrshard.checkpoint import DeltaStore
-from pcrshard.checkpoint.sync import WeightPublisher
 from pcrshard.errors import PCRError, StorageError, UnsupportedState
+from pcrshard.weightsync import WeightPublisher
 
 
 def load_all(url):

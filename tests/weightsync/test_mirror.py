@@ -20,7 +20,6 @@ from safetensors.torch import save, save_file
 from states import same
 from support import ROOT, damage
 
-from pcrshard.checkpoint.sync import WeightMirror, WeightPublisher, publish_weights
 from pcrshard.errors import (
     ConcurrentWriter,
     CorruptCheckpoint,
@@ -30,6 +29,7 @@ from pcrshard.errors import (
     VersionUnavailable,
 )
 from pcrshard.native import sparse_words
+from pcrshard.weightsync import WeightMirror, WeightPublisher
 
 
 @functools.lru_cache
@@ -78,9 +78,7 @@ def stream(tmp_path, options):
     return publisher, mirror
 
 
-@pytest.mark.parametrize(
-    ("options", "size"), [({}, 1.3), ({"slow_link": True, "sha256": True, "workers": 3}, 1.2)]
-)
+@pytest.mark.parametrize(("options", "size"), [({}, 1.3), ({"slow_link": True, "workers": 3}, 1.2)])
 def test_a_mirror_follows_a_publisher(stream, tmp_path, size):
     """Each step arrives bit for bit, in tensors that a server holds and in the safetensors file."""
     publisher, mirror = stream
@@ -117,7 +115,7 @@ def test_a_word_that_changed_in_the_file_is_found(stream):
 def test_several_steps_are_folded_into_one_pass(tmp_path):
     """A mirror that missed steps catches up; one that is reading from a keyframe can finish."""
     url = str(tmp_path / "stream")
-    publisher = WeightPublisher(url, keyframe_every=4)
+    publisher = WeightPublisher(url, keyframe_every=4, keep=4)
     publisher.publish(weights(0))
     early, late = (WeightMirror(url, str(tmp_path / name)) for name in ("early", "late"))
     early.update()
@@ -135,11 +133,12 @@ def test_several_steps_are_folded_into_one_pass(tmp_path):
 def test_any_web_server_can_serve_a_stream(tmp_path):
     """A mirror of a web server's folder transfers a step's changes only."""
     url = str(tmp_path / "web")
-    publish_weights(weights(0), url)
+    publisher = WeightPublisher(url)
+    publisher.publish(weights(0))
     with servers.nginx(url) as server:
         mirror = WeightMirror(server.url(), str(tmp_path / "mirror"))
         mirror.update()
-        publish_weights(weights(1), url)
+        publisher.publish(weights(1))
         server.reset()
         mirror.update()
         assert sum(request.body_bytes for request in server.requests()) < 12_000
@@ -150,7 +149,7 @@ def test_the_folder_of_a_mirror_is_any_local_one(tmp_path, monkeypatch):
     """A home folder and a ``file://`` URL are folders; an object store is refused."""
     monkeypatch.setenv("HOME", str(tmp_path))
     url = str(tmp_path / "stream")
-    publish_weights(weights(0), url)
+    WeightPublisher(url).publish(weights(0))
     for folder in ("~/mirror", f"file://{tmp_path}/other", tmp_path / "third"):
         mirror = WeightMirror(url, folder)
         mirror.update()
@@ -158,7 +157,7 @@ def test_the_folder_of_a_mirror_is_any_local_one(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="expected a local folder"):
         WeightMirror(url, "memory://mirror")
     with pytest.raises(StorageError, match="make the folder"):
-        WeightMirror(url, tmp_path / "mirror" / "model.safetensors" / "folder")
+        WeightMirror(url, tmp_path / "mirror" / "model.safetensors.live" / "folder")
 
 
 def test_an_object_store_can_hold_a_stream(tmp_path, s3):
@@ -258,8 +257,11 @@ def test_weights_that_no_mirror_accepts_are_not_published(tmp_path):
             publisher.publish({name: value})
     with pytest.raises(UnsupportedState, match="reserves"):
         publisher.publish({"__metadata__": torch.ones(1)})
-    with pytest.raises(ValueError, match="keyframe_every"):
-        WeightPublisher(tmp_path, keyframe_every=0)
+    for name in ("keyframe_every", "keep"):
+        with pytest.raises(ValueError, match=name):
+            WeightPublisher(tmp_path, **{name: 0})
+    with pytest.raises(ValueError, match="layout"):
+        WeightPublisher(tmp_path, layout="tar")
     conjugate = torch.tensor([1 + 2j]).conj()
     publisher.publish({"w": conjugate})
     mirror = WeightMirror(tmp_path / "stream", tmp_path / "served")
@@ -341,7 +343,7 @@ def test_leftovers_of_killed_processes_are_removed(tmp_path):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"partial")
     os.utime(old, (0, 0))
-    publish_weights(weights(0), str(tmp_path / "s"))
+    WeightPublisher(tmp_path / "s").publish(weights(0))
     WeightMirror(str(tmp_path / "s"), str(tmp_path / "m")).update()
     assert [path.exists() for path in (mirrored, old, young)] == [False, False, True]
 
