@@ -149,6 +149,9 @@ class StoreIO(Folder):
         """
         manifest = self.newest()
         if manifest.number == 0:
+            if "index" in self.list():
+                message = "expected a store, got a folder of the stores of several ranks: name one"
+                raise VersionUnavailable(message, url=self.url)
             raise VersionUnavailable(
                 "there is no store of checkpoints; if only its manifests were lost, "
                 "`pcrshard checkpoint recover` rebuilds them",

@@ -1,8 +1,8 @@
 """Convert nested states to flat tokens and a list of tensors, and back, preserving types.
 
-A state may contain only dict, OrderedDict, Counter, list, tuple, int, float, str, bytes, bool,
-None, tensors, numpy arrays, and numpy scalars: loading a checkpoint must not execute anything, and
-a value that cannot be restored exactly must not be stored. Section 2.3 of
+A state may contain only dict, OrderedDict, Counter, list, tuple, torch.Size, int, float, str,
+bytes, bool, None, tensors, numpy arrays, and numpy scalars: loading a checkpoint must not execute
+anything, and a value that cannot be restored exactly must not be stored. Section 2.3 of
 docs/checkpoints-format.md describes the tokens.
 """
 
@@ -29,8 +29,9 @@ _KEYS = (*_PLAIN, int, str, bytes)
 _MAX_GROWTH = 64
 _CONTAINERS: dict[Any, str] = {
     dict: "d", collections.OrderedDict: "o", collections.Counter: "c",
-    list: "l", tuple: "t", torch.Size: "t",
+    list: "l", tuple: "t", torch.Size: "z",
 }  # fmt: skip
+_SEQUENCES: dict[str, Callable[[Any], Any]] = {"l": list, "t": tuple, "z": torch.Size}
 
 
 @dataclasses.dataclass(eq=False)
@@ -298,9 +299,8 @@ class TreeReader:
         if type(value) is not str:
             return value
         match value:
-            case "l" | "t":
-                items = self._read_list(keys)
-                value = items if value == "l" else tuple(items)
+            case "l" | "t" | "z":
+                value = _SEQUENCES[value](self._read_list(keys))
             case "d" | "o" | "c":
                 value = self._read_dict(value, keys)
             case "s":

@@ -27,7 +27,7 @@ def _open(store: str, options: dict[str, Any] | None) -> DeltaStore:
 
 
 def ls(store: str, *, storage_option: StorageOptions = None) -> Report:
-    """List the versions in a store.
+    """List the versions in a store, or the checkpoints in a folder of the stores of all ranks.
 
     Example:
         pcrshard checkpoint ls runs/resnet
@@ -36,12 +36,21 @@ def ls(store: str, *, storage_option: StorageOptions = None) -> Report:
         store: Store's folder, local or a URL.
         storage_option: fsspec option of the store; repeatable.
     """
-    records = _open(store, storage_option).io.existing().versions
+    io = _open(store, storage_option).io
+    manifest = io.newest()
+    if manifest.number == 0 and "index" in io.list():
+        from ..integrations.distributed_checkpoint import list_checkpoints
+
+        found = list_checkpoints(store, storage_option)
+        for row in found["versions"]:
+            row["saved"] = _local_time(row["saved"])
+        return Report(found)
+    records = io.existing().versions
     versions = [
         {
             "number": record.number,
             "parent": record.parent,
-            "saved": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.saved)),
+            "saved": _local_time(record.saved),
             "file_bytes": record.file_bytes,
             "raw_bytes": record.raw_bytes,
             "metrics": record.metrics,
@@ -55,6 +64,10 @@ def ls(store: str, *, storage_option: StorageOptions = None) -> Report:
             "versions": versions,
         }
     )
+
+
+def _local_time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def show(store: str, version: int, *, storage_option: StorageOptions = None) -> Report:

@@ -1,15 +1,18 @@
 """``torch.distributed.checkpoint`` in DeltaStores: each rank stores its shards as deltas.
 
 A folder holds one store per rank, and an index store whose versions refer to the versions of the
-ranks. The coordinator commits by writing the index after all ranks have written. Files contain no
-pickles; objects other than tensors are stored as a typed tree.
+ranks. The coordinator commits by writing the index after all ranks have written. A checkpoint's id
+is a metric of its version in the index. Files contain no pickles; objects other than tensors are
+stored as a typed tree.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import re
 from collections import defaultdict
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import torch
@@ -35,11 +38,17 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from .. import storage
-from ..checkpoint import DeltaStore
-from ..checkpoint.frame import damage_named
+from ..checkpoint import DeltaStore, VersionRecord
+from ..checkpoint.frame import MAX_TEXT, damage_named
 from ..checkpoint.roles import assign_roles, find_roles
 from ..checkpoint.typed_tree import flatten
+from ..errors import VersionUnavailable
 from ..lazy import lazy
+
+# The folder of the index store, and the metric that holds a checkpoint's id.
+INDEX = "index"
+_ID = "checkpoint_id"
+_RANK = re.compile(r"rank-([0-9]{5,})")
 
 
 class ShardLocation(NamedTuple):
@@ -75,6 +84,11 @@ class _Stores:
     def __init__(self, url: str | os.PathLike[str], **how: Any) -> None:
         self.url = os.fspath(url)
         self._how = how
+        self._id: str | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the stores, which another process opens itself."""
+        return {name: vars(self)[name] for name in vars(self) if name not in ("_index", "_own")}
 
     def _store(self, rank: int) -> DeltaStore:
         """Open the store of a rank."""
@@ -82,10 +96,11 @@ class _Stores:
 
     @lazy
     def _index(self) -> DeltaStore:
-        return DeltaStore(storage.join(self.url, "index"), **self._how)
+        return DeltaStore(storage.join(self.url, INDEX), **self._how)
 
-    def reset(self, checkpoint_id: Any = None) -> None:
-        """Do nothing: versions have numbers, whatever the id."""
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Set the id of the checkpoint that is written or read next, and of no other."""
+        self._id = None if checkpoint_id is None else str(checkpoint_id)
 
     def prepare_local_plan(self, plan: Any) -> Any:
         """Return the plan unchanged."""
@@ -96,27 +111,77 @@ class _Stores:
         return plans
 
     @classmethod
-    def validate_checkpoint_id(cls, *_: Any) -> bool:
-        """Accept any folder."""
-        return True
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Return whether an id can be recorded: any text that is not empty."""
+        return 0 < len(str(checkpoint_id)) <= MAX_TEXT
+
+    def versions(self) -> list[VersionRecord]:
+        """Return the records of all checkpoints, oldest first.
+
+        The id that a checkpoint was saved under is its metric ``checkpoint_id``.
+        """
+        return self._index.versions()
+
+    def _number(self, checkpoint_id: str) -> int:
+        """Return the number of the newest version of an id."""
+        found = {record.metrics.get(_ID): record.number for record in self.versions()}
+        if checkpoint_id not in found:
+            known = [name for name in found if name is not None][-20:]
+            message = f"expected one of the checkpoint ids {known}, got {checkpoint_id!r}"
+            raise VersionUnavailable(message, url=self.url)
+        return found[checkpoint_id]
 
 
 class DeltaStorageWriter(_Stores, StorageWriter):
     """A storage writer for ``torch.distributed.checkpoint.save``; each call adds a version.
+
+    A ``checkpoint_id`` names the version; saving under the same id again adds a newer version.
 
     Args:
         url: The folder, a local path or any fsspec URL.
         how: Options of :class:`DeltaStore`: ``precision``, ``keyframe_every``...
     """
 
-    def set_up_storage_writer(self, *_: Any, **__: Any) -> None:
-        """Do nothing: stores are opened at first use."""
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Take the id that was set for this save.
+
+        Raises:
+            ValueError: Each rank would write an index of its own.
+        """
+        del is_coordinator, args
+        if not kwargs.get("use_collectives", True):
+            raise ValueError("expected use_collectives=True: all ranks share one index")
+        self._saved_id, self._id = self._id, None
 
     @lazy
     def _own(self) -> tuple[int, DeltaStore]:
         """This rank, and its store."""
         rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
         return rank, self._store(rank)
+
+    def delete(self, *, keep: Collection[int | str]) -> None:
+        """Delete all checkpoints except some, from the index and from the stores of all ranks.
+
+        Call it on one rank, while no rank saves.
+
+        Args:
+            keep: Ids of checkpoints, or numbers of versions in the index; negative ones count back
+                from the newest. Of several versions of an id, the newest is kept.
+
+        Raises:
+            VersionUnavailable: A checkpoint to keep does not exist; nothing was changed.
+            ConcurrentWriter: Another process has written to a store; calling again resumes.
+            BrokenChain, CorruptCheckpoint: A version to keep cannot be restored.
+            StorageError: A file cannot be read or written.
+        """
+        self._index.delete(keep=[self._number(k) if isinstance(k, str) else k for k in keep])
+        used: dict[int, set[int]] = defaultdict(set)
+        for record in self.versions():
+            for rank, version in _read_metadata(self._index, record.number).storage_data.values():
+                used[rank].add(version)
+        for rank in _ranks(self.url, self._how.get("options")):
+            store = self._store(rank)
+            store.delete(keep=used[rank])
 
     def write_data(
         self,
@@ -141,6 +206,7 @@ class DeltaStorageWriter(_Stores, StorageWriter):
             leaf.uses = [use.partition(".")[2] for use in leaf.uses]
         assign_roles(leaves, find_roles(getattr(planner, "state_dict", {})))
         rank, store = self._own
+        store.settled()  # another rank may have deleted versions
         place = ShardLocation(rank, store.save_flat(tree, leaves, {}, blocking=True))
         sizes = zip(plan.items, num_bytes, strict=True)
         return _done([WriteResult(item.index, size, place) for item, size in sizes])
@@ -152,7 +218,9 @@ class DeltaStorageWriter(_Stores, StorageWriter):
     ) -> None:
         """Commit the version; called on the coordinator after all ranks have written."""
         places = {result.index: result.storage_data for each in results for result in each}
-        self._index.save(_plain_metadata(metadata, places), blocking=True)
+        self._index.settled()
+        named = {} if self._saved_id is None else {_ID: self._saved_id}
+        self._index.save(_plain_metadata(metadata, places), metrics=named, blocking=True)
 
 
 class DeltaStorageReader(_Stores, StorageReader):
@@ -160,7 +228,8 @@ class DeltaStorageReader(_Stores, StorageReader):
 
     Args:
         url: The folder of :class:`DeltaStorageWriter`.
-        version: Number of the version in the index; -1 for the newest.
+        version: Number of the version in the index, unless a load has a ``checkpoint_id``; -1 for
+            the newest.
         options: fsspec storage options.
     """
 
@@ -175,18 +244,25 @@ class DeltaStorageReader(_Stores, StorageReader):
         self._version = version
         self._places: Places = {}
 
-    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """Return the contents of the version.
+    def read_metadata(self, *args: Any, **options: Any) -> Metadata:
+        """Return the contents of the version, or of the checkpoint whose id was set for this load.
 
         Raises:
+            VersionUnavailable: There is no such version or id.
             CorruptCheckpoint: The index is damaged.
+            ValueError: The metadata of one rank is asked for; there is one index.
         """
-        plain = self._index.load(self._version)
-        with damage_named("not an index", self.url):
-            return _metadata_from(plain)
+        if args or options:
+            raise ValueError("expected no arguments: all ranks share one index")
+        checkpoint_id, self._id = self._id, None
+        number = self._version if checkpoint_id is None else self._number(checkpoint_id)
+        return _read_metadata(self._index, number)
 
-    def set_up_storage_reader(self, metadata: Metadata, *_: Any, **__: Any) -> None:
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
         """Store the locations of the shards."""
+        del is_coordinator, args, kwargs
         assert metadata.storage_data is not None
         self._places = metadata.storage_data
 
@@ -238,6 +314,42 @@ def _plain_metadata(metadata: Metadata, places: Places) -> dict[str, Any]:
         dtype = str(entry.properties.dtype).removeprefix("torch.")
         entries[name] = {"dtype": dtype, "size": entry.size, "chunks": chunks}
     return {"entries": entries, "planner": metadata.planner_data}
+
+
+def _read_metadata(index: DeltaStore, number: int) -> Metadata:
+    plain = index.load(number)
+    with damage_named("not an index", index.url):
+        return _metadata_from(plain)
+
+
+def _ranks(url: str, options: storage.Options) -> list[int]:
+    """Return the ranks that have a store in a folder."""
+    matches = map(_RANK.fullmatch, storage.list_names(url, options=options))
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def list_checkpoints(url: str, options: storage.Options = None) -> dict[str, Any]:
+    """Return the checkpoints of a folder, and the sizes of its stores together, as plain values."""
+    reader = DeltaStorageReader(url, options=options)
+    ranks = _ranks(url, options)
+    sizes = [
+        (record.file_bytes, record.raw_bytes)
+        for records in (reader.versions(), *(reader._store(rank).versions() for rank in ranks))
+        for record in records
+    ]
+    return {
+        "ranks": len(ranks),
+        "file_bytes": sum(file_bytes for file_bytes, _ in sizes),
+        "raw_bytes": sum(raw_bytes for _, raw_bytes in sizes),
+        "versions": [
+            {
+                "number": record.number,
+                "checkpoint_id": record.metrics.get(_ID),
+                "saved": record.saved,
+            }
+            for record in reader.versions()
+        ],
+    }
 
 
 def _metadata_from(plain: dict[str, Any]) -> Metadata:

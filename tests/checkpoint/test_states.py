@@ -113,6 +113,7 @@ def test_edge_cases_keep_their_values():
         "c": {"d": torch.ones(1)},
         "c.d#2": torch.ones(2),
         "milestones": collections.Counter({30: 1, 60: 2}),
+        "shape": torch.Size([3, 4]),
         "empty": [torch.empty(0), torch.empty(0)],
         "history": [{"loss": 0.5, "tags": []}] * 2000 + [0] * 20_000,
     }

@@ -4,10 +4,12 @@ import pathlib
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from support import damage
 
 from pcrshard.checkpoint import DeltaStore
+from pcrshard.integrations.distributed_checkpoint import DeltaStorageWriter
 
 
 def state(number):
@@ -129,6 +131,21 @@ def test_versions_are_pulled(run, store, tmp_path):
     client = DeltaStore(tmp_path / "client")
     assert torch.equal(client.load()["weight"], store.load()["weight"])
     assert run("pull", store.url, client.url, "--json")[1]["moved_bytes"] == 0
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_ls_lists_distributed_checkpoints(run, refused, tmp_path):
+    """``ls`` of the folder of all ranks lists ids; other commands say to name a store in it."""
+    writer = DeltaStorageWriter(tmp_path)
+    for step in (1, 2):
+        dcp.save({"w": torch.ones(9)}, storage_writer=writer, checkpoint_id=step, no_dist=True)
+    status, found = run("ls", tmp_path, "--json")
+    assert status == 0
+    assert [row["checkpoint_id"] for row in found["versions"]] == ["1", "2"]
+    assert (found["ranks"], found["raw_bytes"]) == (1, 72)
+    assert "checkpoint_id" in run("ls", tmp_path)[1]
+    for more in (("verify",), ("export", 1, tmp_path / "a.safetensors")):
+        refused(more[0], tmp_path, *more[1:], words=["stores of several ranks"])
 
 
 def test_terminals_obey_nothing_in_a_store(run, refused, tmp_path):
