@@ -143,7 +143,7 @@ def test_ls_lists_distributed_checkpoints(run, refused, tmp_path):
     assert status == 0
     assert [row["checkpoint_id"] for row in found["versions"]] == ["1", "2"]
     assert (found["ranks"], found["raw_bytes"]) == (1, 72)
-    assert "checkpoint_id" in run("ls", tmp_path)[1]
+    assert "checkpoint id" in run("ls", tmp_path)[1]
     for more in (("verify",), ("export", 1, tmp_path / "a.safetensors")):
         refused(more[0], tmp_path, *more[1:], words=["stores of several ranks"])
 
