@@ -55,9 +55,8 @@ class PCRDatasource(Datasource):  # type: ignore[misc]  # Ray is untyped
         read: ReadOptions = ReadOptions(),
     ) -> None:
         super().__init__()
-        how: Any = {"storage_options": read.storage_options, "retry": read.retry}
-        self.index, urls = open_dataset(url, **how)
-        check_claims(self.index, urls, **how)
+        self.index, urls = open_dataset(url, storage_options=read.store)
+        check_claims(self.index, urls, storage_options=read.store)
         self.scan: Scan = resolve_scan(self.index.shards, scan)
         self.index.prefix_bytes(self.scan)  # raises if a shard lacks the scan
         self._places = list(zip(urls, self.index.shards, strict=True))

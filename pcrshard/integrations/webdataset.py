@@ -129,8 +129,7 @@ def _entries(stage: _StageOptions) -> dict[str, ShardEntry]:
     if index is None:
         return {}
     if not isinstance(index, DatasetIndex):
-        how: Any = {"storage_options": stage.storage_options, "retry": stage.retry}
-        index, _ = open_dataset(index, **how)
+        index, _ = open_dataset(index, storage_options=stage.storage_options, retry=stage.retry)
     return {entry.name: entry for entry in index.shards}
 
 

@@ -6,9 +6,9 @@ import collections
 import contextlib
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import storage
 from ..errors import FormatError, StorageError
@@ -24,10 +24,25 @@ from .shard import Shard
 
 # A dataset index and the URLs of its shards.
 Opened = tuple[DatasetIndex, list[str]]
+Result = TypeVar("Result")
 
+# Requests of map_shards in flight: 16 hide 50 ms a request, more are refused by some servers.
+MAP_THREADS = 16
 # The order of this many samples takes about 130 MB.
 MAX_UNSEEN_SAMPLES = 1 << 21
-_HEAD_THREADS = 16
+
+
+def map_shards(read: Callable[..., Result], *arguments: Iterable[Any]) -> Iterator[Result]:
+    """Apply a function that reads something of a shard to many, ``MAP_THREADS`` at a time.
+
+    Yields the results in order.
+    """
+    with ThreadPoolExecutor(MAP_THREADS, "pcrshard-map") as threads:
+        try:
+            yield from threads.map(read, *arguments)
+        except BaseException:
+            threads.shutdown(cancel_futures=True)  # not after thousands of requests more
+            raise
 
 
 def is_shard(url: str) -> bool:
@@ -45,7 +60,7 @@ def index_url(url: str | os.PathLike[str]) -> str:
 def open_dataset(
     source: storage.Urls,
     *,
-    storage_options: storage.Options = None,
+    storage_options: storage.Access = None,
     retry: Retry | None = None,
 ) -> Opened:
     """Read a dataset index.
@@ -67,15 +82,15 @@ def open_dataset(
         FormatError: The file is not a dataset index of this version, or another one not a shard.
         ValueError: ``source`` is empty.
     """
-    retry = retry or Retry()
+    store = storage.Store.of(storage_options, retry)
     if not source:
         raise ValueError("expected a dataset, got none")
     urls = storage.expand([source] if isinstance(source, str | os.PathLike) else source)
     by_name = is_shard(urls[0])
     found = index_url(storage.parent(urls[0]) if by_name else urls[0])
-    how: Any = {"max_bytes": MAX_DATASET_INDEX_BYTES, "options": storage_options, "retry": retry}
     try:
-        index = DatasetIndex.decode(storage.read_bytes(found, **how), url=found)
+        data = storage.read_bytes(found, max_bytes=MAX_DATASET_INDEX_BYTES, options=store)
+        index = DatasetIndex.decode(data, url=found)
     except StorageError as error:
         # The signature of a shard's URL is not one for pcr.json.
         denied = (PermissionError,) * by_name
@@ -84,7 +99,7 @@ def open_dataset(
         if not by_name:
             hint = "name the folder of a dataset, or make one with `pcrshard encode`"
             with contextlib.suppress(StorageError):
-                splits = find_datasets(storage.parent(found), storage_options=storage_options)
+                splits = find_datasets(storage.parent(found), storage_options=store)
                 if "" not in splits:
                     hint = f"name the folder of a split: {', '.join(splits)}"
             raise StorageError(f"no {DATASET_INDEX} there; {hint}", url=found) from error.__cause__
@@ -94,8 +109,7 @@ def open_dataset(
                 f"{DATASET_INDEX} lists the shards",
                 url=urls[0],
             ) from error.__cause__
-        shards = [Shard(url, storage_options=storage_options, retry=retry) for url in urls]
-        return _index_of(shards), urls
+        return _index_of([Shard(url, storage_options=store) for url in urls]), urls
     if not by_name:
         return index, [storage.join(storage.parent(found), entry.name) for entry in index.shards]
     entry_of = {entry.name: entry for entry in index.shards}
@@ -114,8 +128,7 @@ def _index_of(shards: Sequence[Shard]) -> DatasetIndex:
 
     Every shard that is read is compared with that schema.
     """
-    with ThreadPoolExecutor(_HEAD_THREADS) as threads:
-        heads = list(threads.map(lambda shard: shard.head, shards))
+    heads = list(map_shards(lambda shard: shard.head, shards))
     groups = {head.num_groups for head in heads}
     if len(groups) > 1:
         message = f"expected shards of one dataset, got shards of {sorted(groups)} scans"
@@ -130,7 +143,7 @@ def _index_of(shards: Sequence[Shard]) -> DatasetIndex:
 def find_datasets(
     url: str | os.PathLike[str],
     *,
-    storage_options: storage.Options = None,
+    storage_options: storage.Access = None,
 ) -> dict[str, str]:
     """Find the splits of a folder.
 
@@ -152,8 +165,7 @@ def check_claims(
     index: DatasetIndex,
     urls: Sequence[str],
     *,
-    storage_options: storage.Options = None,
-    retry: Retry | None = None,
+    storage_options: storage.Access = None,
 ) -> None:
     """Compare a claim of more than 2 million samples with a shard before allocating for them.
 
@@ -167,23 +179,28 @@ def check_claims(
         pairs = zip(index.shards, urls, strict=True)
         entry, url = max(pairs, key=lambda pair: pair[0].num_samples)
         stop = entry.index_stop
-        storage.read(url, stop - 1, stop, options=storage_options, retry=retry or Retry())
+        storage.read(url, stop - 1, stop, options=storage_options)
 
 
 def count_classes(
     index: DatasetIndex,
     urls: Sequence[str],
     *,
-    storage_options: storage.Options = None,
+    storage_options: storage.Access = None,
 ) -> dict[str, int]:
     """Count the samples of each class, by class name, or by label in the field ``cls``.
 
     The largest class comes first. One request per shard, for its index; images are not read.
     """
     labels: collections.Counter[bytes | None] = collections.Counter()
-    for url, entry in zip(urls, index.shards, strict=True):
-        fields = Shard(url, entry=entry, storage_options=storage_options).index.fields
-        labels.update(fields.get("cls", [None] * entry.num_samples))
+    store = storage.Store.of(storage_options)
+
+    def labels_of(url: str, entry: ShardEntry) -> Sequence[bytes | None]:
+        fields = Shard(url, entry=entry, storage_options=store).index.fields
+        return fields.get("cls", [None] * entry.num_samples)
+
+    for found in map_shards(labels_of, urls, index.shards):
+        labels.update(found)
     names = {str(label).encode(): name for label, name in enumerate(index.classes)}
     counts = {}
     for label, count in labels.most_common():

@@ -50,6 +50,11 @@ class ReadOptions:
         _ = self.cache  # created before the workers, so that all share its totals
 
     @lazy
+    def store(self) -> storage.Store:
+        """What all shards that are opened with these options are read from."""
+        return storage.Store.of(self.storage_options, self.retry)
+
+    @lazy
     def cache(self) -> PrefixCache | None:
         """The cache of all shards that are opened with these options."""
         if not self.cache_dir:
@@ -60,11 +65,4 @@ class ReadOptions:
 
     def open(self, url: str, entry: ShardEntry | None, schema: Schema | None = None) -> Shard:
         """Open a shard at a URL; see :class:`Shard`."""
-        return Shard(
-            url,
-            entry=entry,
-            schema=schema,
-            storage_options=self.storage_options,
-            retry=self.retry,
-            cache=self.cache,
-        )
+        return Shard(url, entry=entry, schema=schema, storage_options=self.store, cache=self.cache)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import os
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +47,7 @@ class Shard:
         *,
         entry: ShardEntry | None = None,
         schema: Schema | None = None,
-        storage_options: storage.Options = None,
+        storage_options: storage.Access = None,
         retry: Retry | None = None,
         cache: PrefixCache | None = None,
     ) -> None:
@@ -58,7 +57,7 @@ class Shard:
         self.cache = cache
         # Identity of the content that the cache holds: the head's checksum.
         self._content = ""
-        self._how: dict[str, Any] = {"options": storage_options, "retry": retry or Retry()}
+        self.store = storage.Store.of(storage_options, retry)
 
     def __repr__(self) -> str:
         return f"Shard({redact_url(self.url)!r})"
@@ -225,7 +224,7 @@ class Shard:
         buffer = storage.allocate(self.url, 0, stop)
         done, view = len(known), buffer.data
         view[:done] = known
-        fetch: Fetch = partial(storage.read_into, self.url, cancel=cancel, **self._how)
+        fetch: Fetch = partial(storage.read_into, self.url, options=self.store, cancel=cancel)
         if self.cache is None or not content:
             fetch(done, view[done:])
         else:

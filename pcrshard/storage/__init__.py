@@ -30,7 +30,7 @@ from .ranges import (
     read_ranges,
 )
 from .retry import Retry
-from .stores import Options, collect
+from .stores import Access, Options, Store, collect
 from .urls import (
     Urls,
     expand,
@@ -42,9 +42,11 @@ from .urls import (
 )
 
 __all__ = [
+    "Access",
     "Listed",
     "Options",
     "Retry",
+    "Store",
     "Urls",
     "abandon_writes",
     "age_seconds",

@@ -17,8 +17,16 @@ from typing import Any, BinaryIO, NamedTuple
 
 from ..errors import StorageError
 from ..redaction import get_logger, redact_url
-from .retry import Retry
-from .stores import DEFAULT_RETRY, LISTING_SECONDS, Options, ask, mapped_errors, resolve
+from .stores import (
+    LISTING_SECONDS,
+    Access,
+    ask,
+    is_conditional,
+    is_conflict,
+    mapped_errors,
+    resolve,
+    upload,
+)
 from .urls import is_local, is_there, plain_path, split
 
 log = get_logger(__name__)
@@ -55,7 +63,7 @@ class Listed(NamedTuple):
 
 
 @contextmanager
-def open_stream(url: str, *, options: Options = None) -> Iterator[BinaryIO]:
+def open_stream(url: str, *, options: Access = None) -> Iterator[BinaryIO]:
     """Open a file to be read once from its beginning; only a local one can be seeked.
 
     Raises:
@@ -76,7 +84,7 @@ def open_stream(url: str, *, options: Options = None) -> Iterator[BinaryIO]:
         yield file
 
 
-def file_bytes(url: str, *, options: Options = None) -> int | None:
+def file_bytes(url: str, *, options: Access = None) -> int | None:
     """Return the size in bytes, or ``None`` if the store does not report it; one request.
 
     Raises:
@@ -89,8 +97,7 @@ def file_bytes(url: str, *, options: Options = None) -> int | None:
 def identity(
     url: str,
     *,
-    options: Options = None,
-    retry: Retry = DEFAULT_RETRY,
+    options: Access = None,
 ) -> str:
     """Return a string that changes when the file at a URL is replaced; one request.
 
@@ -101,12 +108,12 @@ def identity(
     """
     fs, _ = resolve(url, options)
     fs.invalidate_cache()  # a listing may be older than the file
-    info = ask(url, "look up", "info", options, retry)
+    info = ask(url, "look up", "info", options)
     known = [name for name in _VERSION_NAMES if info.get(name) is not None]
     return " ".join(f"{name}={info[name]}" for name in known)
 
 
-def look_up(url: str, *, options: Options = None) -> Listed:
+def look_up(url: str, *, options: Access = None) -> Listed:
     """Return what a listing would say of a file, by its URL; one request.
 
     Raises:
@@ -130,7 +137,7 @@ def _version(info: Mapping[str, Any]) -> str:
     return f"{info.get('size')} {name}={info[name]}" if name else ""
 
 
-def exists(url: str, *, options: Options = None) -> bool:
+def exists(url: str, *, options: Access = None) -> bool:
     """Return whether a file or folder exists; one request.
 
     Raises:
@@ -149,8 +156,7 @@ def exists(url: str, *, options: Options = None) -> bool:
 def list_files(
     folder: str,
     *,
-    options: Options = None,
-    retry: Retry = DEFAULT_RETRY,
+    options: Access = None,
 ) -> list[Listed]:
     """Return all files under a folder, sorted, named by their paths relative to it.
 
@@ -159,27 +165,26 @@ def list_files(
 
     Args:
         folder: A local folder, or any fsspec URL.
-        options: fsspec storage options.
-        retry: When to give up.
+        options: fsspec storage options, or a :class:`Store`.
 
     Raises:
         StorageError: The folder does not exist, or the store does not answer.
     """
     fs, path = resolve(folder, options)
     fs.invalidate_cache()  # another process may have written since the last listing
-    if not ask(folder, "list", "isdir", options, retry):
+    if not ask(folder, "list", "isdir", options):
         raise StorageError("expected a folder, there is none", url=folder)
     root = path.rstrip("/") + "/"
     if is_local(folder):
         with mapped_errors(folder, "list"):
             found = list(_walk(root))
     else:
-        files = ask(folder, "list", "find", options, retry, seconds=LISTING_SECONDS, detail=True)
+        files = ask(folder, "list", "find", options, seconds=LISTING_SECONDS, detail=True)
         found = [Listed(name, info["size"], _version(info)) for name, info in files.items()]
     return sorted(file._replace(name=file.name[len(root) :]) for file in found)
 
 
-def list_names(folder: str, *, options: Options = None) -> list[str]:
+def list_names(folder: str, *, options: Access = None) -> list[str]:
     """Return the names of the files and folders in a folder; none if there is no such folder.
 
     Raises:
@@ -229,7 +234,7 @@ def _wildcard(url: str) -> int | None:
 def list_matching(
     pattern: str,
     *,
-    options: Options = None,
+    options: Access = None,
 ) -> list[Listed]:
     """Return the files that match a pattern, named by their URLs.
 
@@ -237,7 +242,7 @@ def list_matching(
 
     Args:
         pattern: Local path or fsspec URL with wildcards.
-        options: fsspec storage options.
+        options: fsspec storage options, or a :class:`Store`.
 
     Raises:
         StorageError: The folder cannot be listed or the store does not answer.
@@ -279,7 +284,7 @@ def _walk(folder: str, above: tuple[str, ...] = ()) -> Iterator[Listed]:
             yield _listed(path, status)
 
 
-def make_folder(url: str, *, options: Options = None) -> None:
+def make_folder(url: str, *, options: Access = None) -> None:
     """Make a folder and its parents, if the store has folders.
 
     Raises:
@@ -288,7 +293,7 @@ def make_folder(url: str, *, options: Options = None) -> None:
     ask(url, "make the folder", "makedirs", options, exist_ok=True)
 
 
-def remove(url: str, *, options: Options = None) -> None:
+def remove(url: str, *, options: Access = None) -> None:
     """Remove a file, or a folder with its contents.
 
     Raises:
@@ -312,7 +317,7 @@ def remove_temporary_files(folder: str) -> None:
 def atomic_write(
     url: str,
     *,
-    options: Options = None,
+    options: Access = None,
     durable: bool = True,
     replace: bool = True,
 ) -> Iterator[BinaryIO]:
@@ -323,7 +328,7 @@ def atomic_write(
 
     Args:
         url: Destination.
-        options: fsspec storage options.
+        options: fsspec storage options, or a :class:`Store`.
         durable: Whether the file must survive a power failure; False skips both fsyncs.
         replace: Whether the file may exist already. On stores without conditional writes, whether
             it does is asked before the upload.
@@ -334,8 +339,7 @@ def atomic_write(
     Raises:
         StorageError: The disk is full, or the store refuses, or the file exists.
     """
-    fs, path = resolve(url, options)
-    local = is_local(url)
+    local, path = is_local(url), plain_path(url)
     with _temporary_file(url, _folder(path) if local else tempfile.gettempdir()) as file:
         with mapped_errors(url, "write", (OSError,)):
             yield file
@@ -343,14 +347,8 @@ def atomic_write(
         with mapped_errors(url, "write"):
             if local:
                 _publish(file, os.replace if replace else _link, path, durable)
-            elif replace:
-                fs.put_file(file.name, path)
-            elif _protocols(fs) & _CONDITIONAL:
-                fs.put_file(file.name, path, mode="create")
-            elif exists(url, options=options):
-                raise FileExistsError(f"{redact_url(url)} exists")
             else:
-                fs.put_file(file.name, path)
+                upload(url, file.name, options, replace=replace)
 
 
 def _folder(path: str) -> str:
@@ -394,16 +392,13 @@ def _publish(
             os.close(handle)
 
 
-# Stores with conditional writes: S3's If-None-Match, GCS's generation 0, fsspec's memory.
-_CONDITIONAL = {"s3", "s3a", "gs", "gcs", "memory"}
-_REFUSED_CODES = {"PreconditionFailed", "412", "ConditionalRequestConflict"}
 # Errors of file systems without hard links.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS}
 _LEASE_SECONDS = 60.0
 _LEASE_SETTLE_SECONDS = 0.5
 
 
-def create(url: str, data: bytes, *, options: Options = None) -> None:
+def create(url: str, data: bytes, *, options: Access = None) -> None:
     """Write a file that must not exist yet; of two concurrent writers, exactly one succeeds.
 
     The file appears complete or not at all. Local: a temporary file, fsync, then a hard link. S3:
@@ -413,7 +408,7 @@ def create(url: str, data: bytes, *, options: Options = None) -> None:
     Args:
         url: The file.
         data: Its content.
-        options: fsspec storage options.
+        options: fsspec storage options, or a :class:`Store`.
 
     Raises:
         FileExistsError: The file exists.
@@ -427,24 +422,16 @@ def create(url: str, data: bytes, *, options: Options = None) -> None:
                     file.write(data)
                     file.flush()
                     _publish(file, _link, path)
-            elif _protocols(fs) & _CONDITIONAL:
+            elif is_conditional(fs):
                 # One attempt: a retry could find the file that the first attempt created.
                 fs.pipe_file(path, data, mode="create")
             else:
                 _create_with_lease(fs, path, data)
             return
-        except FileExistsError:
-            pass
         except OSError as error:
-            # Some servers do not say which condition failed; s3fs then passes on the bare code.
-            answer = getattr(error.__cause__, "response", None) or {}
-            if answer.get("Error", {}).get("Code") not in _REFUSED_CODES:
+            if not is_conflict(error):
                 raise
     raise FileExistsError(f"{redact_url(url)} exists")
-
-
-def _protocols(fs: Any) -> set[str]:
-    return {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
 
 
 def _create_with_lease(fs: Any, path: str, data: bytes) -> None:
@@ -475,7 +462,7 @@ def _link(source: str, path: str) -> None:
         os.replace(source, path)
 
 
-def age_seconds(url: str, *, options: Options = None) -> float:
+def age_seconds(url: str, *, options: Access = None) -> float:
     """Return the seconds since the time of writing that the store reports; one request.
 
     Raises:

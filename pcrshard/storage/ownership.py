@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ..errors import StorageError
 from .files import create, list_names, remove
 from .ranges import read_bytes
-from .stores import Options
+from .stores import Access
 from .urls import join
 
 MARK = ".pcrshard"
@@ -30,7 +30,7 @@ class Owner(NamedTuple):
     token: str
 
 
-def find_owner(folder: str, *, options: Options = None) -> Owner | None:
+def find_owner(folder: str, *, options: Access = None) -> Owner | None:
     """Return what the mark of a folder says, ``None`` without one; one request.
 
     Raises:
@@ -49,7 +49,7 @@ def find_owner(folder: str, *, options: Options = None) -> Owner | None:
     return Owner(kind, token)
 
 
-def take_folder(folder: str, kind: str, *, enter: bool = True, options: Options = None) -> Owner:
+def take_folder(folder: str, kind: str, *, enter: bool = True, options: Access = None) -> Owner:
     """Take an empty or missing folder, or enter one that was taken for the same kind.
 
     Hidden files, such as those of a file manager, do not count.
@@ -88,7 +88,7 @@ def take_folder(folder: str, kind: str, *, enter: bool = True, options: Options 
     return owner
 
 
-def give_up_folder(folder: str, *, options: Options = None) -> None:
+def give_up_folder(folder: str, *, options: Access = None) -> None:
     """Remove the mark of a folder that this process has taken.
 
     Raises:

@@ -16,8 +16,8 @@ from ..redaction import PIPE
 from . import command_output
 from .remote import RangeRead, read_file
 from .remote import has_ranges as remote_has_ranges
-from .retry import Cancel, Retry
-from .stores import DEFAULT_RETRY, Options, mapped_errors, resolve, run
+from .retry import Cancel
+from .stores import Access, Store, Target, mapped_errors, run
 from .urls import is_local, plain_path
 
 # The kernel may truncate a hint that exceeds its read-ahead, so hints are given in steps.
@@ -35,8 +35,7 @@ def read(
     start: int,
     stop: int,
     *,
-    options: Options = None,
-    retry: Retry = DEFAULT_RETRY,
+    options: Access = None,
     cancel: Cancel = None,
 ) -> NDArray[np.uint8]:
     """Read the bytes ``[start, stop)`` of a file.
@@ -47,8 +46,7 @@ def read(
         url: Local path, any fsspec URL, or ``pipe:COMMAND``, whose output is read up to ``stop``.
         start: Absolute first byte.
         stop: Absolute end, exclusive.
-        options: fsspec storage options.
-        retry: When to give up on a remote store.
+        options: fsspec storage options, or a :class:`Store`.
         cancel: Set by another thread to end a remote read.
 
     Returns:
@@ -59,7 +57,7 @@ def read(
         StorageError: The file cannot be read, or the server does not honor the request.
     """
     buffer = allocate(url, start, stop)
-    read_into(url, start, buffer.data, options=options, retry=retry, cancel=cancel)
+    read_into(url, start, buffer.data, options=options, cancel=cancel)
     return buffer
 
 
@@ -77,8 +75,7 @@ def read_into(
     start: int,
     view: memoryview,
     *,
-    options: Options = None,
-    retry: Retry = DEFAULT_RETRY,
+    options: Access = None,
     cancel: Cancel = None,
 ) -> None:
     """Fill ``view`` with the bytes of a file that start at ``start``; raises as :func:`read`."""
@@ -93,8 +90,8 @@ def read_into(
         elif url.startswith(PIPE):
             command_output.read_range(url.removeprefix(PIPE), start, view, cancel)
         else:
-            fs, path = resolve(url, options)
-            run(RangeRead(fs, path, start, view, retry).run(), cancel)
+            target = Target(url, options)
+            run(RangeRead(target, start, view, Store.of(options).retry).run(), cancel)
 
 
 def read_local(handle: int, start: int, view: memoryview) -> None:
@@ -130,7 +127,7 @@ def _read_cached(handle: int, start: int, view: memoryview) -> int:
     return 0
 
 
-def has_ranges(url: str, *, options: Options = None) -> bool:
+def has_ranges(url: str, *, options: Access = None) -> bool:
     """Return whether a store sends ranges of a file; at most one request.
 
     Raises:
@@ -139,33 +136,29 @@ def has_ranges(url: str, *, options: Options = None) -> bool:
     if is_local(url):
         return True
     with mapped_errors(url, "read"):
-        fs, path = resolve(url, options)
-        return run(remote_has_ranges(fs, path, DEFAULT_RETRY))
+        return run(remote_has_ranges(Target(url, options), Store.of(options).retry))
 
 
 def read_bytes(
     url: str,
     *,
-    options: Options = None,
+    options: Access = None,
     max_bytes: int | None = None,
-    retry: Retry = DEFAULT_RETRY,
 ) -> bytes:
     """Return a whole file, read with one request.
 
     Args:
         url: Local path or any fsspec URL.
-        options: fsspec storage options.
+        options: fsspec storage options, or a :class:`Store`.
         max_bytes: A larger file is refused before more than this is in memory; ``None`` for the
             user's own files.
-        retry: When to give up on a remote store.
 
     Raises:
         StorageError: The file cannot be read or is too large.
     """
     with mapped_errors(url, "read"):
         if not is_local(url):
-            fs, path = resolve(url, options)
-            return read_file(fs, path, max_bytes, retry)
+            return read_file(Target(url, options), max_bytes, Store.of(options).retry)
         path = plain_path(url)
         if max_bytes is not None and (size := os.path.getsize(path)) > max_bytes:
             raise StorageError(f"expected a file of at most {max_bytes} bytes, got {size}")
@@ -173,7 +166,7 @@ def read_bytes(
             return file.read()
 
 
-def read_ranges(ranges: Sequence[Range], *, options: Options = None) -> list[Answer]:
+def read_ranges(ranges: Sequence[Range], *, options: Access = None) -> list[Answer]:
     """Read several ranges ``(url, start, stop)`` concurrently.
 
     A stop of ``None`` means the whole file.

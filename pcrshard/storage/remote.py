@@ -15,13 +15,12 @@ import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing, suppress
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..errors import StorageError, TruncatedShard
-from ..redaction import get_logger, redact, redact_url, split_url
+from ..redaction import get_logger, redact, redact_url
 from .retry import Attempts, Refused, Retry
-from .stores import call, retried, run, time_limit
+from .stores import Target, call, retried, run, time_limit
 
 log = get_logger(__name__)
 # Size of a part, and concurrent requests of one read. Measured: a request to an object store takes
@@ -30,8 +29,6 @@ STREAMED = (8 << 20, 8)
 BUFFERED = (4 << 20, 3)
 # Parts are not halved below this size.
 LEAST_PART_BYTES = 64 << 10
-# Concurrent requests of all reads of this process.
-MAX_REQUESTS = 32
 _LOUD_FAILURES = 3
 _CHUNK_BYTES = 256 << 10
 _OUT_OF_RANGE = re.compile(r"invalidrange|range (is )?not satisfiable", re.IGNORECASE)
@@ -39,9 +36,6 @@ _OUT_OF_RANGE = re.compile(r"invalidrange|range (is )?not satisfiable", re.IGNOR
 # so far. Without this block, which is never touched, the memory of each part would fault in again:
 # measured, up to the CPU time of the request.
 bytes(16 << 20)
-# Hosts and buckets that have returned a range. Others get one request at a time, because each
-# answer might be the whole file.
-_with_ranges: set[str] = set()
 
 
 class _Part(NamedTuple):
@@ -49,12 +43,6 @@ class _Part(NamedTuple):
 
     start: int
     stop: int
-
-
-@lru_cache(1)
-def _slots(_loop: asyncio.AbstractEventLoop) -> asyncio.Semaphore:
-    """Return the limit of this process's requests; a forked child has another event loop."""
-    return asyncio.Semaphore(MAX_REQUESTS)
 
 
 class WrongRange(OSError):
@@ -68,8 +56,7 @@ class RangeRead:
     """A read of one range of a file.
 
     Args:
-        fs: The fsspec file system.
-        path: Path of the file within the file system.
+        target: The file.
         start: Absolute first byte.
         view: Filled by the event loop's thread, a moment longer than the read if it is canceled.
         retry: When to give up.
@@ -83,15 +70,14 @@ class RangeRead:
         attempts: Consecutive failures.
     """
 
-    def __init__(self, fs: Any, path: str, start: int, view: memoryview, retry: Retry) -> None:
-        self.fs = fs
-        self.path = path
+    def __init__(self, target: Target, start: int, view: memoryview, retry: Retry) -> None:
+        self.target = target
         self.all = _Part(start, start + len(view))
         self.view = view
         self.timeout = retry.timeout
-        self.store = split_url(path).host or path.partition("/")[0]
+        self.connection = target.connection
         self.todo = collections.deque([self.all] if view else [])
-        self.part_bytes, self.most_in_flight = STREAMED if _is_streamed(fs) else BUFFERED
+        self.part_bytes, self.most_in_flight = STREAMED if _is_streamed(target.fs) else BUFFERED
         self.received = 0
         self.requests = 0
         self.attempts = Attempts(retry)
@@ -99,7 +85,7 @@ class RangeRead:
     @property
     def _in_flight(self) -> int:
         """Parts to request at a time."""
-        is_known = not self.attempts.failures and self.store in _with_ranges
+        is_known = not self.attempts.failures and self.connection.has_ranges
         return self.most_in_flight if is_known else 1
 
     async def run(self) -> None:
@@ -126,13 +112,17 @@ class RangeRead:
             if part.stop < stop:
                 self.todo.appendleft(_Part(part.stop, stop))
             pause = 0.0
-            async with _slots(asyncio.get_running_loop()):
+            async with self.connection.slots:
                 asked = time.monotonic()
                 self.requests += 1
                 try:
                     await self._fetch(part)
+                    self.target.note_answer()
                     self.attempts.note_progress()
                 except Exception as error:
+                    if await self.target.is_renewed(error):
+                        self.todo.appendleft(part)
+                        continue
                     await self._check_end(error)
                     pause = self._retry(part, asked, error)
             # The other workers end with the parts that they have requested.
@@ -140,7 +130,7 @@ class RangeRead:
 
     async def _fetch(self, part: _Part) -> None:
         """Fetch a part into its place; if the server ignores ranges, everything."""
-        async with time_limit(self.timeout), _request(self.fs, self.path, part) as (ranged, chunks):
+        async with time_limit(self.timeout), _request(self.target, part) as (ranged, chunks):
             wanted, at = (part, part.start) if ranged else (self.all, 0)
             async for chunk in chunks:
                 own = memoryview(chunk)[max(wanted.start - at, 0) : wanted.stop - at]
@@ -152,7 +142,7 @@ class RangeRead:
         if at < wanted.stop or (ranged and at > wanted.stop):
             raise WrongRange(wanted, at)
         if ranged:
-            _with_ranges.add(self.store)
+            self.connection.has_ranges = True
         else:
             self.todo.clear()
         self.received += wanted.stop - wanted.start
@@ -163,9 +153,9 @@ class RangeRead:
         if isinstance(error, WrongRange) or is_out_of_range:
             size = None
             with suppress(Exception):
-                self.fs.invalidate_cache()
+                self.target.fs.invalidate_cache()
                 async with time_limit(self.timeout):
-                    size = await call(self.fs, "size", self.path)
+                    size = await call(self.target.fs, "size", self.target.path)
             start, stop = self.all
             if size is not None and size < stop:
                 message = f"expected bytes {start} to {stop}, the file has {size}"
@@ -176,13 +166,13 @@ class RangeRead:
         pause = self.attempts.pause_after(error, asked)
         what = (
             f"{self.received} of {len(self.view)} bytes received (requests: {self.requests}): "
-            f"{type(error).__name__}: {redact(str(error), self.path)}"
+            f"{type(error).__name__}: {redact(str(error), self.target.path)}"
         )
         if pause is None:
             message = f"cannot read bytes {self.all.start} to {self.all.stop}, {what}"
             raise StorageError(message) from error
         if self.attempts.failures >= _LOUD_FAILURES:
-            log.warning("%s: %s; trying again in %.1f s", redact_url(self.path), what, pause)
+            log.warning("%s: %s; trying again in %.1f s", redact_url(self.target.path), what, pause)
         self.todo.appendleft(part)
         if not hasattr(error, "status") and getattr(error, "errno", None) != errno.EBUSY:
             # The connection was closed or too slow: smaller parts may get through.
@@ -198,9 +188,10 @@ def _is_streamed(fs: Any) -> bool:
 
 @asynccontextmanager
 async def _request(
-    fs: Any, path: str, part: _Part | None
+    target: Target, part: _Part | None
 ) -> AsyncIterator[tuple[bool, AsyncIterator[bytes]]]:
     """Request a part of a file, or all of it; yield whether that part comes, and its bytes."""
+    fs, path = target.fs, target.path
     if not _is_streamed(fs):
         # The base class's cat_file opens a buffered file that reads 5 MiB ahead.
         plain = fs.async_impl or "cat_file" in vars(type(fs))
@@ -231,47 +222,47 @@ async def _request(
         yield response.status == 206, response.content.iter_any()
 
 
-async def has_ranges(fs: Any, path: str, retry: Retry) -> bool:
+async def has_ranges(target: Target, retry: Retry) -> bool:
     """Return whether a store sends ranges; one request to a host that has not sent one so far."""
-    store = split_url(path).host or path.partition("/")[0]
-    if _is_streamed(fs) and store not in _with_ranges:
+    connection = target.connection
+    if not _is_streamed(target.fs) or connection.has_ranges:
+        return True
 
-        async def send() -> None:
-            async with time_limit(retry.timeout), _request(fs, path, _Part(0, 1)) as (ranged, _):
-                if ranged:
-                    _with_ranges.add(store)
+    async def send() -> None:
+        async with time_limit(retry.timeout), _request(target, _Part(0, 1)) as (ranged, _):
+            connection.has_ranges |= ranged
 
-        try:
-            await retried(send, retry)
-        except Exception as error:
-            # No byte of an empty file can be asked for.
-            if getattr(error, "status", None) != 416 and not _OUT_OF_RANGE.search(str(error)):
-                raise
-            return True
-        return store in _with_ranges
-    return True
+    try:
+        await retried(send, target, retry)
+    except Exception as error:
+        # No byte of an empty file can be asked for.
+        if getattr(error, "status", None) != 416 and not _OUT_OF_RANGE.search(str(error)):
+            raise
+        return True
+    return connection.has_ranges
 
 
 async def _one(data: bytes) -> AsyncIterator[bytes]:
     yield data
 
 
-def read_file(fs: Any, path: str, max_bytes: int | None, retry: Retry) -> bytes:
+def read_file(target: Target, max_bytes: int | None, retry: Retry) -> bytes:
     """Return a whole file with one request; never hold more than ``max_bytes``.
 
     Raises:
         StorageError: The file is larger.
     """
     most = math.inf if max_bytes is None else max_bytes
+    is_streamed = _is_streamed(target.fs)
     # A streamed body is left where the limit is, because a server may send it endlessly.
-    part = None if max_bytes is None or _is_streamed(fs) else _Part(0, max_bytes + 1)
+    part = None if max_bytes is None or is_streamed else _Part(0, max_bytes + 1)
     # Only a stream tells a large file from a silent server.
-    timeout = retry.timeout if _is_streamed(fs) else retry.deadline
+    timeout = retry.timeout if is_streamed else retry.deadline
 
     async def send() -> bytes:
         data, clock = bytearray(), asyncio.get_running_loop().time
         end = clock() + retry.deadline
-        async with time_limit(timeout) as limit, _request(fs, path, part) as (_, chunks):
+        async with time_limit(timeout) as limit, _request(target, part) as (_, chunks):
             async for chunk in chunks:
                 limit.reschedule(min(clock() + timeout, end))
                 data += chunk
@@ -280,4 +271,4 @@ def read_file(fs: Any, path: str, max_bytes: int | None, retry: Retry) -> bytes:
                     raise Refused(message)
         return bytes(data)
 
-    return run(retried(send, retry))
+    return run(retried(send, target, retry))

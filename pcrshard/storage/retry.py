@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ..errors import PCRError, StorageError
 
 _HOPELESS = (
+    FileExistsError,
     FileNotFoundError,
     IsADirectoryError,
     NotADirectoryError,

@@ -8,9 +8,8 @@ import os
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,7 @@ from ..format.schema import Schema
 from ..format.shard_index import State
 from ..jpeg.orientation import upright_sizes
 from ..lazy import PerProcess, lazy
-from ..reading.dataset_folder import check_claims, is_shard, open_dataset
+from ..reading.dataset_folder import check_claims, is_shard, map_shards, open_dataset
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
 from ..reading.prefix import Prefix
@@ -37,7 +36,6 @@ from ..redaction import redact_url
 from .schedule import schedule
 from .sequence import Ints
 
-_INDEX_THREADS = 16
 _KEEP_BATCHES = 64
 Row = tuple[int, Prefix, int]
 Result = TypeVar("Result")
@@ -91,10 +89,10 @@ class ShardSet:
         groups = itertools.groupby(
             storage.expand(named), lambda url: storage.parent(url) if is_shard(url) else object()
         )
-        how: Any = {"storage_options": options.storage_options, "retry": options.retry}
-        found = [open_dataset(list(urls), **how) for _, urls in groups]
+        store = options.store
+        found = [open_dataset(list(urls), storage_options=store) for _, urls in groups]
         for opened in found:
-            check_claims(*opened, **how)
+            check_claims(*opened, storage_options=store)
         self.urls = [url for _, urls in found for url in urls]
         self.entries = [entry for index, _ in found for entry in index.shards]
         self.starts = np.cumsum([0, *(entry.num_samples for entry in self.entries)])
@@ -128,9 +126,8 @@ class ShardSet:
         Raises:
             FormatError, StorageError: A shard cannot be read.
         """
-        with ThreadPoolExecutor(_INDEX_THREADS) as threads:
-            found = threads.map(self._read_columns, range(len(self.urls)))
-            keys, labels, sizes, decodable = zip(*found, strict=True)
+        found = map_shards(self._read_columns, range(len(self.urls)))
+        keys, labels, sizes, decodable = zip(*found, strict=True)
         chained = itertools.chain.from_iterable
         return Columns(
             list(chained(keys)),

@@ -2,17 +2,22 @@
 
 import pathlib
 import shutil
+import threading
+import time
 
 import pytest
+import servers
 from msgspec.structs import replace
+from support import write_files
 
 import pcrshard
-from pcrshard import DatasetIndex, open_dataset
+from pcrshard import DatasetIndex, PCRDataset, ShardWriter, open_dataset
 from pcrshard.cli.main import main
 from pcrshard.errors import CorruptIndex, StorageError, TruncatedShard
 from pcrshard.format.dataset_index import ShardEntry
 from pcrshard.format.schema import Schema
-from pcrshard.reading.dataset_folder import find_datasets, index_url
+from pcrshard.reading.dataset_folder import count_classes, find_datasets, index_url
+from pcrshard.testing import make_jpeg
 
 
 @pytest.mark.parametrize(
@@ -101,3 +106,42 @@ def test_many_samples_are_believed_when_their_shard_was_seen(boasting, capsys):
     (boasting / "a-000000.tar").write_bytes(bytes(1024))
     with pytest.raises(TruncatedShard, match="the file has 1024"):
         pcrshard.PCRDataset(boasting)
+
+
+@pytest.fixture(scope="module")
+def many_shards(tmp_path_factory):
+    """A dataset of 48 shards."""
+    folder = tmp_path_factory.mktemp("many")
+    with ShardWriter(folder, samples_per_shard=1, classes=("cat", "dog")) as writer:
+        for number in range(48):
+            writer.write({"__key__": f"{number}", "jpg": make_jpeg(0, 16, 16), "cls": number % 2})
+    return folder
+
+
+@pytest.mark.parametrize("what", ["labels", "classes", "heads"])
+def test_metadata_of_shards_is_read_sixteen_at_a_time(many_shards, tmp_path, what):
+    """What costs one request a shard takes as long as a sixteenth of them, on every Python, and
+    never more requests at once.
+    """
+    lock, busy, most = threading.Lock(), [0], [0]
+
+    def count(ask):
+        with lock:
+            busy[0] += 1
+            most[0] = max(most[0], busy[0])
+        time.sleep(0.05)
+        with lock:
+            busy[0] -= 1
+
+    with servers.faulty(many_shards, count) as server:
+        names = [path.name for path in sorted(many_shards.glob("*.tar"))]
+        if what == "labels":
+            assert PCRDataset(server.url("")).labels.tolist() == [0, 1] * 24
+        elif what == "classes":
+            assert count_classes(*open_dataset(server.url(""))) == {"cat": 24, "dog": 24}
+        else:
+            bare = write_files(tmp_path, {n: (many_shards / n).read_bytes() for n in names})
+            with servers.faulty(bare, count) as other:
+                found, _ = open_dataset([other.url(name) for name in names])
+            assert found.num_samples == 48
+    assert 12 <= most[0] <= 16

@@ -79,7 +79,7 @@ def test_a_store_that_answers_too_shortly_is_given_up():
     with pytest.raises(
         StorageError, match=r"0 of 9 bytes received \(requests: 2\).*got them up to 1.*odd:///drips"
     ):
-        storage.read("odd:///drips", 0, 9, retry=HASTY)
+        storage.read("odd:///drips", 0, 9, options=storage.Store(retry=HASTY))
 
 
 CALLS = {

@@ -143,8 +143,8 @@ def samples_of(samples):
     return found
 
 
-def read(url, start, stop, retry=HASTY, **options):
-    return storage.read(url, start, stop, retry=retry, **options).tobytes()
+def read(url, start, stop, retry=HASTY, options=None):
+    return storage.read(url, start, stop, options=storage.Store.of(options, retry)).tobytes()
 
 
 def bodies(server):
@@ -278,10 +278,12 @@ class SilentFS(fsspec.AbstractFileSystem):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda url, retry: storage.read(url, 0, 100, retry=retry),
-        lambda url, retry: storage.read_bytes(url, max_bytes=100, retry=retry),
-        lambda url, retry: storage.list_files(url, retry=retry),
-        lambda url, retry: storage.identity(url, retry=retry),
+        lambda url, retry: storage.read(url, 0, 100, options=storage.Store(retry=retry)),
+        lambda url, retry: storage.read_bytes(
+            url, max_bytes=100, options=storage.Store(retry=retry)
+        ),
+        lambda url, retry: storage.list_files(url, options=storage.Store(retry=retry)),
+        lambda url, retry: storage.identity(url, options=storage.Store(retry=retry)),
     ],
 )
 def test_a_store_without_timeouts_ends_at_the_deadline(call):
@@ -314,7 +316,7 @@ class BusyFS(fsspec.AbstractFileSystem):
 def test_a_busy_store_is_not_asked_for_smaller_parts():
     """More requests would make it busier."""
     fsspec.register_implementation("busy", BusyFS, clobber=True)
-    storage.read("busy://here", 0, 20 << 20, retry=Retry(first_delay=0.01))
+    storage.read("busy://here", 0, 20 << 20, options=storage.Store(retry=Retry(first_delay=0.01)))
     assert BusyFS.asked <= 6 + 5 + 3
 
 
@@ -360,7 +362,7 @@ def test_a_folder_that_cannot_be_listed_is_not_left_out(tmp_path):
     with servers.nginx(tmp_path) as origin, servers.proxy(origin.url(), drop) as server:
         assert storage.list_files(origin.url()) == [("class/a.jpg", None, "")]
         with pytest.raises(StorageError, match="cannot list"):
-            storage.list_files(server.url(), retry=HASTY)
+            storage.list_files(server.url(), options=storage.Store(retry=HASTY))
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 410, 412])
@@ -463,9 +465,7 @@ def test_a_canceled_read_writes_no_more(raw):
             threading.Timer(0.3, cancel.set).start()
             begin = time.monotonic()
             with pytest.raises(Cancelled):
-                storage.read_into(
-                    server.url("a.bin"), 0, memoryview(view), retry=Retry(), cancel=cancel
-                )
+                storage.read_into(server.url("a.bin"), 0, memoryview(view), cancel=cancel)
             assert time.monotonic() - begin < 4  # of 5
             seen = bytes(view)
             time.sleep(0.2)
