@@ -143,12 +143,12 @@ def test_a_version_changes_with_the_file(tmp_path):
     """
     path = tmp_path / "a"
     path.write_bytes(b"1")
-    before = storage.version(str(path))
+    before = storage.look_up(str(path)).version
     assert [file.version for file in storage.list_files(str(tmp_path))] == [before]
     path.write_bytes(b"2")
     os.utime(path, (1, 1))
     (matched,) = storage.list_matching(f"{tmp_path}/*")
-    assert before != storage.version(str(path)) == matched.version
+    assert before != storage.look_up(str(path)).version == matched.version
 
 
 def test_remove_and_exists(tmp_path):
