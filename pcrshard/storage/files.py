@@ -94,25 +94,6 @@ def file_bytes(url: str, *, options: Access = None) -> int | None:
     return None if size is None else int(size)
 
 
-def identity(
-    url: str,
-    *,
-    options: Access = None,
-) -> str:
-    """Return a string that changes when the file at a URL is replaced; one request.
-
-    It combines ETag, times, checksums and size, as far as the store reports them.
-
-    Raises:
-        StorageError: The file does not exist, or the store cannot be reached.
-    """
-    fs, _ = resolve(url, options)
-    fs.invalidate_cache()  # a listing may be older than the file
-    info = ask(url, "look up", "info", options)
-    known = [name for name in _VERSION_NAMES if info.get(name) is not None]
-    return " ".join(f"{name}={info[name]}" for name in known)
-
-
 def look_up(url: str, *, options: Access = None) -> Listed:
     """Return what a listing would say of a file, by its URL; one request.
 

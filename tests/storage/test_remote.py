@@ -283,7 +283,7 @@ class SilentFS(fsspec.AbstractFileSystem):
             url, max_bytes=100, options=storage.Store(retry=retry)
         ),
         lambda url, retry: storage.list_files(url, options=storage.Store(retry=retry)),
-        lambda url, retry: storage.identity(url, options=storage.Store(retry=retry)),
+        lambda url, retry: storage.look_up(url, options=storage.Store(retry=retry)),
     ],
 )
 def test_a_store_without_timeouts_ends_at_the_deadline(call):
@@ -345,7 +345,7 @@ def test_reads_share_the_requests_of_a_process(raw):
     assert 8 < most <= 32
 
 
-@pytest.mark.parametrize("look_up", [storage.exists, storage.identity, storage.file_bytes])
+@pytest.mark.parametrize("look_up", [storage.exists, storage.look_up, storage.file_bytes])
 def test_a_busy_server_is_not_taken_for_a_missing_file(raw, look_up):
     """A look-up is repeated if the server refuses it for a moment."""
     policy = lambda ask: Fault(status=503) if ask.number < 2 else None
