@@ -6,7 +6,6 @@ Bytes in, bytes out; no I/O.
 from __future__ import annotations
 
 import codecs
-import functools
 import json
 import operator
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CorruptIndex, ScanUnavailable, naming
+from ..lazy import lazy
 from ..memory import Buffer
 from .names import are_distinct
 from .scan import Scan, check_scan, is_fraction
@@ -257,7 +257,7 @@ class DatasetIndex:
         """Scan groups of every shard."""
         return self.schema.num_groups
 
-    @functools.cached_property
+    @lazy
     def num_samples(self) -> int:
         """Samples in all shards."""
         return int(self.shards.num_samples.sum())

@@ -18,6 +18,7 @@ from .. import zstd
 from ..checksum import crc32c
 from ..errors import CorruptIndex, FormatError
 from ..jpeg.markers import EOI
+from ..lazy import lazy
 from ..memory import Buffer
 from .columns import ABSENT
 from .shard_head import BLOCK, require, round512
@@ -65,12 +66,12 @@ class GroupTable:
     offsets: npt.NDArray[np.uint64]
     late: dict[str, LateValues]
 
-    @functools.cached_property
+    @lazy
     def own_bytes(self) -> I64:
         """(R, U) int64 number of bytes of each piece without its shared header."""
         return self.sizes.astype(np.int64) - self.header_sizes
 
-    @functools.cached_property
+    @lazy
     def row_bytes(self) -> list[int]:
         """Number of bytes of all pieces of each group, without their shared headers."""
         sums: list[int] = (_row_sums(self.sizes) - _row_sums(self.header_sizes)).tolist()
@@ -80,7 +81,7 @@ class GroupTable:
         """Return the number of bytes of all deferred values in the group of a row."""
         return sum(values.num_bytes for values in self.late.values() if values.row == row)
 
-    @functools.cached_property
+    @lazy
     def encoded(self) -> bytes:
         """The bytes of SPEC 3.1."""
         packed = zstd.compress(self.headers, COMPRESSION_LEVEL) if self.headers else b""

@@ -6,12 +6,13 @@ the data at hand. Bytes in, bytes out; no I/O. Types and lengths are checked bef
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Annotated, Literal, get_args
 
 import msgspec
 
 from ..errors import CorruptIndex
+from ..lazy import lazy
 from .names import are_distinct, valid_field
 from .scan_script import MAX_GROUPS
 from .shard_head import require
@@ -102,27 +103,27 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
         """Scan groups N."""
         return len(self.groups)
 
-    @cached_property
+    @lazy
     def by_name(self) -> dict[str, Field]:
         """The fields by name."""
         return {field.name: field for field in self.fields}
 
-    @cached_property
+    @lazy
     def streams(self) -> tuple[str, ...]:
         """The names of the image fields."""
         return tuple(field.name for field in self.fields if field.is_image)
 
-    @cached_property
+    @lazy
     def lists(self) -> tuple[str, ...]:
         """The image fields with a list of images per sample."""
         return tuple(field.name for field in self.fields if field.kind == IMAGE_LIST)
 
-    @cached_property
+    @lazy
     def columns(self) -> tuple[str, ...]:
         """The fields at every scan; a shard's index holds their values."""
         return tuple(field.name for field in self.fields if not field.scan)
 
-    @cached_property
+    @lazy
     def late(self) -> tuple[tuple[str, int], ...]:
         """The deferred fields, each with its first scan."""
         others = (field for field in self.fields if field.scan and not field.is_image)

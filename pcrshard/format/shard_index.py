@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from .. import zstd
 from ..checksum import crc32c
 from ..errors import CorruptIndex, FormatError, naming
+from ..lazy import lazy
 from ..memory import Buffer
 from .columns import Columns, encode_byte_strings
 from .names import MAX_KEY_BYTES, are_distinct, are_legal_keys, valid_key
@@ -102,7 +102,7 @@ class ShardIndex:
         """Number of units, including missing images."""
         return len(self.states)
 
-    @functools.cached_property
+    @lazy
     def unit_counts(self) -> I64:
         """(S, M) units of each sample in each stream."""
         units = np.ones((self.num_samples, len(self.schema.streams)), np.int64)
@@ -119,7 +119,7 @@ class ShardIndex:
         number = self.profile_numbers[unit]
         return self.profiles[number - 1] if number else b""
 
-    @functools.cached_property
+    @lazy
     def first_units(self) -> list[int]:
         """The first unit of each sample in each stream, followed by the number of units."""
         return [0, *self.unit_counts.cumsum().tolist()]
