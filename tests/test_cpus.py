@@ -34,5 +34,5 @@ def test_threads_are_the_cpus_of_a_rank(monkeypatch, cpus, ranks, expected):
 def test_workers_are_the_usable_cpus(monkeypatch):
     """In a container of one CPU, `encode` starts no worker for each of the machine's others."""
     monkeypatch.setattr(worker_processes, "usable_cpus", lambda: 1)
-    results = worker_processes.run_tasks(lambda _: os.getpid(), {0: 0, 1: 1})
+    results = worker_processes.run_tasks(lambda _: os.getpid(), int, [0, 1])
     assert {pid for _, pid in results} == {os.getpid()}

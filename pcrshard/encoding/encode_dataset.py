@@ -118,11 +118,11 @@ def encode(
     run = new_run(dst, planned, src_options, dst_options, part)
     numbers = range(first, len(shards), step)
     with run.open(numbers, resume=resume) as finished:
-        tasks = {
-            number: ShardTask(run, number, shards[number], finished.get(number))
-            for number in numbers
-        }
-        unknown = [n for n in finished if any(not ref.version for s in shards[n] for ref in s.refs)]
+
+        def task(number: int) -> ShardTask:
+            return ShardTask(run, number, list(shards[number]), finished.get(number))
+
+        unknown = [n for n in finished if not all(r.version for r in shards[n][0].refs)]
         if unknown:
             _log.warning(
                 "%s are kept, though their store does not say whether files have changed since",
@@ -131,7 +131,7 @@ def encode(
         total = sum(len(shards[number]) for number in numbers)
         done = 0
         running = run_tasks(
-            encode_shard, tasks, workers=workers, executor=executor, on_stop=run.revoke
+            encode_shard, task, numbers, workers=workers, executor=executor, on_stop=run.revoke
         )
         stale = []
         with contextlib.closing(running) as results:

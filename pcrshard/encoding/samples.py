@@ -18,6 +18,9 @@ LABEL_FIELD = "cls"
 # Beginning of the names of unpacked copies of tars.
 UNPACKED = "unpacked-"
 _SAMPLES_PER_READ = 64
+# Names of which nothing has to be changed for a key.
+_PLAIN_STEM = re.compile(r"([A-Za-z0-9-][A-Za-z0-9_-]*)\.[A-Za-z0-9]+\Z")
+_PLAIN_FOLDER = re.compile(r"([A-Za-z0-9-][A-Za-z0-9_-]*/)*")
 
 
 class FieldRef(NamedTuple):
@@ -91,23 +94,38 @@ class Source(NamedTuple):
         skipped: What was left out.
     """
 
-    samples: list[SampleRef]
+    samples: Sequence[SampleRef]
     classes: tuple[str, ...]
     skipped: tuple[Unlayered, ...] = ()
 
 
 def unique_keys(paths: Iterable[str]) -> list[str]:
     """Return valid, distinct keys for file names: no dots in the last part, no ``..``."""
-    keys: dict[str, None] = {}
+    return list(distinct_keys(map(_legal_key, paths)))
+
+
+def distinct_keys(stems: Iterable[str]) -> Iterator[str]:
+    """Yield keys, each with a number at its end if it was there before."""
+    keys: set[str] = set()
     # How often each stem was taken: thousands of URLs may differ in their queries only.
     taken: dict[str, int] = {}
-    for path in paths:
-        key = stem = _legal_key(path)
+    for stem in stems:
+        key = stem
         while key in keys:
             taken[stem] = taken.get(stem, 0) + 1
             key = f"{stem}_{taken[stem]}"
-        keys[key] = None
-    return list(keys)
+        keys.add(key)
+        yield key
+
+
+def legal_keys(folder: str, names: Iterable[str]) -> Iterator[str]:
+    """Yield valid keys of files of a folder, whose name ends with a slash; some may be equal."""
+    prefix = _legal_key(f"{folder}x")[:-1]
+    # Not if the folder's name may be read as something else.
+    plain = _PLAIN_STEM.match if _PLAIN_FOLDER.fullmatch(folder) else lambda _: None
+    for name in names:
+        stem = plain(name)
+        yield f"{prefix}{stem[1]}" if stem else _legal_key(folder + name)
 
 
 def _legal_key(path: str) -> str:

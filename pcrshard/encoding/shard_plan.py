@@ -6,8 +6,11 @@ import dataclasses
 import hashlib
 import random
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from .. import storage
 from ..errors import EncodeError
@@ -26,6 +29,7 @@ from ..format.shard_format import AUTO, ShardFormat
 from ..jpeg.quality import HIGH_QUALITY, estimate_quality
 from ..redaction import redact_url
 from .labels import check_classes, read_labels
+from .sample_table import Rows, SampleTable
 from .samples import SampleRef, Source, StorageOptions, Unlayered
 from .sources import list_source
 
@@ -132,7 +136,7 @@ class Plan(NamedTuple):
             that a run that failed on a bad file can resume with another choice.
     """
 
-    shards: list[list[SampleRef]]
+    shards: list[Rows[SampleRef]]
     schema: Schema
     options: EncodeOptions
     quality: float
@@ -185,7 +189,7 @@ def plan(
     _check_index_bytes(len(shards), options)
     digest = hashlib.sha256(repr((dataclasses.replace(options, on_error="raise"), schema)).encode())
     for shard in shards:
-        digest.update("\0".join(sample.key for sample in shard).encode() + b"\0\0")
+        digest.update("\0".join(shard.keys()).encode() + b"\0\0")
     return Plan(
         shards,
         schema,
@@ -240,8 +244,8 @@ def list_samples(
 
 def _source_quality(samples: Sequence[SampleRef], src_options: StorageOptions) -> float:
     """Return the median JPEG quality of a sample of a source's files; 0 if unknown."""
-    refs = [ref for sample in samples for ref in sample.refs if is_jpeg_field(ref.name)]
-    unknown = refs[:: -(-len(refs) // _PROBES) or 1]
+    some = samples[:: -(-len(samples) // _PROBES) or 1]
+    unknown = [ref for sample in some for ref in sample.refs if is_jpeg_field(ref.name)][:_PROBES]
     found: list[float] = []
     for most in _PROBE_BYTES:
         ranges = [(r.url, r.start, r.stop and min(r.stop, r.start + most)) for r in unknown]
@@ -263,8 +267,10 @@ def convert_names(source: Source, options: EncodeOptions) -> Source:
         EncodeError: A tar has samples with and without JPEGs, and ``on_error`` is ``raise``.
     """
     converts = options.reencode_quality is not None or options.on_error == "reencode"
-    has_jpegs = any(is_jpeg_field(ref.name) for s in source.samples for ref in s.refs)
-    if not (converts or has_jpegs):
+    table = source.samples
+    fields = table.fields if isinstance(table, SampleTable) else []
+    has_jpegs = any(map(is_jpeg_field, fields))
+    if OTHER_IMAGE_EXTENSIONS.isdisjoint(fields) or not (converts or has_jpegs):
         return source
     samples, skipped = [], list(source.skipped)
     for sample in source.samples:
@@ -281,7 +287,7 @@ def convert_names(source: Source, options: EncodeOptions) -> Source:
                 skipped.append(Unlayered(sample.key, redact_url(url), reason, "skipped"))
                 continue
         samples.append(sample._replace(refs=tuple(refs)))
-    return source._replace(samples=samples, skipped=tuple(skipped))
+    return source._replace(samples=SampleTable.of(samples), skipped=tuple(skipped))
 
 
 def plan_schema(samples: Sequence[SampleRef], options: EncodeOptions) -> Schema:
@@ -292,10 +298,8 @@ def plan_schema(samples: Sequence[SampleRef], options: EncodeOptions) -> Schema:
             other, or an option names a field that does not exist.
     """
     # Few samples differ in the names of their fields.
-    first: dict[tuple[str, ...], str] = {}
-    for sample in samples:
-        names = (*(ref.name for ref in sample.refs), *(name for name, _ in sample.known))
-        first.setdefault(names, sample.key)
+    table = samples if isinstance(samples, SampleTable) else SampleTable.of(samples)
+    first = table.name_sets()
     lists = (
         set()
         if options.keep_numbered
@@ -319,10 +323,10 @@ def plan_schema(samples: Sequence[SampleRef], options: EncodeOptions) -> Schema:
 
 
 def plan_shards(
-    samples: list[SampleRef],
+    samples: Sequence[SampleRef],
     options: EncodeOptions,
     labels: Sequence[bytes | None] | None = None,
-) -> list[list[SampleRef]]:
+) -> list[Rows[SampleRef]]:
     """Shuffle all samples with the seed, then cut them into even shards.
 
     Args:
@@ -349,19 +353,21 @@ def plan_shards(
         )
     if count > total:
         raise EncodeError(f"expected at most {total} shards for {total} samples, got {count}")
-    order = list(range(total))
+    order: MutableSequence[int] = array("I", range(total))
     rng = random.Random(options.seed)
     if options.seed is not None:
         rng.shuffle(order)
+    shards: list[Sequence[int]]
     if labels is None:
         shards = [order[total * i // count : total * (i + 1) // count] for i in range(count)]
     else:
         # Deal the samples round-robin, class by class.
-        order.sort(key=lambda i: (labels[i] is None, labels[i] or b""))
-        shards = [order[number::count] for number in range(count)]
-        for shard in shards:
-            shard.sort() if options.seed is None else rng.shuffle(shard)
-    return [[samples[i] for i in shard] for shard in shards]
+        dealt = sorted(order, key=lambda i: (labels[i] is None, labels[i] or b""))
+        hands = [dealt[number::count] for number in range(count)]
+        for hand in hands:
+            hand.sort() if options.seed is None else rng.shuffle(hand)
+        shards = [*hands]
+    return [Rows(samples, np.array(shard, np.int32)) for shard in shards]
 
 
 def advise_script(script: str, quality: float) -> str:

@@ -10,13 +10,17 @@ import os
 import posixpath
 import re
 import urllib.parse
+from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from .. import storage
 from ..errors import EncodeError, StorageError
-from ..format.names import JPEG_EXTENSIONS, OTHER_IMAGE_EXTENSIONS
+from ..format.names import OTHER_IMAGE_EXTENSIONS
 from ..redaction import get_logger, redact, redact_url
+from .folders import ImageFiles, list_local, list_named
 from .row_lists import ListedRows, is_list, list_rows
+from .sample_table import Known, SampleTable, are_distinct_hashes
 from .samples import (
     LABEL_FIELD,
     FieldRef,
@@ -26,6 +30,7 @@ from .samples import (
     Source,
     StorageOptions,
     Unlayered,
+    legal_keys,
     unique_keys,
     version_of,
 )
@@ -33,12 +38,14 @@ from .splits import are_splits, find_masks, split_files, split_word, strip_commo
 from .tars import is_archive, list_tars
 
 _log = get_logger("pcrshard")
-_IMAGES = JPEG_EXTENSIONS | OTHER_IMAGE_EXTENSIONS
 _HTTP = ("http://", "https://")
 _HTTP_ADVICE = (
     "; a web server may not list its folders: name tars with a brace pattern (x-{000..099}.tar), "
     "or images by a .csv list of URLs"
 )
+# Folders are compared by so many files each, if they are so few.
+_COMPARED = 1000
+_MOST_TOPS = 8
 _PART = re.compile("part|chunk|batch", re.IGNORECASE)
 # Of so many images, one may be in no class folder.
 _STRAY = 20
@@ -55,7 +62,7 @@ def find_splits(src: str, *, options: StorageOptions = None) -> tuple[str, ...]:
     """
     if is_list(src):
         return tuple(_split_rows(list_rows(src, options, no_labels=True).images))
-    return tuple(_find_folders(_find_files(src, options)[0], None)[0])
+    return tuple(_find_splits(_units(_find_files(src, options)), None)[0])
 
 
 def list_source(
@@ -102,46 +109,127 @@ def list_source(
             f"expected a list of files with a column {label!r} of labels, got {redact_url(src)}; "
             "in other sources, class folders or fields .cls are the labels"
         )
-    files, lists = _find_files(src, options)
-    splits, files = _find_folders(files, split)
+    files = _find_files(src, options)
+    splits, units = _find_splits(_units(files), split)
     _check_split(src, split, splits)
-    chosen = splits.get(split or "", files)
-    tars = [file for file in chosen if is_archive(file.name)]
-    if tars:
+    chosen = splits.get(split or "", units)
+    if tars := [unit for unit in chosen if is_archive(unit.name)]:
         if len(tars) < len(chosen):
             raise EncodeError("found both images and tars: select the tars with a pattern", url=src)
         samples, skipped = list_tars(
             tars, prefix_keys=prefix_keys, skip=skip, options=options, scratch=scratch
         )
         return _checked(src, samples, classes, skipped)
-    if split != NO_SPLIT and (masks := find_masks(chosen)):
+    if split != NO_SPLIT and (masks := find_masks(_some_files(files, chosen))):
         raise EncodeError(
             f"the folders {' and '.join(masks)} of {redact_url(src)} hold files of the same names, "
             "as images and their masks do: encode one of them, or join them in a tar; "
             f"`--split {NO_SPLIT}` treats them as classes"
         )
     if no_labels:
-        return _numbered(src, [ListedImage(file) for file in chosen], (), classes)
-    groups = {name: _label_files(src, own) for name, own in (splits or {"": files}).items()}
-    images, skipped = groups[split if split and split in splits else ""]
-    everywhere = [image for own, _ in groups.values() for image in own]
-    _check_lists(src, everywhere, lists)
-    empty = sorted(set().union(*(_empty_folders(src, own) for own, _ in groups.values())))
+        folders = [LabeledFolder(unit.name, int(unit.url), None) for unit in chosen]
+        return _checked(src, _table_of(files, folders, classes), classes, ())
+    groups = {name: _label(src, files, own) for name, own in (splits or {"": units}).items()}
+    folders, skipped = groups[split if split and split in splits else ""]
+    labels = {folder.label for own, _ in groups.values() for folder in own}
+    _check_lists(src, labels, files.lists)
+    empty = sorted(set().union(*(_empty_folders(src, files, own) for own, _ in groups.values())))
     if empty:
         _log.warning("%s: no image in the class folders %s", redact_url(src), ", ".join(empty))
-    names = {image.label for image in everywhere if isinstance(image.label, str)} | set(empty)
-    return _numbered(src, images, names, classes, skipped)
+    names = labels.union(empty) - {None}
+    classes = classes or tuple(sorted(map(str, names)))
+    return _checked(src, _table_of(files, folders, classes), classes, skipped)
 
 
-def _empty_folders(src: str, images: Sequence[ListedImage]) -> set[str]:
+class LabeledFolder(NamedTuple):
+    """A folder of images.
+
+    Attributes:
+        name: Its path from the folder of the classes, with ``/*`` at the end.
+        number: Its number among those that were listed.
+        label: The class of its images.
+    """
+
+    name: str
+    number: int
+    label: str | None
+
+
+def _units(files: ImageFiles) -> list[FieldRef]:
+    """Return what splits and classes are decided by: each tar, and the folders of images.
+
+    A folder is ``NAME/*``; its URL is its number, and its end the number of its images.
+    """
+    folders = enumerate(files.folders)
+    units = [FieldRef(f"{name}*", str(i), 0, len(rows)) for i, (name, _, _, rows) in folders]
+    return files.archives + units
+
+
+def _count(units: Iterable[FieldRef]) -> int:
+    """Return the number of images and tars."""
+    return sum(1 if is_archive(unit.name) else unit.stop or 0 for unit in units)
+
+
+def _some_files(files: ImageFiles, units: Sequence[FieldRef]) -> list[FieldRef]:
+    """Return the first images of each folder, by which folders are compared."""
+    tops: dict[str, int] = {}
+    found = []
+    for unit in units:
+        top = unit.name.partition("/")[0]
+        rows = files.folders[int(unit.url)].rows[: max(0, _COMPARED - tops.get(top, 0))]
+        found += [FieldRef(unit.name[:-1] + files.name(row), "") for row in rows]
+        tops[top] = tops.get(top, 0) + (unit.stop or 0)
+        if len(tops) > _MOST_TOPS:
+            return []
+    return found
+
+
+def _empty_folders(src: str, files: ImageFiles, folders: Sequence[LabeledFolder]) -> set[str]:
     """Return the empty folders beside those of classes, in a local folder."""
-    if not os.path.isdir(storage.plain_path(src)) or not images or images[0].label is None:
+    if not os.path.isdir(storage.plain_path(src)) or not folders or folders[0].label is None:
         return set()
-    file = images[0].file
-    root = file.url[: -len(file.name)]
+    first = folders[0]
+    path = storage.plain_path(files.folders[first.number].url)
+    root = path[: len(path) - len(first.name) + 1] or "."
     with os.scandir(root) as entries:
-        folders = [each for each in entries if each.is_dir() and not each.name.startswith(".")]
-    return {folder.name for folder in folders if not os.listdir(folder)}
+        found = [each for each in entries if each.is_dir() and not each.name.startswith(".")]
+    return {folder.name for folder in found if not os.listdir(folder)}
+
+
+def _table_of(
+    files: ImageFiles, folders: Sequence[LabeledFolder], classes: Sequence[str]
+) -> SampleTable:
+    """Return the images of folders as samples, with the number of their class in ``cls``.
+
+    Raises:
+        EncodeError: A folder is no class of ``classes``.
+    """
+    numbers = {name: number for number, name in enumerate(classes)}
+    table = SampleTable(files)
+    hashes = array("q")
+    fields: dict[str, int] = {}
+    for name, number, label in folders:
+        known: Known = ()
+        if label is not None:
+            if label not in numbers:
+                raise _no_class(label)
+            known = ((LABEL_FIELD, str(numbers[label]).encode()),)
+        rows = files.folders[number].rows
+        names = list(map(files.name, rows))
+        for row, file, key in zip(rows, names, legal_keys(name[:-1], names), strict=True):
+            extension = file.rpartition(".")[2].lower()
+            field = extension if extension in OTHER_IMAGE_EXTENSIONS else "jpg"
+            where = (fields.setdefault(field, len(fields)), row, 0, files.size(row))
+            table.append(key, (where,), known)
+            hashes.append(hash(key))
+    table.fields = list(fields)
+    if not are_distinct_hashes(hashes):
+        table.make_keys_distinct()
+    return table
+
+
+def _no_class(name: str) -> EncodeError:
+    return EncodeError(f"expected classes among the given names, got {name!r} in the source")
 
 
 def _list_split(src: str, rows: ListedRows, split: str | None, classes: tuple[str, ...]) -> Source:
@@ -179,11 +267,11 @@ def _numbered(
 ) -> Source:
     """Return images as samples; labels are numbered by the names in all splits."""
     classes = classes or tuple(sorted(names))
-    return _checked(src, list(_number_labels(images, classes)), classes, skipped)
+    return _checked(src, SampleTable.of(_number_labels(images, classes)), classes, skipped)
 
 
 def _checked(
-    src: str, samples: list[SampleRef], classes: tuple[str, ...], skipped: Sequence[Unlayered]
+    src: str, samples: Sequence[SampleRef], classes: tuple[str, ...], skipped: Sequence[Unlayered]
 ) -> Source:
     """Return a source that is not empty."""
     if not samples:
@@ -196,75 +284,63 @@ def _checked(
     return Source(samples, classes, tuple(skipped))
 
 
-def _find_folders(
-    files: Sequence[FieldRef], split: str | None
+def _find_splits(
+    units: Sequence[FieldRef], split: str | None
 ) -> tuple[dict[str, list[FieldRef]], list[FieldRef]]:
-    """Return the files of each split, and all files; each named from the folder of its classes."""
-    splits = {} if split == NO_SPLIT else split_files(files)
+    """Return the units of each split, and all units; each named from the folder of its classes."""
+    splits = {} if split == NO_SPLIT else split_files(units)
     if not splits:
-        _, files = strip_common(files)
-        splits = {} if split == NO_SPLIT else split_files(files)
+        units = strip_common(units)
+        splits = {} if split == NO_SPLIT else split_files(units)
     inner = set().union(*map(split_files, splits.values())) if splits else set()
     if inner and not any(split_word(name)[0] for name in splits):
         raise EncodeError(
             f"the folders {', '.join(splits)} each hold {', '.join(sorted(inner))}, as images and "
             "their masks do: encode one of the folders"
         )
-    left_out = len(files) - sum(map(len, splits.values()))
-    if splits and left_out:
-        inside = {file.url for own in splits.values() for file in own}
-        first = next(file.name for file in files if file.url not in inside)
-        _log.warning("%d files, such as %s, are in no split: they are left out", left_out, first)
-    return {name: strip_common(own)[1] for name, own in splits.items()}, list(files)
+    inside = {unit.url for own in splits.values() for unit in own}
+    if splits and (left := [unit for unit in units if unit.url not in inside]):
+        _log.warning(
+            "%d files, in %s, are in no split: they are left out", _count(left), left[0].name
+        )
+    return {name: strip_common(own) for name, own in splits.items()}, list(units)
 
 
-def _check_lists(src: str, images: Sequence[ListedImage], lists: Sequence[str]) -> None:
+def _check_lists(src: str, labels: Collection[str | None], lists: Sequence[str]) -> None:
     """Refuse to leave out labels that a list beside the images may hold.
 
     Raises:
         EncodeError: There is a list, and the images are in no folders, or in numbered parts.
     """
-    names = {image.label for image in images}
     # Only the numbers differ: part_1, part_2.
-    parts = {re.sub(r"\d+", "", str(name)) for name in names}
+    parts = {re.sub(r"\d+", "", str(name)) for name in labels}
     are_parts = len(parts) == 1 and _PART.search(parts.pop())
-    if lists and (len(names) == 1 or are_parts):
+    if lists and (len(labels) == 1 or are_parts):
         raise EncodeError(
             f"{lists[0]} in {redact_url(src)} may hold the labels of the images: encode that list, "
             "or give --no-labels"
         )
 
 
-def _find_files(src: str, options: StorageOptions) -> tuple[list[FieldRef], list[str]]:
-    """Return the images or tars of a source, and the names of lists beside them.
-
-    All are named by their paths from a common folder.
-    """
-    usable, others = [], []
-    for url_name, url, size, version in _list_files(src, options):
-        name = url_name
-        if src.startswith(_HTTP):
-            # HTML listings contain sort links, and their names are URL-quoted.
-            name = "." if "?" in name else urllib.parse.unquote(name)
-        extension = posixpath.splitext(name)[1][1:].lower()
-        if any(part.startswith(".") for part in name.split("/")):
-            continue  # hidden
-        if extension in _IMAGES or is_archive(name):
-            usable.append(FieldRef(name, url, 0, size, version))
-        else:
-            others.append(name)
-    if others:
+def _find_files(src: str, options: StorageOptions) -> ImageFiles:
+    """Return the images, tars and lists of a source, by their paths from a common folder."""
+    urls = storage.expand(src)
+    if len(urls) == 1 and storage.is_local(urls[0]) and os.path.isdir(storage.plain_path(urls[0])):
+        found = list_local(urls[0])
+    else:
+        found = list_named(_list_files(src, options))
+    if found.num_others:
         _log.warning(
             "%s: left out %d files that are not images, such as %s",
             redact_url(src),
-            len(others),
-            redact(others[0], src),
+            found.num_others,
+            redact(found.first_other, src),
         )
-    return usable, list(filter(is_list, others))
+    return found
 
 
-def _list_files(src: str, options: StorageOptions) -> list[tuple[str, str, int | None, str]]:
-    """Return the files of a folder, pattern or list of URLs: names, URLs, sizes, versions."""
+def _list_files(src: str, options: StorageOptions) -> Iterator[tuple[str, storage.Listed]]:
+    """Yield the files of a folder, pattern or list of URLs: their paths, then them by URL."""
     urls = storage.expand(src)
     if len(urls) > 1 or is_archive(storage.file_name(urls[0])) or storage.is_pattern(urls[0]):
         found: dict[str, storage.Listed] = {}
@@ -275,10 +351,9 @@ def _list_files(src: str, options: StorageOptions) -> list[tuple[str, str, int |
             found |= {file.name: file for file in files}
         folders = [redact_url(storage.fixed_folder(url), query="") for url in urls]
         start = posixpath.commonprefix(folders).rfind("/") + 1
-        return [
-            (redact_url(url, query="")[start:], url, size, version)
-            for url, size, version in sorted(found.values())
-        ]
+        for url, file in found.items():
+            yield _unquoted(src, redact_url(url, query="")[start:]), file
+        return
     folder = urls[0].rstrip("/") or "/"
     try:
         listed = storage.list_files(folder, options=options)
@@ -286,48 +361,60 @@ def _list_files(src: str, options: StorageOptions) -> list[tuple[str, str, int |
         if folder.startswith(_HTTP):
             raise StorageError(f"{error}{_HTTP_ADVICE}") from error.__cause__
         raise
-    return [(name, storage.join(folder, name), size, version) for name, size, version in listed]
+    for file in listed:
+        yield _unquoted(src, file.name), file._replace(name=storage.join(folder, file.name))
 
 
-def _label_files(src: str, files: Sequence[FieldRef]) -> tuple[list[ListedImage], list[Unlayered]]:
-    """Return images with their top folder as class, and those that are left out.
+def _unquoted(src: str, name: str) -> str:
+    """Return the name of a file; the links of an HTML listing are quoted, some sort it."""
+    if not src.startswith(_HTTP):
+        return name
+    return "." if "?" in name else urllib.parse.unquote(name)
 
-    If almost all are in folders, the others are left out; if none is, there are no classes.
+
+def _label(
+    src: str, files: ImageFiles, units: Sequence[FieldRef]
+) -> tuple[list[LabeledFolder], list[Unlayered]]:
+    """Return folders with their top folder as class, and images that are left out.
+
+    If almost all images are in folders, the others are left out; if none is, there are no classes.
 
     Raises:
         EncodeError: More than a few are in no folder.
     """
-    outside = [file for file in files if "/" not in file.name]
-    if len(outside) == len(files):
-        return [ListedImage(file) for file in files], []
-    if len(outside) > max(1, len(files) // _STRAY):
-        raise EncodeError(
-            f"expected every image in the folder of its class, {len(outside)} of {len(files)}, "
-            f"such as {outside[0].name}, are in none: move them, or give --no-labels",
-            url=src,
-        )
-    if outside:
+    outside = [unit for unit in units if "/" not in unit.name]
+    if len(outside) == len(units):
+        return [LabeledFolder(unit.name, int(unit.url), None) for unit in units], []
+    strays = [row for unit in outside for row in files.folders[int(unit.url)].rows]
+    if strays:
+        first = files.name(strays[0])
+        total = _count(units)
+        if len(strays) > max(1, total // _STRAY):
+            raise EncodeError(
+                f"expected every image in the folder of its class, {len(strays)} of {total}, such "
+                f"as {first}, are in none: move them, or give --no-labels",
+                url=src,
+            )
         _log.warning(
             "%s: left out %d images, such as %s, that are in no class folder",
             redact_url(src),
-            len(outside),
-            outside[0].name,
+            len(strays),
+            first,
         )
-    deep = [file.name.split("/")[:2] for file in files if file.name.count("/") > 1]
-    if len(deep) == len(files) and len({top for top, _ in deep}) < len(
-        {tuple(two) for two in deep}
-    ):
+    own = [unit for unit in units if "/" in unit.name]
+    deep = {tuple(unit.name.split("/")[:2]) for unit in own if unit.name.count("/") > 1}
+    if len({top for top, _ in deep}) < len(deep) and all(u.name.count("/") > 1 for u in own):
         _log.warning(
             "%s: the classes are the top folders, such as %s, though all images are in folders "
             "below, such as %s; encode a list if those are the classes",
             redact_url(src),
-            deep[0][0],
-            "/".join(deep[0]),
+            min(deep)[0],
+            "/".join(min(deep)),
         )
     reason = "in no class folder, though other images are"
-    strays = [Unlayered("", redact_url(file.url), reason, "skipped") for file in outside]
-    own = [file for file in files if "/" in file.name]
-    return [ListedImage(file, file.name.partition("/")[0]) for file in own], strays
+    skipped = [Unlayered("", redact_url(files.file(i)[0]), reason, "skipped") for i in strays]
+    folders = [LabeledFolder(u.name, int(u.url), u.name.partition("/")[0]) for u in own]
+    return folders, skipped
 
 
 def _number_labels(images: Sequence[ListedImage], classes: Sequence[str]) -> Iterator[SampleRef]:
@@ -337,9 +424,7 @@ def _number_labels(images: Sequence[ListedImage], classes: Sequence[str]) -> Ite
     for key, (file, label, known, _) in zip(keys, images, strict=True):
         number = numbers.get(label, label)
         if isinstance(number, str):
-            raise EncodeError(
-                f"expected classes among the given names, got {number!r} in the source"
-            )
+            raise _no_class(number)
         labels = () if number is None else ((LABEL_FIELD, str(number).encode()),)
         extension = posixpath.splitext(file.name)[1][1:].lower()
         field = extension if extension in OTHER_IMAGE_EXTENSIONS else "jpg"

@@ -25,8 +25,6 @@ _MASKS = frozenset(
 )
 # Camel case, runs of capitals, numbers.
 _TOKEN = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-# Folders are compared in pairs; classes are more.
-_MOST_COMPARED = 8
 
 
 def split_word(name: str) -> tuple[str, tuple[str, ...]]:
@@ -102,8 +100,6 @@ def find_masks(files: Sequence[FieldRef]) -> tuple[str, str] | None:
         if slash:
             stem, extension = posixpath.splitext(rest)
             stems.setdefault(top, {})[stem] = extension.lower()
-            if len(stems) > _MOST_COMPARED:
-                return None
     for one, other in itertools.combinations(stems, 2):
         if _are_alike(stems[one], stems[other]):
             words = {token.lower() for name in (one, other) for token in _TOKEN.findall(name)}
@@ -121,8 +117,8 @@ def _are_alike(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
     return 2 * sum(stem in long for stem in short) >= len(short)
 
 
-def strip_common(files: Sequence[FieldRef]) -> tuple[str, list[FieldRef]]:
-    """Return the folders that all files are in, and the files named relative to them.
+def strip_common(files: Sequence[FieldRef]) -> list[FieldRef]:
+    """Return files named relative to the folder that all are in.
 
     The last folder stays, because it may be the only class.
     """
@@ -131,4 +127,4 @@ def strip_common(files: Sequence[FieldRef]) -> tuple[str, list[FieldRef]]:
     below = {file.name[len(prefix) :].partition("/")[1] for file in files}
     if "" in below:  # some are in that folder itself
         prefix = prefix[: prefix.rstrip("/").rfind("/") + 1]
-    return prefix, [file._replace(name=file.name[len(prefix) :]) for file in files]
+    return [file._replace(name=file.name[len(prefix) :]) for file in files]

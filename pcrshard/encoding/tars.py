@@ -19,7 +19,7 @@ import posixpath
 import re
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO, NamedTuple, Self, cast
 
@@ -28,6 +28,7 @@ from ..errors import EncodeError, StorageError
 from ..format.names import are_distinct, is_metadata, valid_field, valid_key
 from ..format.shard_head import BLOCK, HEAD_STOP, MAGIC
 from ..redaction import get_logger, redact, redact_url
+from .sample_table import SampleTable
 from .samples import UNPACKED, FieldRef, SampleRef, StorageOptions, Unlayered
 
 _log = get_logger("pcrshard")
@@ -56,7 +57,7 @@ _MOST_READ = 1 << 20
 class TarListing(NamedTuple):
     """The samples of tars, and what of them was left out."""
 
-    samples: list[SampleRef]
+    samples: Sequence[SampleRef]
     skipped: list[Unlayered]
 
 
@@ -98,22 +99,20 @@ def list_tars(
 
     # Which tar has a key.
     owners: dict[str, str] = {}
-    found = TarListing([], [])
-    with ThreadPoolExecutor(_TARS_AT_A_TIME, "pcrshard-list") as threads:
+    skipped: list[Unlayered] = []
+
+    def samples(threads: ThreadPoolExecutor) -> Iterator[SampleRef]:
         for tar, listed in zip(tars, threads.map(list_one, tars), strict=True):
+            prefix = f"{_ARCHIVE.sub('', tar.name)}/" if prefix_keys else ""
             again: list[str] = []
             for each in listed:
                 if isinstance(each, Unlayered):
-                    found.skipped.append(each)
+                    skipped.append(each)
                     continue
-                key = each.key
-                if prefix_keys:
-                    key = f"{_ARCHIVE.sub('', tar.name)}/{key}"
+                key = prefix + each.key
                 if owners.get(key) == tar.url:
                     again.append(key)
-                    key = next(
-                        free for i in itertools.count(1) if (free := f"{key}_{i}") not in owners
-                    )
+                    key = _free_key(key, owners)
                 elif key in owners:
                     first = redact_url(owners[key])
                     reason = f"key {key!r} is in {first} and again in {redact_url(tar.url)}"
@@ -121,20 +120,31 @@ def list_tars(
                         raise EncodeError(
                             f"{reason}; --prefix-keys keeps the keys of different tars apart"
                         )
-                    found.skipped.append(_skipped(tar.url, reason, key))
+                    skipped.append(_skipped(tar.url, reason, key))
                     continue
                 owners[key] = tar.url
-                found.samples.append(each._replace(key=key))
+                yield each._replace(key=key)
             if again:
-                _log.warning(
-                    "%s: members of %d keys (first %r) are apart from each other, so that they are "
-                    "several samples (%s_1, ...), as in WebDataset; sort the tar to join them",
-                    redact_url(tar.url),
-                    len(again),
-                    again[0],
-                    again[0],
-                )
-    return found
+                _warn_of_unsorted(tar.url, again)
+
+    with ThreadPoolExecutor(_TARS_AT_A_TIME, "pcrshard-list") as pool:
+        return TarListing(SampleTable.of(samples(pool)), skipped)
+
+
+def _free_key(key: str, taken: Container[str]) -> str:
+    """Return a key with the first number at its end that is not taken."""
+    return next(free for i in itertools.count(1) if (free := f"{key}_{i}") not in taken)
+
+
+def _warn_of_unsorted(url: str, keys: Sequence[str]) -> None:
+    _log.warning(
+        "%s: members of %d keys (first %r) are apart from each other, so that they are several "
+        "samples (%s_1, ...), as in WebDataset; sort the tar to join them",
+        redact_url(url),
+        len(keys),
+        keys[0],
+        keys[0],
+    )
 
 
 def _skipped(

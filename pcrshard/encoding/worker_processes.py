@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
@@ -35,7 +35,8 @@ _IN_FLIGHT = 1024
 
 def run_tasks(
     function: Callable[[T], R],
-    tasks: dict[int, T],
+    task: Callable[[int], T],
+    numbers: Sequence[int],
     *,
     workers: int | None = None,
     executor: Executor | None = None,
@@ -48,7 +49,8 @@ def run_tasks(
 
     Args:
         function: Called with each task.
-        tasks: The tasks by number; they start in this order.
+        task: Makes the task of a number, when it is about to start.
+        numbers: The numbers of the tasks; they start in this order.
         workers: Number of worker processes, by default :func:`usable_cpus`. One worker is this
             process.
         executor: Executor to run the tasks on instead; it is left open.
@@ -61,16 +63,16 @@ def run_tasks(
     """
     if workers is not None and workers < 1:
         raise EncodeError(f"expected at least one worker, got {workers}")
-    workers = min(workers or usable_cpus(), len(tasks))
+    workers = min(workers or usable_cpus(), len(numbers))
     if executor is not None:
-        yield from _run_on(executor, function, tasks, on_stop)
+        yield from _run_on(executor, function, task, numbers, on_stop, _IN_FLIGHT)
     elif workers <= 1:
-        for number, task in tasks.items():
-            yield number, function(task)
+        for number in numbers:
+            yield number, function(task(number))
     else:
         try:
             with _worker_processes(workers) as (pool, stop):
-                yield from _run_on(pool, function, tasks, stop)
+                yield from _run_on(pool, function, task, numbers, stop, 2 * workers)
         except BrokenExecutor as error:
             raise EncodeError(
                 f"a worker process died, maybe out of memory ({error}); run again with fewer "
@@ -81,18 +83,20 @@ def run_tasks(
 def _run_on(
     executor: Executor,
     function: Callable[[T], R],
-    tasks: dict[int, T],
+    task: Callable[[int], T],
+    numbers: Sequence[int],
     on_stop: Callable[[], object],
+    in_flight: int,
 ) -> Generator[tuple[int, R], None, None]:
-    """Run tasks on an executor until all are done or it breaks."""
-    waiting = iter(tuple(tasks.items()))
+    """Run tasks on an executor, so many at a time, until all are done or it breaks."""
+    waiting = iter(numbers)
     running: dict[Future[R], int] = {}
     try:
         while True:
-            for number, task in itertools.islice(waiting, _IN_FLIGHT - len(running)):
+            for number in itertools.islice(waiting, in_flight - len(running)):
                 # A Ctrl-C before a new worker has set its handlers must not print a traceback.
                 with _ctrl_c_waits():
-                    running[executor.submit(function, task)] = number
+                    running[executor.submit(function, task(number))] = number
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:

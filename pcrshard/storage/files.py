@@ -109,8 +109,9 @@ def look_up(url: str, *, options: Access = None) -> Listed:
     return Listed(url, info.get("size"), _version(info))
 
 
-def _local_version(status: os.stat_result) -> str:
-    return f"{status.st_size} mtime={status.st_mtime_ns}"
+def local_version(size: int, nanoseconds: int) -> str:
+    """Return the version of a local file of this time of writing, see :class:`Listed`."""
+    return f"{size} mtime={nanoseconds}"
 
 
 def _version(info: Mapping[str, Any]) -> str:
@@ -244,7 +245,7 @@ def list_matching(
 
 
 def _listed(path: str, status: os.stat_result) -> Listed:
-    return Listed(path, status.st_size, _local_version(status))
+    return Listed(path, status.st_size, local_version(status.st_size, status.st_mtime_ns))
 
 
 def _walk(folder: str, above: tuple[str, ...] = ()) -> Iterator[Listed]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from .. import storage
 from ..encoding.resume_journal import read_journal
+from ..encoding.sample_table import keys_of
 from ..encoding.samples import SampleRef, read_samples
 from ..encoding.shard_plan import list_samples
 from ..encoding.worker_processes import run_tasks
@@ -74,7 +75,7 @@ def _verify(
             f"--against needs full fidelity, this staged copy holds scans 1 to {index.scan}: "
             "verify the dataset itself"
         )
-    sources = None
+    sources: _Sources | None = None
     missing: set[str] = set()
     if against:
         journal = read_journal(storage.parent(urls[0]), options=storage_options)
@@ -87,18 +88,18 @@ def _verify(
         if storage.file_name(against.rstrip("/")) == options.split:
             options = replace(options, split=None)  # the split itself, not the folder of all
         samples = list_samples(against, options, storage_options, scratch=scratch).samples
-        sources = {sample.key: sample for sample in samples}
+        sources = _Sources(samples, {key: row for row, key in enumerate(keys_of(samples))})
         skipped = {row.key for row in journal.unlayered if row.outcome == "skipped"}
-        missing = set() if is_shard(url) else sources.keys() - skipped
-    tasks = {
-        number: VerifyTask(
-            url, entry, sources and _sources_of(url, sources, storage_options), storage_options
-        )
-        for number, (url, entry) in enumerate(zip(urls, index.shards, strict=True))
-    }
+        missing = set() if is_shard(url) else sources.rows.keys() - skipped
+
+    def task(number: int) -> VerifyTask:
+        url = urls[number]
+        own = sources and _sources_of(url, sources, storage_options)
+        return VerifyTask(url, index.shards[number], own, storage_options)
+
     done = 0
     problems: list[str] = []
-    with closing(run_tasks(verify_shard, tasks, workers=workers)) as results:
+    with closing(run_tasks(verify_shard, task, range(len(urls)), workers=workers)) as results:
         for number, result in results:
             problems += result.problems
             # If a shard is unreadable, it is unknown which samples are missing.
@@ -114,7 +115,7 @@ def _verify(
 
 def _sources_of(
     url: str,
-    sources: dict[str, SampleRef],
+    sources: _Sources,
     storage_options: storage.Options,
 ) -> dict[str, SampleRef]:
     """Return only the sources of a shard's samples, to keep the task small."""
@@ -122,7 +123,15 @@ def _sources_of(
         keys = Shard(url, storage_options=storage_options).index.keys
     except PCRError:
         return {}
-    return {key: sources[key] for key in keys if key in sources}
+    rows = sources.rows
+    return {key: sources.samples[rows[key]] for key in keys if key in rows}
+
+
+class _Sources(NamedTuple):
+    """The samples of the source, and the place of each key."""
+
+    samples: Sequence[SampleRef]
+    rows: dict[str, int]
 
 
 class VerifyTask(NamedTuple):

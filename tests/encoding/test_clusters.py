@@ -107,7 +107,7 @@ def test_dask_clusters_that_fail(larger_folder, tmp_path):
             run_encode(larger_folder, tmp_path / "dst", executor=executor, **how)
     with dask_cluster() as cluster, lost(match=r"lost the Dask cluster.*KilledWorker"):
         with dask_executor(cluster.scheduler_address) as executor:
-            list(run_tasks(os._exit, {0: 0}, executor=executor))
+            list(run_tasks(os._exit, int, [0], executor=executor))
     with dask_cluster(workers=0) as cluster, lost(match=r"lost the Dask cluster.*workers"):
         with dask_executor(cluster.scheduler_address, timeout=2):
             pass

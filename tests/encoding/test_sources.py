@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import tarfile
 import threading
+import tracemalloc
 
 import fsspec
 import pytest
@@ -22,6 +23,7 @@ from support import CountingFS, read_all, read_samples, run_encode, stock_sample
 
 from pcrshard import EncodeOptions, Retry, ShardFormat, ShardWriter, encode
 from pcrshard.encoding.samples import FieldRef
+from pcrshard.encoding.shard_plan import plan
 from pcrshard.encoding.sources import list_source
 from pcrshard.encoding.tars import list_tars
 from pcrshard.errors import EncodeError, PCRError, StorageError
@@ -562,3 +564,33 @@ def test_tars_are_listed_by_their_headers(tmp_path):
             src_options=server.storage_options,
         )
         assert served(server, "GET") <= 1.02 * size
+
+
+def test_links_are_followed_once(make_folder, tmp_path, caplog):
+    """A link to a class folder does not make its photographs samples of a second class, and one
+    photograph that is linked from two folders is named; links to elsewhere are followed.
+    """
+    folder = pathlib.Path(make_folder("src/cat/1.jpg", "src/dog/2.jpg", "far/emu/3.jpg")) / "src"
+    (folder / "also").symlink_to(folder / "cat")
+    (folder / "dog" / "up").symlink_to(folder)
+    (folder / "emu").symlink_to(tmp_path / "far" / "emu")
+    (folder / "dog" / "same.jpg").symlink_to(folder / "cat" / "1.jpg")
+    source = list_source(str(folder))
+    assert source.classes == ("cat", "dog", "emu")
+    assert [sample.key for sample in source.samples] == ["cat/1", "dog/2", "dog/same", "emu/3"]
+    assert "did not follow the links also, dog/up" in caplog.text
+    assert "1 files are reached twice by links, such as " in caplog.text
+    assert f"{folder}/dog/same.jpg" in caplog.text
+
+
+def test_a_listing_takes_little_memory(tmp_path):
+    """A million images are listed and planned in some 200 MB."""
+    names = [f"n{i % 20:08d}/n{i % 20:08d}_{i:05d}.JPEG" for i in range(10_000)]
+    write_files(tmp_path, dict.fromkeys(names, b""))
+    plan(str(tmp_path), EncodeOptions())  # imports
+    tracemalloc.start()
+    planned = plan(str(tmp_path), EncodeOptions())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sum(map(len, planned.shards)) == 10_000
+    assert peak <= 300 * 10_000

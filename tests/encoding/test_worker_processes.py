@@ -25,7 +25,7 @@ def die(_):
 def test_a_killed_worker_ends_the_run():
     """When the kernel kills a worker process, the error says how to go on."""
     with pytest.raises(EncodeError, match=r"a worker process died.*fewer workers.*--resume"):
-        list(run_tasks(die, {0: 0, 1: 1}, workers=2))
+        list(run_tasks(die, int, [0, 1], workers=2))
 
 
 class LostCluster(Executor):
@@ -46,7 +46,7 @@ def test_a_lost_cluster_ends_the_run():
     """When a cluster is lost, the run ends, though some of its tasks never do."""
     on_stop = Mock()
     with pytest.raises(CancelledError):
-        list(run_tasks(die, {0: 0, 1: 1}, executor=LostCluster(), on_stop=on_stop))
+        list(run_tasks(die, int, [0, 1], executor=LostCluster(), on_stop=on_stop))
     on_stop.assert_called_once()
 
 
@@ -89,6 +89,6 @@ def test_a_script_without_a_main_guard_is_told_so(synthetic_folder, tmp_path):
 
 def test_one_worker_is_this_process():
     """No process is started where there is nothing to share out, and none is too few."""
-    assert list(run_tasks(lambda _: os.getpid(), {7: None}, workers=4)) == [(7, os.getpid())]
+    assert list(run_tasks(lambda _: os.getpid(), int, [7], workers=4)) == [(7, os.getpid())]
     with pytest.raises(EncodeError, match="at least one worker, got 0"):
-        list(run_tasks(abs, {0: 0}, workers=0))
+        list(run_tasks(abs, int, [0], workers=0))

@@ -2,19 +2,21 @@
 
 import dataclasses
 import shutil
+from types import SimpleNamespace
 
 import fsspec
 import numpy as np
 import pytest
-from support import CountingFS, damage, pieces, write_files
+from support import CountingFS, damage, pieces, shard_entry, within, write_files
 
 from pcrshard import DatasetIndex, EncodeOptions, Shard, ShardFormat, encode, open_dataset
 from pcrshard.cli.main import main
+from pcrshard.encoding.samples import SampleRef, Source
 from pcrshard.errors import EncodeError
 from pcrshard.format.dataset_index import ShardTable
 from pcrshard.native import rescan
 from pcrshard.testing import make_jpeg
-from pcrshard.upkeep.verify import VerifyTask, verify, verify_shard
+from pcrshard.upkeep.verify import VerifyResult, VerifyTask, verify, verify_shard
 
 SCANS = [*range(1, 11), "tail"]
 
@@ -219,3 +221,23 @@ def test_a_store_that_does_not_tell_sizes(whole, capsys):
     assert main(["verify", f"nosize://{dataset}", "--workers", "1"]) == 0
     assert main(["info", f"nosize://{dataset}/data-000000.tar"]) == 0
     assert "3 " in capsys.readouterr().out
+
+
+def test_bookkeeping_grows_with_the_samples_only(tmp_path, monkeypatch):
+    """What verify notes of each shard does not take longer in a dataset of many."""
+    keys = [f"{i:06d}" for i in range(200_000)]
+    shards = [shard_entry() for _ in range(2000)]
+    index = SimpleNamespace(scan=None, classes=(), shards=shards, num_samples=len(keys))
+    module = "pcrshard.upkeep.verify"
+    monkeypatch.setattr(f"{module}.open_dataset", lambda *_, **__: (index, ["a/b.tar"] * 2000))
+    monkeypatch.setattr(f"{module}._sources_of", lambda *_: {})
+    samples = [SampleRef(key, ()) for key in keys]
+    monkeypatch.setattr(f"{module}.list_samples", lambda *_, **__: Source(samples, ()))
+    monkeypatch.setattr(
+        f"{module}.run_tasks",
+        lambda function, task, numbers, workers: (
+            (n, VerifyResult((), tuple(keys[100 * n : 100 * n + 100]))) for n in numbers
+        ),
+    )
+    with within(10):
+        assert verify(str(tmp_path), against=str(tmp_path)) == []
