@@ -14,7 +14,6 @@ import numpy as np
 from .. import zstd
 from ..checksum import crc32c
 from ..errorbound import Words
-from ..memory import borrow_array
 from ..native import sparse_words
 from .frame import require
 
@@ -25,7 +24,7 @@ MAX_GROWTH = 4
 
 
 def encode_patch(
-    now: Words, was: Words, level: int = zstd.CODES, growth: int = 1, *, with_crc: bool = False
+    now: Words, was: Words, level: int = zstd.CODES, *, with_crc: bool = False
 ) -> tuple[bytes | None, int]:
     """Encode the words that changed, and update ``was`` in place to equal ``now``.
 
@@ -33,7 +32,6 @@ def encode_patch(
         now: (N,) words.
         was: (N,) words of the previous version, contiguous and writable.
         level: Compression level, as for :func:`pcrshard.zstd.compress`.
-        growth: Maximum size before compression, as a multiple of half the words' size.
         with_crc: Whether to compute the CRC-32C of ``now``, otherwise 0.
 
     Returns:
@@ -41,7 +39,8 @@ def encode_patch(
         CRC-32C of ``now`` unless most changed.
     """
     now, was = _narrow(now), _narrow(was)
-    scratch = borrow_array(max(growth * now.nbytes, 64))
+    # Only what is written of it takes memory, and a pool would keep it.
+    scratch = np.empty(max(now.nbytes, 64), np.uint8)
     found = sparse_words.encode(now, was, scratch, with_crc)
     if found is None:
         return None, 0

@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 
+from pcrshard import memory, storage
 from pcrshard.weightsync import WeightMirror, WeightPublisher
 
 
@@ -103,8 +104,6 @@ def test_a_publisher_continues_after_a_failure(tmp_path, monkeypatch):
     def fail(*_args, **_options):
         raise OSError(28, "No space left on device")
 
-    from pcrshard import storage
-
     monkeypatch.setattr(storage, "create", fail)
     with pytest.raises(OSError, match="No space"):
         publisher.publish(weights(2))
@@ -131,3 +130,14 @@ def test_a_step_that_is_removed_while_it_is_read_is_no_error(tmp_path, monkeypat
     monkeypatch.setattr(mirror, "_latest", older)
     assert mirror.update() == 4
     assert torch.equal(mirror.tensors()["w"], weights(9)["w"])
+
+
+def test_what_is_dropped_takes_no_memory(tmp_path):
+    """Publishers and mirrors keep no buffers beyond their own weights."""
+    before = memory.pool.num_idle
+    publisher = WeightPublisher(tmp_path / "stream")
+    mirror = WeightMirror(tmp_path / "stream", tmp_path / "mirror")
+    for step in range(3):
+        publisher.publish(weights(step, 1 << 20))
+        mirror.update()
+    assert memory.pool.num_idle == before
