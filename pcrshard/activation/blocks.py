@@ -78,11 +78,12 @@ def share(work: Callable[[S], T], items: Sequence[S]) -> list[T]:
     return [done[place] for place in range(len(items))]
 
 
-def empty_floats(count: int) -> Tensor:
-    """Return (count,) float32 of any value."""
-    if 4 * count < _LARGE:
-        return torch.empty(count)
-    return torch.frombuffer(allocate(4 * count), dtype=torch.float32, count=count)
+def empty_floats(count: int, dtype: torch.dtype) -> Tensor:
+    """Return (count,) floats of any value."""
+    num_bytes = count * dtype.itemsize
+    if num_bytes < _LARGE:
+        return torch.empty(count, dtype=dtype)
+    return torch.frombuffer(allocate(num_bytes), dtype=dtype, count=count)
 
 
 def fused(function: Callable[..., T], device: torch.device, *constants: Any) -> Callable[..., T]:

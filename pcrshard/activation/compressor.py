@@ -32,7 +32,7 @@ from .noise import (
 )
 from .options import ActivationOptions
 from .prediction import REMEMBERED, Known, encode
-from .quantizer import MAX_CODE, lattice_for, standard_deviation
+from .quantizer import MAX_CODE, extremes_of, lattice_for, standard_deviation
 from .report import Report, Row
 
 Bound = RelativeStd | Absolute | GradientNoise
@@ -242,7 +242,7 @@ class Compressor:
         if row.identity in self._bounds:
             row.error_bound = min(self._bounds[row.identity], LARGEST_FRACTION * row.deviation)
         seed = None if is_nearest else next(self._seeds)
-        lattice = lattice_for(row.error_bound, rows.dtype, seed)
+        lattice = lattice_for(row.error_bound, rows.dtype, seed, extremes_of(rows))
         if lattice is None:
             return None
         return encode(rows, lattice, layout, codec, self._memory)

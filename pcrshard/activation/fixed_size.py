@@ -16,7 +16,7 @@ from torch.nn import functional
 from ..errorbound import MEDIAN_OF_NORMAL, Absolute, RelativeStd
 from .bits import from_bits, to_bits
 from .noise import LARGEST_FRACTION
-from .quantizer import MARGIN, MAX_CODE, nearest_codes
+from .quantizer import EXTREME, MARGIN, inner, nearest_codes
 
 BLOCK = 64
 _ROW = 64
@@ -49,9 +49,14 @@ def width_of(bound: RelativeStd | Absolute, function: str) -> Width:
     if isinstance(bound, Absolute):
         return BYTE
     is_signed = function not in NONNEGATIVE
-    codes = int(_REACH / (2 * bound.fraction)) + 1
+    codes = int(_REACH / (2 * bound.fraction)) + 2
     bits = codes.bit_length() + is_signed
     return Width(bits, is_signed) if bits < BYTE.bits else BYTE
+
+
+def _own_code(width: Width) -> int:
+    """Return the code of the largest value, the largest that there is."""
+    return min(EXTREME, 2 ** (width.bits - width.is_signed) - 1)
 
 
 def in_blocks(flat: Tensor) -> Tensor:
@@ -71,10 +76,11 @@ def pack(
         target: An error bound that replaces it, at most a quarter of the standard deviation.
 
     Returns:
-        The codes or their bit planes; the step and the standard deviation; indices of exact blocks;
-        and these blocks.
+        The codes or their bit planes; the step, the standard deviation, the least and the largest
+        value; indices of exact blocks; and these blocks.
     """
-    most = min(MAX_CODE, 2 ** (width.bits - width.is_signed) - 1)
+    own = _own_code(width)
+    most = own - 1
     std, least = _deviation(blocks, bound.outlier_guard)
     limit = torch.zeros_like(std) + bound.absolute(std)
     if target is not None:
@@ -82,7 +88,10 @@ def pack(
     # The step that restores equal values exactly.
     least = torch.where(limit > 0, limit * (1 - MARGIN), least / (2 * most - 1))
     least = least.clamp(min=_LEAST.get(blocks.dtype, _LEAST_OF_OTHERS))
-    largest = blocks.abs().amax(1).float()
+    low, high = blocks.amin(1).float(), blocks.amax(1).float()
+    largest = torch.maximum(-low, high)
+    low = torch.where(largest.isfinite(), low, torch.inf).amin()
+    high = torch.where(largest.isfinite(), high, -torch.inf).amax()
     needed = _level_of(largest.log2() - (2 * most * least).log2()).ceil().clamp(0, _LEVELS - 1)
     needed = torch.where(largest.isfinite(), needed, _LEVELS).to(torch.int32)
     count = blocks.shape[0] // _BLOCKS_PER_EXACT + 1
@@ -103,12 +112,16 @@ def pack(
     exact = torch.searchsorted(seen, ordinals).clamp(max=blocks.shape[0] - 1)
     values = blocks.float()
     code = nearest_codes(values, step).clamp(max=most).copysign(values)
+    code = torch.where((values == high) & (high != 0), own, code)
+    if width.is_signed:
+        code = torch.where((values == low) & (low != 0), -own, code)
     # NaN has no integer value; its block is exact.
     codes = code.nan_to_num(0).to(torch.int8).flatten()
     if width.bits < BYTE.bits:
         # Byte 0 of eight holds the signs.
         codes = to_bits(codes)[:, 1 - width.is_signed :][:, : width.bits].clone()
-    return codes, torch.stack([step, std]), exact.to(torch.int32), blocks[exact]
+    figures = torch.stack([step, std, low, high])
+    return codes, figures, exact.to(torch.int32), blocks[exact]
 
 
 def unpack(width: Width, codes: Tensor, figures: Tensor, exact: Tensor, kept: Tensor) -> Tensor:
@@ -118,6 +131,14 @@ def unpack(width: Width, codes: Tensor, figures: Tensor, exact: Tensor, kept: Te
         codes = from_bits(functional.pad(codes, bits).flatten())
     code = codes.view(-1, BLOCK).float()
     values = ((2 * code - code.sign()) * figures[0]).to(kept.dtype)
+    low, high = figures[2].to(kept.dtype), figures[3].to(kept.dtype)
+    # All others lie between the extremes; 0 is only where it was.
+    values = torch.minimum(torch.maximum(values, inner(low, 1)), inner(high, -1))
+    values = torch.where(code == 0, torch.zeros_like(values), values)
+    own = _own_code(width)
+    values = torch.where(code == own, high, values)
+    if width.is_signed:
+        values = torch.where(code == -own, low, values)
     return values.index_copy(0, exact.long(), kept).flatten()
 
 

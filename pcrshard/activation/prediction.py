@@ -101,7 +101,7 @@ class _Lines:
             sign: 1 or -1.
         """
         # What each code of a source contributes, in each channel.
-        meanings = torch.stack([source.lattice.table() for source in self.sources])
+        meanings = torch.stack([_meaning(source) for source in self.sources])
         parts = self.slopes.t()[:, :, None] * meanings
         parts[:, 0] += self.offset[:, None]
         scaled = (parts * (_PARTS / (2 * self.lattice.step))).round_().clamp_(-_LIMIT, _LIMIT)
@@ -178,7 +178,7 @@ def _predict(
     last, *others = alike
     for sources in ((last,), *((last, other) for other in others)):
         meant = [
-            source.coded.lattice.table()[source.sample.view(torch.uint8).long()]
+            _meaning(source.coded)[source.sample.view(torch.uint8).long()]
             for source in sources
         ]
         slopes, offset = _fit(torch.stack(meant), values)
@@ -190,6 +190,11 @@ def _predict(
         if float(rest.float().abs().mean()) < _WORTH * float(codes.float().abs().mean()):
             return lines
     return None
+
+
+def _meaning(coded: Coded) -> Tensor:
+    """Return the (256,) float32 values of codes as unsigned bytes."""
+    return coded.lattice.table().float().roll(128)
 
 
 def _grid_of(layout: Layout) -> _Grid | None:

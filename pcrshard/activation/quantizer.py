@@ -3,8 +3,10 @@
 ``q = sign(x) * ceil(|x| / (2 step))`` and ``x' = sign(q) * (2 |q| - 1) * step``: q is 0 if and only
 if x is 0, signs are preserved, and ``|x - x'|`` is at most the error bound. Autograd derives a
 ReLU's backward mask from the sign of the saved tensor, so any other treatment of zeros would give
-wrong gradients. Values that do not fit into a code (NaN, infinity, large values) are stored
-exactly, in a list.
+wrong gradients. For the same reason, no value leaves the range of its tensor: the extremes have
+codes of their own and are restored exactly, and all other values strictly between them. A sigmoid
+stays below 1, and the mask of a ReLU6 is exact. Values that do not fit into a code (NaN, infinity,
+large values) are stored exactly, in a list.
 
 Stochastic rounding has the points 0, +-tiny, +-step, +-2 step, ... and chooses between the two
 nearest to x so that the mean of x' is x. For the same bound, it has half the variance and its codes
@@ -14,6 +16,7 @@ are one bit longer.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 from torch import Tensor
@@ -23,17 +26,24 @@ from ..native import fused_quantizer as native
 from .blocks import empty_floats, has_core, team
 
 ESCAPE = -128
-MAX_CODE = 127
+MAX_CODE = 126
+# The code of the largest value of a tensor; its negative is that of the least.
+EXTREME = 127
 # Ratio of step to bound: float32 arithmetic in both directions has an error of up to 4.5e-5 of a
 # step at code 127.
 MARGIN = 2.0**-13
 _INDEX_BYTES = 8
+_WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _NATIVE_TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 # The sample for standard_deviation: this many runs of this many neighbors.
 _RUN = 64
 _RUNS = 512
 # Stride at which the sample is subsampled for the median.
 _MEDIAN_STRIDE = 8
+
+
+Extremes = tuple[float, float]
+NO_EXTREMES = (-math.inf, math.inf)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,38 +54,67 @@ class SignExactLattice:
         step: Half the width of a bin; for stochastic rounding, its full width.
         dtype: Type of the values.
         seed: Seed of stochastic rounding; ``None`` rounds to the nearest value.
+        extremes: The least and the largest value of the tensor.
     """
 
     step: float
     dtype: torch.dtype
     seed: int | None = None
-
-    def values(self, codes: Tensor) -> Tensor:
-        """Return the values of (n,) int8 codes, computed by PyTorch on their device."""
-        code = codes.to(_exact_type(self.dtype))
-        sign = code.sign()
-        if self.seed is None:
-            return code.mul_(2).sub_(sign).mul_(self.step).to(self.dtype)
-        magnitude = code.abs_().sub_(1).mul_(self.step).clamp_(min=_least(self.dtype))
-        return magnitude.mul_(sign).to(self.dtype)
+    extremes: Extremes = NO_EXTREMES
 
     def table(self) -> Tensor:
-        """Return the (256,) float32 values of all codes, indexed by the code as unsigned byte."""
-        return self.values(torch.arange(256, dtype=torch.uint8).view(torch.int8)).float()
+        """Return the (256,) values of the codes -128 to 127."""
+        code = torch.arange(-128, 128, dtype=_exact_type(self.dtype))
+        magnitude = code.abs()
+        if self.seed is None:
+            values = (magnitude * 2 - 1) * self.step
+        else:
+            values = ((magnitude - 1) * self.step).clamp(min=_least(self.dtype))
+        values = (values.clamp_(min=0) * code.sign()).to(self.dtype)
+        low, high = torch.tensor(self.extremes, dtype=self.dtype)
+        least, most = inner(low, 1), inner(high, -1)
+        values = torch.minimum(torch.maximum(values, least), most)
+        values[128] = 0
+        values[128 - EXTREME], values[128 + EXTREME] = low, high
+        return values
+
+
+def inner(extreme: Tensor, direction: int) -> Tensor:
+    """Return the value next to an extreme (), in the direction 1 or -1; 0 for 0.
+
+    By its bits, because compilers and accelerators lack ``nextafter`` for some types.
+    """
+    word = extreme.view(_WORDS[extreme.element_size()])
+    step = direction * extreme.sign().to(word.dtype)
+    return (word + step).view(extreme.dtype)
 
 
 def lattice_for(
-    error_bound: float, dtype: torch.dtype, seed: int | None = None
+    error_bound: float,
+    dtype: torch.dtype,
+    seed: int | None = None,
+    extremes: Extremes = NO_EXTREMES,
 ) -> SignExactLattice | None:
     """Return the lattice for a bound, or ``None`` if the type cannot represent its values."""
     step = error_bound * (1 - MARGIN)
-    fits = 2 * _least(dtype) <= step <= torch.finfo(dtype).max / (2 * (MAX_CODE + 1))
-    return SignExactLattice(step, dtype, seed) if fits else None
+    fits = 2 * _least(dtype) <= step <= torch.finfo(dtype).max / (2 * (EXTREME + 1))
+    return SignExactLattice(step, dtype, seed, extremes) if fits else None
 
 
 def _least(dtype: torch.dtype) -> float:
     """Return the least positive value: float16 may be subnormal, other types are not."""
     return 2.0**-24 if dtype == torch.float16 else torch.finfo(dtype).tiny
+
+
+def extremes_of(rows: Tensor) -> Extremes:
+    """Return the least and the largest finite value of floats (rows, run)."""
+    name = _NATIVE_TYPES.get(rows.dtype)
+    if name is None or not has_core(rows.device):
+        is_finite = rows.isfinite()
+        low = rows.where(is_finite, math.inf).amin()
+        return float(low), float(rows.where(is_finite, -math.inf).amax())
+    layout = (rows.shape[1], rows.stride(0))
+    return native.extremes(rows.data_ptr(), rows.numel(), name, layout, team=team())
 
 
 def standard_deviation(rows: Tensor, outlier_guard: float) -> float:
@@ -123,7 +162,7 @@ def quantize(rows: Tensor, lattice: SignExactLattice) -> Quantized | None:
         lattice: The values that codes represent.
     """
     if _is_native(rows.device, lattice):
-        codes, escapes = _quantize_native(rows, lattice.step)
+        codes, escapes = _quantize_native(rows, lattice)
     else:
         codes = _quantize_torch(rows.reshape(-1), lattice)
         escapes = int((codes == ESCAPE).sum())
@@ -137,16 +176,19 @@ def quantize(rows: Tensor, lattice: SignExactLattice) -> Quantized | None:
     return Quantized(codes, index, rows[index // rows.shape[1], index % rows.shape[1]])
 
 
-def _quantize_native(rows: Tensor, step: float) -> tuple[Tensor, int]:
+def _quantize_native(rows: Tensor, lattice: SignExactLattice) -> tuple[Tensor, int]:
     """Return the codes and the number of escapes."""
     source = rows.float() if rows.dtype == torch.float16 else rows
-    name = _NATIVE_TYPES[source.dtype]
-    count = rows.numel()
-    codes = torch.empty(count, dtype=torch.int8)
-    layout = (rows.shape[1], source.stride(0))
-    address = codes.data_ptr()
+    codes = torch.empty(rows.numel(), dtype=torch.int8)
     return codes, native.quantize(
-        source.data_ptr(), count, name, step, address, rows=layout, team=team()
+        source.data_ptr(),
+        rows.numel(),
+        _NATIVE_TYPES[source.dtype],
+        lattice.step,
+        codes.data_ptr(),
+        rows=(rows.shape[1], source.stride(0)),
+        extremes=lattice.extremes,
+        team=team(),
     )
 
 
@@ -165,8 +207,11 @@ def _quantize_torch(flat: Tensor, lattice: SignExactLattice) -> Tensor:
         draw = torch.rand(flat.shape, dtype=values.dtype, device=flat.device, generator=generator)
         code = (values.abs() / lattice.step + draw).floor_().add_(1).mul_(values != 0)
     escapes = ~(code <= MAX_CODE)
-    code = code.masked_fill_(escapes, 0).copysign_(values)
-    return code.to(torch.int8).masked_fill_(escapes, ESCAPE)
+    code = code.masked_fill_(escapes, 0).copysign_(values).masked_fill_(escapes, ESCAPE)
+    for extreme, own in zip(lattice.extremes, (-EXTREME, EXTREME), strict=True):
+        if extreme not in (0, -math.inf, math.inf):
+            code.masked_fill_(values == extreme, own)
+    return code.to(torch.int8)
 
 
 def nearest_codes(values: Tensor, step: float | Tensor) -> Tensor:
@@ -182,14 +227,17 @@ def _exact_type(dtype: torch.dtype) -> torch.dtype:
 
 def restore(quantized: Quantized, lattice: SignExactLattice) -> Tensor:
     """Return the (n,) values on the device of the codes."""
-    codes = quantized.codes
-    if _is_native(codes.device, lattice):
-        exact = empty_floats(len(codes))
-        address = exact.data_ptr()
-        native.dequantize(codes.data_ptr(), len(codes), lattice.step, address, team=team())
-        values = exact.to(lattice.dtype)
+    codes, table = quantized.codes, lattice.table()
+    if has_core(codes.device) and lattice.dtype != torch.float64:
+        name = _NATIVE_TYPES.get(lattice.dtype, "float32")
+        values = empty_floats(len(codes), torch.bfloat16 if name == "bfloat16" else torch.float32)
+        wide = table.float()
+        native.restore(
+            codes.data_ptr(), len(codes), wide.data_ptr(), name, values.data_ptr(), team=team()
+        )
+        values = values.to(lattice.dtype)
     else:
-        values = lattice.values(codes)
+        values = table.to(codes.device)[codes.int() + 128]
     if len(quantized.escape_index):
         values[quantized.escape_index] = quantized.escape_words
     return values

@@ -34,7 +34,7 @@ class Row:
         position: Its position in the order of saving.
         read_by: The convolutions that read it as their input.
         compiled: Whether it is packed in compiled code.
-        figures: Step and standard deviation, while they are on an accelerator.
+        figures: Step, standard deviation, and extremes, while they are on an accelerator.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Row:
     def settle(self) -> None:
         """Fetch the figures from the accelerator."""
         if self.figures is not None:
-            step, self.deviation = self.figures.tolist()
+            step, self.deviation, *_ = self.figures.tolist()
             self.error_bound = step / (1 - MARGIN)
             self.figures = None
 

@@ -10,20 +10,35 @@ from pcrshard.native import fused_quantizer as native
 BACKENDS = ("auto", "portable")
 
 
-def codes_of(values, step, backend):
+def dtype_of(values):
+    return "bfloat16" if values.dtype == np.uint16 else "float32"
+
+
+def codes_of(values, step, backend="auto", **how):
     codes = np.full(len(values) + 1, 99, np.int8)
-    dtype = "bfloat16" if values.dtype == np.uint16 else "float32"
     address = codes.ctypes.data
-    count = native.quantize(values.ctypes.data, len(values), dtype, step, address, backend)
+    count = native.quantize(
+        values.ctypes.data, len(values), dtype_of(values), step, address, backend, **how
+    )
     assert codes[-1] == 99  # nothing is written past the end
     return codes[:-1], count
 
 
-def values_of(codes, step, backend):
-    values = np.full(len(codes) + 1, 7, np.float32)
-    native.dequantize(codes.ctypes.data, len(codes), step, values.ctypes.data, backend)
+def table_of(step):
+    code = np.arange(-128, 128)
+    return (np.sign(code) * (2 * np.abs(code) - 1) * np.float32(step)).astype(np.float32)
+
+
+def values_of(codes, table, dtype="float32", **how):
+    values = np.full(len(codes) + 1, 7, np.uint16 if dtype == "bfloat16" else np.float32)
+    address = values.ctypes.data
+    native.restore(codes.ctypes.data, len(codes), table.ctypes.data, dtype, address, **how)
     assert values[-1] == 7
     return values[:-1]
+
+
+def wide(halves):
+    return (halves.astype(np.uint32) << 16).view(np.float32)
 
 
 floats = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)
@@ -45,7 +60,7 @@ def test_codes_are_exact_in_zero_sign_and_bound(numbers, step):
         assert escapes == escaped.sum()
         assert np.isfinite(values[~escaped]).all()
         assert np.array_equal(codes == 0, values == 0)
-        decoded = values_of(codes, step, backend)
+        decoded = values_of(codes, table_of(step))
         assert np.array_equal(np.sign(decoded[~escaped]), np.sign(values[~escaped]))
         error = np.abs(values[~escaped].astype(np.float64) - decoded[~escaped])
         assert (error <= step * (1 + 2.0**-14)).all()
@@ -84,9 +99,63 @@ def test_rows_with_gaps():
 
 def test_the_codes_are_those_of_the_formula():
     """sign(x) ceil(|x| / (2 step)), and its inverse, away from the edges of bins."""
-    values = np.array([0.0, -0.0, 1e-45, -1e-45, 0.5, -1.5, 2.5, 253.5, -253.5, 254.5], np.float32)
-    codes, escapes = codes_of(values, 1.0, "auto")
-    assert codes.tolist() == [0, 0, 1, -1, 1, -1, 2, 127, -127, -128]
+    values = np.array([0.0, -0.0, 1e-45, -1e-45, 0.5, -1.5, 2.5, 251.5, -251.5, 252.5], np.float32)
+    codes, escapes = codes_of(values, 1.0)
+    assert codes.tolist() == [0, 0, 1, -1, 1, -1, 2, 126, -126, -128]
     assert escapes == 1
-    decoded = values_of(codes[:9], 1.0, "auto")
-    assert decoded.tolist() == [0, 0, 1, -1, 1, -1, 3, 253, -253]
+    decoded = values_of(codes[:9].copy(), table_of(1.0))
+    assert decoded.tolist() == [0, 0, 1, -1, 1, -1, 3, 251, -251]
+
+
+@settings(max_examples=100)
+@given(st.lists(floats, min_size=1, max_size=200))
+def test_extremes_are_finite_and_have_codes_of_their_own(numbers):
+    """The least and the largest finite value, by vectors and without, and no other, get 127."""
+    values = np.array(numbers, np.float32)
+    halves = (values.view(np.uint32) >> 16).astype(np.uint16)
+    for array, exact in ((values, values), (halves, wide(halves))):
+        finite = exact[np.isfinite(exact)]
+        args = (array.ctypes.data, len(array), dtype_of(array), (len(array), 0))
+        low, high = native.extremes(*args)
+        assert (low, high) == native.extremes(*args, "portable")
+        if len(finite) == 0:
+            assert (low, high) == (np.inf, -np.inf)
+            continue
+        assert (low, high) == (finite.min(), finite.max())
+        for backend in BACKENDS:
+            codes, _ = codes_of(array, 1.0, backend, extremes=(low, high))
+            is_high, is_low = ((exact == end) & (end != 0) for end in (high, low))
+            assert np.array_equal(codes == 127, is_high)
+            assert np.array_equal(codes == -127, is_low & ~is_high)
+
+
+@pytest.mark.parametrize("period", [5, 0], ids=["rows", "columns"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_and_columns_have_lines_of_their_own(period, dtype):
+    """Channels of any size keep as many digits as others, and a ReLU's mask is that of its line."""
+    rng = np.random.default_rng(0)
+    rows, run = 3000, 100
+    lines = period or run
+    scale = np.exp(rng.normal(0, 3, lines)).astype(np.float32)
+    shift = (rng.normal(0, 3, lines) * scale).astype(np.float32)
+    by_line = (lambda line: np.tile(line, rows // period)[:, None]) if period else (lambda x: x)
+    values = (rng.standard_normal((rows, run)) * by_line(scale) + by_line(shift)).astype(np.float32)
+    stored = values if dtype == "float32" else (values.view(np.uint32) >> 16).astype(np.uint16)
+    exact = values if dtype == "float32" else wide(stored.ravel()).reshape(rows, run)
+    gains, offsets = 1 / scale, -shift / scale
+    affine = native.Affine(gains.ctypes.data, offsets.ctypes.data, period)
+    how = {"rows": (run, run), "affine": affine}
+    codes, escapes = codes_of(stored.ravel(), 0.05, **how)
+    assert np.array_equal(codes, codes_of(stored.ravel(), 0.05, "portable", **how)[0])
+    assert escapes == 0
+    d = exact * by_line(gains) + by_line(offsets)
+    assert np.array_equal(np.sign(codes).reshape(rows, run), np.sign(d))
+    back = native.Affine(scale.ctypes.data, shift.ctypes.data, period)
+    restored = values_of(codes, table_of(0.05), dtype, run=run, affine=back)
+    restored = restored if dtype == "float32" else wide(restored)
+    room = 0.051 * by_line(scale) + np.abs(exact) * (0 if dtype == "float32" else 2.0**-8)
+    assert (np.abs(restored.reshape(rows, run) - exact) <= room).all()
+    zeros = np.zeros(lines, np.float32)
+    relu = native.Affine(scale.ctypes.data, zeros.ctypes.data, period, True)
+    found = values_of(codes, table_of(0.05), dtype, run=run, affine=relu).reshape(rows, run)
+    assert np.array_equal(found > 0, d > 0)

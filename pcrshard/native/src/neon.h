@@ -53,6 +53,7 @@ PCR_BINARY(madd_epi16, int16x8_t,
 PCR_UNARY(abs_epi32, int32x4_t, vabsq_s32(a))
 PCR_BINARY(min_epi32, int32x4_t, vminq_s32(a, b))
 PCR_BINARY(and_si256, int8x16_t, vandq_s8(a, b))
+PCR_BINARY(cmpgt_epi32, int32x4_t, vcgtq_s32(a, b))
 PCR_BINARY(or_si256, int8x16_t, vorrq_s8(a, b))
 PCR_BINARY(xor_si256, int8x16_t, veorq_s8(a, b))
 PCR_BINARY(andnot_si256, int8x16_t, vbicq_s8(b, a))
@@ -183,10 +184,6 @@ PCR_NEON __m256i _mm256_cvtepu16_epi32(__m128i x) {
     uint16x8_t from = (uint16x8_t)x;
     return (__m256i){(int8x16_t)vmovl_u16(vget_low_u16(from)), (int8x16_t)vmovl_high_u16(from)};
 }
-PCR_NEON __m256i _mm256_cvtepi8_epi32(__m128i x) {
-    int16x8_t from = vmovl_s8(vget_low_s8(x));
-    return (__m256i){(int8x16_t)vmovl_s16(vget_low_s16(from)), (int8x16_t)vmovl_high_s16(from)};
-}
 PCR_NEON __m256i _mm256_cvtepi16_epi64(__m128i x) {
     int32x4_t from = vmovl_s16(vget_low_s16((int16x8_t)x));
     return (__m256i){(int8x16_t)vmovl_s32(vget_low_s32(from)), (int8x16_t)vmovl_high_s32(from)};
@@ -200,8 +197,11 @@ PCR_FLOATS(min_ps, vbslq_f32(vcltq_f32(a, b), a, b))
 PCR_FLOATS(and_ps, (float32x4_t)vandq_s8((int8x16_t)a, (int8x16_t)b))
 PCR_FLOATS(andnot_ps, (float32x4_t)vbicq_s8((int8x16_t)b, (int8x16_t)a))
 PCR_FLOATS(greater_ps, (float32x4_t)vcgtq_f32(a, b))
+PCR_FLOATS(equal_ps, (float32x4_t)vceqq_f32(a, b))
+#define _CMP_EQ_OQ 0
 #define _CMP_GT_OQ 30
-#define _mm256_cmp_ps(a, b, how) _mm256_greater_ps(a, b) /* how: _CMP_GT_OQ */
+#define _mm256_cmp_ps(a, b, how) \
+    ((how) == _CMP_GT_OQ ? _mm256_greater_ps(a, b) : _mm256_equal_ps(a, b))
 #define _mm256_set1_ps(x) ((__m256){vdupq_n_f32(x), vdupq_n_f32(x)})
 #define _mm256_setzero_ps() _mm256_set1_ps(0)
 PCR_NEON __m256 _mm256_loadu_ps(const float *from) {

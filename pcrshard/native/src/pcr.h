@@ -157,21 +157,37 @@ int pcr_rescan(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
 /* Calls a function on several threads and waits for them, like GOMP_parallel. */
 typedef void (*pcr_parallel)(void (*call)(void *), void *data, unsigned threads, unsigned flags);
 
-/* The error-bounded quantizer. Codes are 0 for 0, else sign(x) * ceil(|x| / (2 step)), or -128
- * if that does not fit or x is not finite; returns how many are -128. Value i is at
- * i / run * stride + i % run. type: PCR_FLOAT32 or PCR_BFLOAT16. step: normal and positive.
- * backend: PCR_BACKEND_*. If parallel is NULL, this thread does all the work. */
+/* A line for each row of values (row r has number r % period), or with period 0 for each column;
+ * is_relu: negative results become 0. */
+typedef struct {
+    const float *gains, *offsets;
+    size_t period;
+    int is_relu;
+} pcr_affine;
+
+/* The error-bounded quantizer. With d = gain x + offset (d = x without affine), codes are 0 where d
+ * is 0, else sign(d) * ceil(|d| / (2 step)), or -128 if that is above 126 or x is not finite;
+ * returns how many are -128. If range is not NULL, values equal to its lower and upper end, unless
+ * that is 0, have the codes -127 and 127. Value i is at i / run * stride + i % run. type:
+ * PCR_FLOAT32 or PCR_BFLOAT16. step: normal and positive. backend: PCR_BACKEND_*. If parallel is
+ * NULL, this thread does all the work. */
 size_t pcr_quantize(const void *values, size_t count, size_t run, size_t stride, int type,
-                    float step, int8_t *codes, int backend, pcr_parallel parallel,
-                    unsigned threads);
+                    float step, const float *range, const pcr_affine *affine, int8_t *codes,
+                    int backend, pcr_parallel parallel, unsigned threads);
+/* The least and the largest finite value; INFINITY and -INFINITY if there is none. Returns 1 if
+ * memory is short. */
+int pcr_range(const void *values, size_t count, size_t run, size_t stride, int type, float *range,
+              int backend, pcr_parallel parallel, unsigned threads);
 /* The standard deviation of the finite values, laid out as in pcr_quantize, limited to guard times
  * the median magnitude of the nonzero ones. Above 65,536 values, samples 512 to 1,023 runs of 64.
  * NaN if no value is finite, or if memory is short. */
 double pcr_deviation(const void *values, size_t count, size_t run, size_t stride, int type,
                      double guard);
-/* sign(q) * (2 |q| - 1) * step, as float32; -128 is a code like any other. */
-void pcr_dequantize(const int8_t *codes, size_t count, float step, float *values, int backend,
-                    pcr_parallel parallel, unsigned threads);
+/* table[code + 128] * gain + offset, without affine table[code + 128], as type says; rows have `run`
+ * values. */
+void pcr_restore(const int8_t *codes, size_t count, size_t run, const float *table,
+                 const pcr_affine *affine, int type, void *values, pcr_parallel parallel,
+                 unsigned threads);
 /* Adds to (outer, channels, inner) codes, modulo 256, the prediction from codes of other tensors,
  * or subtracts it if sign is negative: the sum of tables[channel][source][code] in 32nds of a code,
  * rounded up and clipped to 0..most. second may be NULL; tables then have one source. */

@@ -7,20 +7,29 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { PCR_ESCAPE = -128, PCR_MAX_CODE = 127 };
+#include "pcr.h"
 
-/* The code of one value; scale is 1 / (2 step). Every value but 0 gets a code other than 0,
- * also where |x| * scale underflows; what is not finite or above PCR_MAX_CODE is an escape. */
-static inline int8_t pcr_quantize_one(float value, float scale) {
-    float magnitude = fabsf(value);
-    float code = ceilf(magnitude * scale);
+enum { PCR_ESCAPE = -128, PCR_EXTREME = 127, PCR_MAX_CODE = 126 };
+
+/* How values become codes. */
+typedef struct {
+    float scale;     /* 1 / (2 step) */
+    float low, high; /* have the codes -127 and 127; NaN for none */
+    const float *gains, *offsets;
+    size_t across; /* 1 if each value has a gain and an offset of its own, 0 if the first is all's */
+} pcr_coding;
+
+/* The code of the value at place i. Every d = gain x + offset but 0 gets a code other than 0, also
+ * where |d| * scale underflows; what is not finite or above PCR_MAX_CODE is an escape. */
+static inline int8_t pcr_quantize_one(float value, const pcr_coding *how, size_t i) {
+    float d = value * how->gains[i * how->across] + how->offsets[i * how->across];
+    float magnitude = fabsf(d);
+    float code = ceilf(magnitude * how->scale);
+    if (value == how->high) return PCR_EXTREME;
+    if (value == how->low) return -PCR_EXTREME;
     if (!(code <= PCR_MAX_CODE)) return PCR_ESCAPE;
     if (magnitude > 0 && code < 1) code = 1;
-    return (int8_t)(value < 0 ? -code : code);
-}
-
-static inline float pcr_dequantize_one(int8_t code, float step) {
-    return (float)(2 * code - (code > 0) + (code < 0)) * step;
+    return (int8_t)(d < 0 ? -code : code);
 }
 
 static inline float pcr_from_bfloat16(uint16_t bits) {
@@ -30,12 +39,18 @@ static inline float pcr_from_bfloat16(uint16_t bits) {
     return value;
 }
 
-size_t pcr_quantize_f32_portable(const float *values, size_t count, float scale, int8_t *codes);
-size_t pcr_quantize_bf16_portable(const uint16_t *values, size_t count, float scale, int8_t *codes);
-void pcr_dequantize_f32_portable(const int8_t *codes, size_t count, float step, float *values);
+static inline float pcr_value_at(const void *values, int type, size_t i) {
+    return type == PCR_BFLOAT16 ? pcr_from_bfloat16(((const uint16_t *)values)[i])
+                                : ((const float *)values)[i];
+}
 
-size_t pcr_quantize_f32_avx2(const float *values, size_t count, float scale, int8_t *codes);
-size_t pcr_quantize_bf16_avx2(const uint16_t *values, size_t count, float scale, int8_t *codes);
-void pcr_dequantize_f32_avx2(const int8_t *codes, size_t count, float step, float *values);
+/* values: float, or uint16_t with the bits of a bfloat16. Both return the number of escapes; the
+ * AVX2 kernel leaves the last values of a run to the portable one. */
+size_t pcr_quantize_portable(const void *values, int type, size_t first, size_t count,
+                             const pcr_coding *how, int8_t *codes);
+size_t pcr_quantize_avx2(const void *values, int type, size_t count, const pcr_coding *how,
+                         int8_t *codes);
+/* Widens a range by the values, if all are finite; returns how many it took, all but the last. */
+size_t pcr_range_avx2(const void *values, int type, size_t count, float *range);
 
 #endif

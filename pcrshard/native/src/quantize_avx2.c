@@ -1,4 +1,4 @@
-/* The error-bounded quantizer, 32 values at a time. The codes are those of the portable kernels. */
+/* The error-bounded quantizer, 32 values at a time. The codes are those of the portable kernel. */
 #include "quantize.h"
 
 #include "avx2.h"
@@ -8,15 +8,24 @@ PCR_AVX2_BEGIN
 
 enum { STEP = 32 };
 
-/* Eight codes as int32; 128 stands for an escape. max_ps and min_ps give their second operand if
- * one is NaN, so that NaN survives the first and becomes 128 in the second. */
-static inline __m256i eight_codes(__m256 value, __m256 scale) {
-    __m256 magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), value);
+/* Eight codes as int32; 128 and -128 stand for an escape. max_ps and min_ps give their second
+ * operand if one is NaN, so that NaN survives the first and becomes 128 in the second. */
+static inline __m256i eight_codes(__m256 value, __m256 gain, __m256 offset, __m256 scale,
+                                  __m256 low, __m256 high) {
+    __m256 d = _mm256_add_ps(_mm256_mul_ps(value, gain), offset);
+    __m256 magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), d);
     __m256 positive = _mm256_cmp_ps(magnitude, _mm256_setzero_ps(), _CMP_GT_OQ);
     __m256 least = _mm256_and_ps(positive, _mm256_set1_ps(1));
     __m256 code = _mm256_ceil_ps(_mm256_mul_ps(magnitude, scale));
     code = _mm256_min_ps(_mm256_max_ps(least, code), _mm256_set1_ps(128));
-    return _mm256_sign_epi32(_mm256_cvtps_epi32(code), _mm256_castps_si256(value));
+    __m256i codes = _mm256_cvtps_epi32(code);
+    __m256i beyond = _mm256_cmpgt_epi32(codes, _mm256_set1_epi32(PCR_MAX_CODE));
+    codes = _mm256_blendv_epi8(codes, _mm256_set1_epi32(128), beyond);
+    codes = _mm256_sign_epi32(codes, _mm256_castps_si256(d));
+    __m256i is_low = _mm256_castps_si256(_mm256_cmp_ps(value, low, _CMP_EQ_OQ));
+    codes = _mm256_blendv_epi8(codes, _mm256_set1_epi32(-PCR_EXTREME), is_low);
+    __m256i is_high = _mm256_castps_si256(_mm256_cmp_ps(value, high, _CMP_EQ_OQ));
+    return _mm256_blendv_epi8(codes, _mm256_set1_epi32(PCR_EXTREME), is_high);
 }
 
 /* 32 int32 to bytes; 128 and -128 both become PCR_ESCAPE. Returns how many there are. */
@@ -32,48 +41,69 @@ static inline size_t store_codes(const __m256i parts[4], int8_t *codes) {
     return (size_t)_mm_popcnt_u32((uint32_t)_mm256_movemask_epi8(escapes));
 }
 
-size_t pcr_quantize_f32_avx2(const float *values, size_t count, float scale, int8_t *codes) {
-    const __m256 factor = _mm256_set1_ps(scale);
-    size_t escapes = 0;
-    size_t i = 0;
+static inline __m256 load(const void *values, int is_half, size_t i) {
+    if (!is_half) return _mm256_loadu_ps((const float *)values + i);
+    const __m128i *halves = (const __m128i *)((const uint16_t *)values + i);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(halves)), 16));
+}
+
+static inline __attribute__((always_inline)) size_t quantize(
+    const void *values, int is_half, size_t across, size_t count, const pcr_coding *how,
+    int8_t *codes) {
+    const __m256 scale = _mm256_set1_ps(how->scale);
+    const __m256 low = _mm256_set1_ps(how->low), high = _mm256_set1_ps(how->high);
+    __m256 gain = _mm256_set1_ps(how->gains[0]), offset = _mm256_set1_ps(how->offsets[0]);
+    size_t escapes = 0, i = 0;
     for (; i + STEP <= count; i += STEP) {
         __m256i parts[4];
-        for (int k = 0; k < 4; k++)
-            parts[k] = eight_codes(_mm256_loadu_ps(values + i + 8 * k), factor);
+        for (int k = 0; k < 4; k++) {
+            size_t at = i + 8 * k;
+            if (across) {
+                gain = _mm256_loadu_ps(how->gains + at);
+                offset = _mm256_loadu_ps(how->offsets + at);
+            }
+            parts[k] = eight_codes(load(values, is_half, at), gain, offset, scale, low, high);
+        }
         escapes += store_codes(parts, codes + i);
     }
-    return escapes + pcr_quantize_f32_portable(values + i, count - i, scale, codes + i);
+    return escapes + pcr_quantize_portable(values, is_half ? PCR_BFLOAT16 : PCR_FLOAT32, i, count,
+                                           how, codes);
 }
 
-static inline __m256 load_bfloat16(const uint16_t *values) {
-    __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)values));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+size_t pcr_quantize_avx2(const void *values, int type, size_t count, const pcr_coding *how,
+                         int8_t *codes) {
+    if (type == PCR_BFLOAT16)
+        return how->across ? quantize(values, 1, 1, count, how, codes)
+                           : quantize(values, 1, 0, count, how, codes);
+    return how->across ? quantize(values, 0, 1, count, how, codes)
+                       : quantize(values, 0, 0, count, how, codes);
 }
 
-size_t pcr_quantize_bf16_avx2(const uint16_t *values, size_t count, float scale, int8_t *codes) {
-    const __m256 factor = _mm256_set1_ps(scale);
-    size_t escapes = 0;
+static inline __attribute__((always_inline)) size_t range_of(const void *values, int is_half,
+                                                             size_t count, float *range) {
+    __m256 low[4], high[4];
+    float ends[8];
     size_t i = 0;
-    for (; i + STEP <= count; i += STEP) {
-        __m256i parts[4];
-        for (int k = 0; k < 4; k++)
-            parts[k] = eight_codes(load_bfloat16(values + i + 8 * k), factor);
-        escapes += store_codes(parts, codes + i);
+    for (int k = 0; k < 4; k++)
+        low[k] = _mm256_set1_ps(range[0]), high[k] = _mm256_set1_ps(range[1]);
+    for (; i + STEP <= count; i += STEP)
+        for (int k = 0; k < 4; k++) {
+            __m256 some = load(values, is_half, i + 8 * k);
+            low[k] = _mm256_min_ps(some, low[k]);
+            high[k] = _mm256_max_ps(some, high[k]);
+        }
+    for (int k = 0; k < 4; k++) {
+        _mm256_storeu_ps(ends, low[k]);
+        for (int j = 0; j < 8; j++) range[0] = fminf(range[0], ends[j]);
+        _mm256_storeu_ps(ends, high[k]);
+        for (int j = 0; j < 8; j++) range[1] = fmaxf(range[1], ends[j]);
     }
-    return escapes + pcr_quantize_bf16_portable(values + i, count - i, scale, codes + i);
+    return i;
 }
 
-/* (2 q - sign q) step. */
-void pcr_dequantize_f32_avx2(const int8_t *codes, size_t count, float step, float *values) {
-    const __m256 factor = _mm256_set1_ps(step);
-    const __m256i one = _mm256_set1_epi32(1);
-    size_t i = 0;
-    for (; i + 8 <= count; i += 8) {
-        __m256i code = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(codes + i)));
-        __m256i odd = _mm256_sub_epi32(_mm256_slli_epi32(code, 1), _mm256_sign_epi32(one, code));
-        _mm256_storeu_ps(values + i, _mm256_mul_ps(_mm256_cvtepi32_ps(odd), factor));
-    }
-    pcr_dequantize_f32_portable(codes + i, count - i, step, values + i);
+size_t pcr_range_avx2(const void *values, int type, size_t count, float *range) {
+    return type == PCR_BFLOAT16 ? range_of(values, 1, count, range)
+                                : range_of(values, 0, count, range);
 }
 
 PCR_AVX2_END
