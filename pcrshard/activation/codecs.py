@@ -19,10 +19,9 @@ from . import bits
 from .blocks import blocks_of, fused, has_core, share
 
 # ``int8`` stores codes unchanged, and ``bits`` each block of 64 in its bit width, on any device.
-# ``zstd`` and ``predicted`` compress on the CPU. ``none`` disables compression.
+# ``zstd`` compresses on the CPU. ``none`` disables compression.
 # ``auto`` is ``zstd`` on a CPU and ``bits`` elsewhere.
-CodecName = Literal["auto", "zstd", "predicted", "bits", "int8", "none"]
-ZSTD_CODECS = ("zstd", "predicted")
+CodecName = Literal["auto", "zstd", "bits", "int8", "none"]
 
 # In order of increasing range.
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
@@ -48,7 +47,7 @@ class Content:
 
 def encode_codes(codes: Tensor, codec: CodecName) -> Content:
     """Encode (n,) int8 codes; they are decoded onto their device."""
-    if codec in ZSTD_CODECS:
+    if codec == "zstd":
         return _compress(codes)
     if codec == "bits":
         planes, head = bits.pack(codes)
@@ -143,7 +142,7 @@ def _pack_integers(flat: Tensor, codec: CodecName) -> Content | None:
     dtype = flat.dtype
     shift = torch.iinfo(narrow).min - low
     raw = (flat.to(torch.int64) + shift).to(narrow)
-    if codec in ZSTD_CODECS:
+    if codec == "zstd":
         # Neighboring pools have close indices: nearly all differences are in the range of one byte.
         # Shifted to begin at 0, they leave all other bytes 0.
         raw[1:] -= raw[:-1].clone()
@@ -152,7 +151,7 @@ def _pack_integers(flat: Tensor, codec: CodecName) -> Content | None:
 
     def decode() -> Tensor:
         found = packed.decode()
-        if codec in ZSTD_CODECS:
+        if codec == "zstd":
             steps = found.view(width, -1).t().contiguous().view(narrow)
             found = steps.flatten().add_(_LOWEST).cumsum(0, dtype=narrow)
         return found.view(narrow).to(dtype).sub_(shift)

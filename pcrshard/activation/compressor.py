@@ -8,17 +8,18 @@ import itertools
 import math
 import sys
 import warnings
-from collections import deque
 from collections.abc import Iterator
 from typing import Self, get_args
 
 import torch
 from torch import Tensor, nn
 
-from ..errorbound import Absolute, RelativeStd
+from ..errorbound import Absolute, Quantized, RelativeStd
+from . import normalized
 from .blocks import fused, has_core
-from .codecs import ZSTD_CODECS, CodecName, Content, pack_exactly
+from .codecs import CodecName, Content, encode_codes, pack_exactly
 from .compiled import CompiledHooks
+from .consumers import Norm
 from .fixed_size import BLOCK, BYTE, in_blocks, pack, unpack, width_of
 from .hooks import Hooks
 from .layout import Layout, flatten, rows_of
@@ -31,8 +32,15 @@ from .noise import (
     profile_convolutions,
 )
 from .options import ActivationOptions
-from .prediction import REMEMBERED, Known, encode
-from .quantizer import MAX_CODE, extremes_of, lattice_for, standard_deviation
+from .quantizer import (
+    MARGIN,
+    MAX_CODE,
+    extremes_of,
+    lattice_for,
+    quantize,
+    restore,
+    standard_deviation,
+)
 from .report import Report, Row
 
 Bound = RelativeStd | Absolute | GradientNoise
@@ -75,11 +83,9 @@ def compress_activations(
         model: Any module, including DDP and FSDP2; its parameters are never compressed.
         bound: A fraction of each tensor's standard deviation, or :class:`RelativeStd`,
             :class:`Absolute` or :class:`GradientNoise`.
-        codec: ``zstd`` compresses well, on the CPU. ``predicted`` is smaller and slower: it infers
-            the output of a ReLU from tensors saved before it (:mod:`.prediction`); ResNets take a
-            fifth less memory, with bit-identical gradients. ``bits`` and ``int8`` work on any
-            device. ``auto`` is ``zstd`` for tensors on a CPU and ``bits`` for those on an
-            accelerator. ``none`` only measures and keeps everything unchanged.
+        codec: ``zstd`` compresses well, on the CPU. ``bits`` and ``int8`` work on any device.
+            ``auto`` is ``zstd`` for tensors on a CPU and ``bits`` for those on an accelerator.
+            ``none`` only measures and keeps everything unchanged.
         options: All other options; defaults if ``None``.
 
     Raises:
@@ -126,16 +132,12 @@ class Compressor:
     ) -> None:
         if codec not in get_args(CodecName):
             raise ValueError(f"expected a codec of {get_args(CodecName)}, got {codec!r}")
-        if codec == "predicted" and options.rounding != "nearest":
-            raise ValueError("expected rounding nearest with the codec predicted, got stochastic")
         self.bound = bound
         self.profiles: dict[str, Profile] = {}
         self._model = model
         self._codec = codec
         self._options = options
         self._seeds = itertools.count()
-        # Recently coded tensors of one forward pass.
-        self._memory: deque[Known] = deque(maxlen=REMEMBERED)
         if codec == "none":  # every tensor is too small
             options = dataclasses.replace(options, min_bytes=sys.maxsize)
         self._fixed = RelativeStd(_FALLBACK) if isinstance(bound, GradientNoise) else bound
@@ -162,6 +164,8 @@ class Compressor:
         if self._is_open:
             raise RuntimeError("expected one with block at a time for each compressor")
         self._hooks.begin(self._model)
+        # A bound for the input of a convolution holds for what is stored only.
+        self._hooks.is_deriving = self._only is None and not isinstance(self.bound, GradientNoise)
         if self._only is not None or (self._passes == 0 and self._is_due()):
             self.profiles = {}
             # Within the same bound, stochastic rounding has half the variance.
@@ -176,7 +180,7 @@ class Compressor:
         """Stop compressing; the graph keeps the compressed tensors."""
         self._is_open = False
         self._context.close()
-        self._memory.clear()
+        self._hooks.end(sys._getframe(1))
         if self._only is None:
             self._passes += 1
             if error[0] is None and self._codec != "none":
@@ -206,7 +210,7 @@ class Compressor:
                 stacklevel=4,
             )
         is_other = isinstance(self.bound, GradientNoise) or self._options.rounding != "nearest"
-        if self._compiled.rows and (self._codec in ZSTD_CODECS or is_other):
+        if self._compiled.rows and (self._codec == "zstd" or is_other):
             self._warn(
                 "torch.compile: compiled code packs codes as int8, rounded to the nearest one, "
                 "with a fraction of the standard deviation as the bound; another codec, rounding, "
@@ -220,20 +224,30 @@ class Compressor:
             self._warned.add(message)
             warnings.warn(message, stacklevel=stacklevel)
 
-    def _encode(self, tensor: Tensor, layout: Layout, row: Row) -> Content | None:
+    def _encode(
+        self, tensor: Tensor, layout: Layout, row: Row, norm: Norm | None
+    ) -> Content | None:
         """Encode a tensor; return ``None`` to keep the tensor itself."""
         codec = self._codec
         if codec == "auto":
             codec = "zstd" if has_core(tensor.device) else "bits"
-        if row.kind == "lossless":
+        if row.kind == "lossless" or tensor.dtype == torch.bool:
             return pack_exactly(flatten(tensor, layout.order), codec)
         if self._only is not None and row.position not in self._only:
             return None
+        is_native = has_core(tensor.device)
+        is_simple = self._options.rounding == "nearest" and tensor.dtype != torch.float64
+        is_fixed = is_simple and codec in ("int8", "bits") and not is_native
+        is_own = row.identity in self._bounds or isinstance(self._fixed, Absolute)
+        if norm is not None and not is_own and is_simple and (is_native or is_fixed):
+            return self._encode_by(norm, tensor, layout, row, codec)
         rows = rows_of(tensor, layout)
-        is_nearest = self._options.rounding == "nearest"
-        is_simple = is_nearest and codec in ("int8", "bits") and tensor.dtype != torch.float64
-        if is_simple and not has_core(tensor.device):
+        if is_fixed:
             return self._encode_in_fixed_size(rows.reshape(-1), row, use_bits=codec == "bits")
+        return self._encode_rows(rows, row, codec)
+
+    def _encode_rows(self, rows: Tensor, row: Row, codec: CodecName) -> Content | None:
+        """Encode with one bound for the whole tensor."""
         row.deviation = standard_deviation(rows, self._fixed.outlier_guard)
         if row.deviation == 0 and bool((rows == rows[0, 0]).all()):
             row.kind = "lossless"
@@ -241,11 +255,31 @@ class Compressor:
         row.error_bound = self._fixed.absolute(row.deviation)
         if row.identity in self._bounds:
             row.error_bound = min(self._bounds[row.identity], LARGEST_FRACTION * row.deviation)
-        seed = None if is_nearest else next(self._seeds)
+        seed = None if self._options.rounding == "nearest" else next(self._seeds)
         lattice = lattice_for(row.error_bound, rows.dtype, seed, extremes_of(rows))
-        if lattice is None:
+        quantized = None if lattice is None else quantize(rows, lattice)
+        if lattice is None or quantized is None:
             return None
-        return encode(rows, lattice, layout, codec, self._memory)
+        codes, index, words = quantized
+        packed = encode_codes(codes, codec)
+        num_bytes = packed.num_bytes + index.nbytes + words.nbytes
+
+        def decode() -> Tensor:
+            return restore(Quantized(packed.decode(), index, words), lattice)
+
+        return Content(num_bytes, decode) if num_bytes < rows.nbytes else None
+
+    def _encode_by(
+        self, norm: Norm, tensor: Tensor, layout: Layout, row: Row, codec: CodecName
+    ) -> Content | None:
+        """Encode the input of a normalization by its statistics."""
+        fraction = self._fixed.absolute(1.0)
+        largest = 1 / norm.rstd.min().float()
+        row.figures = torch.stack([fraction * (1 - MARGIN) * largest, largest])
+        if has_core(tensor.device):
+            return normalized.encode(tensor, layout, norm, fraction, codec)
+        width = width_of(self._fixed, "") if codec == "bits" else BYTE
+        return normalized.encode_in_fixed_size(tensor, layout, norm, fraction, width)
 
     def _encode_in_fixed_size(self, flat: Tensor, row: Row, *, use_bits: bool) -> Content:
         target: list[Tensor] = []

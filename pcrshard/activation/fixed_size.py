@@ -56,7 +56,7 @@ def width_of(bound: RelativeStd | Absolute, function: str) -> Width:
 
 def _own_code(width: Width) -> int:
     """Return the code of the largest value, the largest that there is."""
-    return min(EXTREME, 2 ** (width.bits - width.is_signed) - 1)
+    return min(EXTREME, (1 << width.bits - width.is_signed) - 1)
 
 
 def in_blocks(flat: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ EXTREME = 127
 MARGIN = 2.0**-13
 _INDEX_BYTES = 8
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-_NATIVE_TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+NATIVE_TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 # The sample for standard_deviation: this many runs of this many neighbors.
 _RUN = 64
 _RUNS = 512
@@ -108,7 +108,7 @@ def _least(dtype: torch.dtype) -> float:
 
 def extremes_of(rows: Tensor) -> Extremes:
     """Return the least and the largest finite value of floats (rows, run)."""
-    name = _NATIVE_TYPES.get(rows.dtype)
+    name = NATIVE_TYPES.get(rows.dtype)
     if name is None or not has_core(rows.device):
         is_finite = rows.isfinite()
         low = rows.where(is_finite, math.inf).amin()
@@ -128,7 +128,7 @@ def standard_deviation(rows: Tensor, outlier_guard: float) -> float:
         rows: The floats.
         outlier_guard: See :class:`pcrshard.errorbound.RelativeStd`.
     """
-    name = _NATIVE_TYPES.get(rows.dtype)
+    name = NATIVE_TYPES.get(rows.dtype)
     if name is None or not has_core(rows.device):
         return float(_estimated_deviation(rows.reshape(-1), outlier_guard))
     layout = (rows.shape[1], rows.stride(0))
@@ -166,8 +166,13 @@ def quantize(rows: Tensor, lattice: SignExactLattice) -> Quantized | None:
     else:
         codes = _quantize_torch(rows.reshape(-1), lattice)
         escapes = int((codes == ESCAPE).sum())
+    return with_escapes(codes, escapes, rows)
+
+
+def with_escapes(codes: Tensor, escapes: int, rows: Tensor) -> Quantized | None:
+    """Return (n,) codes with the exact values of those that escaped; ``None`` if they are many."""
     if escapes == 0:
-        return Quantized(codes, codes[:0], rows[0, :0])
+        return Quantized(codes, torch.empty(0, dtype=torch.int64), rows[0, :0])
     if len(codes) + escapes * (_INDEX_BYTES + rows.element_size()) >= rows.nbytes:
         return None
     index = (codes == ESCAPE).nonzero().flatten()
@@ -183,7 +188,7 @@ def _quantize_native(rows: Tensor, lattice: SignExactLattice) -> tuple[Tensor, i
     return codes, native.quantize(
         source.data_ptr(),
         rows.numel(),
-        _NATIVE_TYPES[source.dtype],
+        NATIVE_TYPES[source.dtype],
         lattice.step,
         codes.data_ptr(),
         rows=(rows.shape[1], source.stride(0)),
@@ -229,7 +234,7 @@ def restore(quantized: Quantized, lattice: SignExactLattice) -> Tensor:
     """Return the (n,) values on the device of the codes."""
     codes, table = quantized.codes, lattice.table()
     if has_core(codes.device) and lattice.dtype != torch.float64:
-        name = _NATIVE_TYPES.get(lattice.dtype, "float32")
+        name = NATIVE_TYPES.get(lattice.dtype, "float32")
         values = empty_floats(len(codes), torch.bfloat16 if name == "bfloat16" else torch.float32)
         wide = table.float()
         native.restore(
@@ -238,6 +243,6 @@ def restore(quantized: Quantized, lattice: SignExactLattice) -> Tensor:
         values = values.to(lattice.dtype)
     else:
         values = table.to(codes.device)[codes.int() + 128]
-    if len(quantized.escape_index):
+    if len(quantized.escape_words):
         values[quantized.escape_index] = quantized.escape_words
     return values

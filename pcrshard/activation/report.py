@@ -22,13 +22,15 @@ class Row:
     Attributes:
         name: The innermost module that ran when it was first saved; ``""`` outside modules.
         function: The operation that computed it; ``""`` for inputs and parameters.
-        kind: ``lossy``, ``lossless`` or ``exact`` (kept by reference).
+        kind: ``lossy``, ``lossless``, ``exact`` (kept by reference), ``derived`` or ``recomputed``
+            (from other tensors).
         shape: The tensor's shape.
         dtype: The tensor's type.
         raw_bytes: Size of the elements in bytes.
         stored_bytes: Size of the stored form in bytes.
-        error_bound: Largest absolute error of an element; 0 if exact, NaN if determined inside
-            compiled code.
+        error_bound: Largest absolute error of an element; 0 if exact, derived or recomputed, NaN if
+            determined inside compiled code. For the input of a normalization, that of the channel
+            or row with the largest deviation.
         deviation: Standard deviation of its elements, estimated from a sample.
         seconds: Time of packing and unpacking.
         position: Its position in the order of saving.
@@ -156,7 +158,7 @@ class Report:
                     f"{row.label} {'x'.join(map(str, row.shape))}",
                     row.kind,
                     _mega(row.raw_bytes),
-                    f"{_ratio([row]):.1f}",
+                    f"{_ratio([row]):.1f}" if row.stored_bytes else "",
                     f"{row.error_bound:.3g}" if row.error_bound > 0 else "",
                     "compiled" if row.compiled else f"{row.seconds:.4f}",
                 )

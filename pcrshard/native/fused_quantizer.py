@@ -6,7 +6,6 @@ each call makes one pass over it with the GIL released.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from . import Backend
@@ -154,37 +153,4 @@ def restore(
         ffi.cast("void *", values),
         ffi.cast("pcr_parallel", team[0]),
         team[1],
-    )
-
-
-def shift(
-    codes: int,
-    sources: Sequence[int],
-    tables: int,
-    sizes: tuple[int, int, int],
-    most: int,
-    sign: int,
-) -> None:
-    """Add ``sign`` times a prediction from other codes to each code, modulo 256.
-
-    The prediction is the sum over sources of ``tables[channel][source][code]``, in 32nds of a code,
-    rounded up and clipped to [0, ``most``].
-
-    Args:
-        codes: Address of the codes, with shape ``sizes``, changed in place.
-        sources: One or two addresses of the same number of bytes.
-        tables: Address of 256 int16 for each channel and source.
-        sizes: (outer, channels, inner), the shape of all code arrays.
-        most: The largest prediction.
-        sign: 1 or -1.
-    """
-    first, second = (*sources, 0)[:2]
-    lib.pcr_shift_codes(
-        ffi.cast("uint8_t *", codes),
-        ffi.cast("const uint8_t *", first),
-        ffi.cast("const uint8_t *", second),
-        ffi.cast("const int16_t *", tables),
-        *sizes,
-        most,
-        sign,
     )

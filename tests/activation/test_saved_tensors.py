@@ -13,7 +13,7 @@ from within import assert_within
 from pcrshard import compress_activations, zstd
 from pcrshard.activation import Absolute, ActivationOptions, quantizer
 
-CODECS = ("zstd", "predicted", "bits", "int8")
+CODECS = ("zstd", "bits", "int8")
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 

@@ -1,6 +1,5 @@
 """Every way in which a training loop may surprise a saver of activations."""
 
-import contextlib
 import copy
 import gc
 
@@ -108,66 +107,6 @@ def test_masks_of_relu_are_exact(inplace, memory):
     assert [row.kind for row in saver.report().rows] == ["lossy"]
     out.sum().backward()
     assert torch.equal(values.grad, (values > 0).float())
-
-
-@pytest.mark.parametrize(
-    ("reduce", "count"),
-    [
-        (lambda values: values.amax((2, 3)), 32),
-        (lambda values: values.amin((-1, -2), keepdim=True), 32),
-        (lambda values: values.amax(1), 4 * 256),
-        (lambda values: values.max(), 1),
-        (lambda values: values.min(), 1),
-    ],
-)
-def test_maxima_are_found_among_restored_values(reduce, count):
-    """Pooling by amax has a gradient, at values that the bound cannot tell from the maximum."""
-    torch.manual_seed(0)
-    values = torch.randn(4, 8, 16, 16, requires_grad=True)
-    saver = saver_of(nn.Identity(), Absolute(0.05), min_bytes=0)
-    with saver:
-        out = reduce(values * 1.0)
-    assert saver.report().rows[0].kind == "lossy"
-    out.sum().backward()
-    assert float(values.grad.sum()) == pytest.approx(count)
-    found = (values * values.grad).sum()
-    assert float(found.detach()) == pytest.approx(float(out.sum().detach()), abs=0.1 * count)
-
-
-class Max(torch.autograd.Function):
-    """A function of the user's, with the name of one of PyTorch's."""
-
-    @staticmethod
-    def forward(context, values):
-        context.save_for_backward(values)
-        return values * values
-
-    @staticmethod
-    def backward(context, gradient):
-        return 2 * gradient * context.saved_tensors[0]
-
-
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (lambda values: values.aminmax().min, "AminmaxBackward0 compares a saved tensor"),
-        (lambda values: values.norm(torch.inf), "LinalgVectorNormBackward0 compares"),
-        (lambda values: values.scatter_reduce(0, INDEX, values, "amax"), "ScatterReduceBackward0"),
-        (lambda values: values.scatter_reduce(0, INDEX, values, "mean"), None),
-        (lambda values: values.norm(2), None),
-        (Max.apply, None),
-    ],
-)
-def test_what_compares_restored_values_in_other_ways_is_refused(function, message):
-    """An error says what to do instead; without it, the gradients would be NaN."""
-    values = torch.randn(4, 8, 16, 16, requires_grad=True)
-    saver = saver_of(nn.Identity(), 0.01)
-    with saver:
-        out = function(values * 1.0).sum()
-    with pytest.raises(RuntimeError, match=message) if message else contextlib.nullcontext():
-        (found,) = torch.autograd.grad(out, values)
-        (plain,) = torch.autograd.grad(function(values * 1.0).sum(), values)
-        assert errors([plain], [found])[0] < 0.01
 
 
 def test_a_change_in_place_of_an_exact_tensor_raises_as_without_us():
@@ -296,8 +235,8 @@ def test_inputs_may_be_lossy_if_asked():
     """As in the paper, whose figures include the images."""
     saver = saver_of(nn.Identity(), inputs=True, min_bytes=0, min_dims=0)
     with saver:
-        functional.conv2d(torch.randn(8, 3, 32, 32), WEIGHT)
-        (WEIGHT.sum() * 1.0).view(1, 1).pow(2)
+        outs = [functional.conv2d(torch.randn(8, 3, 32, 32), WEIGHT)]
+        outs.append((WEIGHT.sum() * 1.0).view(1, 1).pow(2))
     assert [row.kind for row in saver.report().rows] == ["lossy", "exact"]
 
 
@@ -367,7 +306,7 @@ def test_checkpointed_regions_save_their_input_compressed(reentrant):
         middle = model[:3](images)
         middle = checkpoint(model[3:9], middle, use_reentrant=reentrant)
         loss = functional.cross_entropy(model[9:](middle), labels)
-    shapes = [row.shape for row in saver.report().rows if row.kind == "lossy"]
+    shapes = [row.shape for row in saver.report().rows if row.kind in ("lossy", "derived")]
     assert shapes.count((8, 8, 32, 32)) == 2
     assert (8, 16, 16, 16) not in shapes
     loss.backward()
@@ -401,9 +340,10 @@ def test_all_tokens_of_attention_are_compressed():
     model = nn.TransformerEncoderLayer(64, 2, 128, 0.0, batch_first=True)
     saver = saver_of(model)
     with saver:
-        model(torch.randn(8, 32, 64, requires_grad=True) * 1.0).sum().backward()
+        out = model(torch.randn(8, 32, 64, requires_grad=True) * 1.0)
+    out.sum().backward()
     large = [row for row in saver.report().rows if row.raw_bytes >= 16_384]
-    assert {row.kind for row in large} == {"lossy"}
+    assert {row.kind for row in large} == {"lossy", "derived"}
 
 
 def test_one_block_at_a_time():
@@ -427,10 +367,8 @@ def test_impossible_settings_are_refused_with_the_reason():
         GradientNoise(every=0)
     with pytest.raises(ValueError, match="nearest or stochastic"):
         ActivationOptions(rounding="up")
-    with pytest.raises(ValueError, match="'zstd', 'predicted', 'bits', 'int8', 'none'"):
+    with pytest.raises(ValueError, match="'zstd', 'bits', 'int8', 'none'"):
         compress_activations(model, codec="gzip")
-    with pytest.raises(ValueError, match="expected rounding nearest with the codec predicted"):
-        compress_activations(model, 0.05, "predicted", ActivationOptions(rounding="stochastic"))
     assert compress_activations(model, 0.1).bound == RelativeStd(0.1)
 
 

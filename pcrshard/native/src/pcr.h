@@ -188,12 +188,6 @@ double pcr_deviation(const void *values, size_t count, size_t run, size_t stride
 void pcr_restore(const int8_t *codes, size_t count, size_t run, const float *table,
                  const pcr_affine *affine, int type, void *values, pcr_parallel parallel,
                  unsigned threads);
-/* Adds to (outer, channels, inner) codes, modulo 256, the prediction from codes of other tensors,
- * or subtracts it if sign is negative: the sum of tables[channel][source][code] in 32nds of a code,
- * rounded up and clipped to 0..most. second may be NULL; tables then have one source. */
-void pcr_shift_codes(uint8_t *codes, const uint8_t *first, const uint8_t *second,
-                     const int16_t *tables, size_t outer, size_t channels, size_t inner, int most,
-                     int sign);
 
 /* CRC-32C (Castagnoli); crc is that of the preceding bytes, 0 at the beginning. */
 uint32_t pcr_crc32c(uint32_t crc, const uint8_t *data, size_t size);

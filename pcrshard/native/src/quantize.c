@@ -296,33 +296,3 @@ void pcr_restore(const int8_t *codes, size_t count, size_t run, const float *tab
                 .type = type};
     in_blocks(&task, parallel, threads);
 }
-
-static uint8_t predicted(int parts, int most) {
-    int code = (parts + 31) >> 5;
-    return (uint8_t)(code < 0 ? 0 : code > most ? most : code);
-}
-
-static void shift_by_one(uint8_t *codes, const uint8_t *source, const uint8_t *table,
-                         size_t count) {
-    for (size_t i = 0; i < count; i++) codes[i] += table[source[i]];
-}
-
-void pcr_shift_codes(uint8_t *codes, const uint8_t *first, const uint8_t *second,
-                     const int16_t *tables, size_t outer, size_t channels, size_t inner, int most,
-                     int sign) {
-    uint8_t factor = sign < 0 ? 255 : 1, of_one[256];
-    for (size_t channel = 0; channel < channels; channel++) {
-        const int16_t *table = tables + 256 * channel * (second ? 2 : 1);
-        for (int code = 0; !second && code < 256; code++)
-            of_one[code] = factor * predicted(table[code], most);
-        for (size_t image = 0; image < outer; image++) {
-            size_t place = (image * channels + channel) * inner;
-            if (!second) {
-                shift_by_one(codes + place, first + place, of_one, inner);
-                continue;
-            }
-            for (size_t i = place; i < place + inner; i++)
-                codes[i] += factor * predicted(table[first[i]] + table[256 + second[i]], most);
-        }
-    }
-}
