@@ -183,8 +183,8 @@ int pcr_range(const void *values, size_t count, size_t run, size_t stride, int t
  * NaN if no value is finite, or if memory is short. */
 double pcr_deviation(const void *values, size_t count, size_t run, size_t stride, int type,
                      double guard);
-/* table[code + 128] * gain + offset, without affine table[code + 128], as type says; rows have `run`
- * values. */
+/* table[code + 128] * gain + offset, without affine table[code + 128], as values of a type; rows
+ * have `run` values. */
 void pcr_restore(const int8_t *codes, size_t count, size_t run, const float *table,
                  const pcr_affine *affine, int type, void *values, pcr_parallel parallel,
                  unsigned threads);

@@ -16,7 +16,7 @@ typedef struct {
     float scale;     /* 1 / (2 step) */
     float low, high; /* have the codes -127 and 127; NaN for none */
     const float *gains, *offsets;
-    size_t across; /* 1 if each value has a gain and an offset of its own, 0 if the first is all's */
+    size_t across; /* 1 if each value has its own gain and offset, 0 if the first is all's */
 } pcr_coding;
 
 /* The code of the value at place i. Every d = gain x + offset but 0 gets a code other than 0, also

@@ -44,7 +44,8 @@ static inline size_t store_codes(const __m256i parts[4], int8_t *codes) {
 static inline __m256 load(const void *values, int is_half, size_t i) {
     if (!is_half) return _mm256_loadu_ps((const float *)values + i);
     const __m128i *halves = (const __m128i *)((const uint16_t *)values + i);
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(halves)), 16));
+    __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(halves));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
 
 static inline __attribute__((always_inline)) size_t quantize(
