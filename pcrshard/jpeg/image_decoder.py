@@ -105,6 +105,11 @@ class ImageDecoder:
         return "gray" if self.color == "gray" else "rgb"
 
     @property
+    def is_random(self) -> bool:
+        """Whether crops or flips are drawn."""
+        return self.flip > 0 or any(view.crop == "random" for view in self._kinds)
+
+    @property
     def is_sized(self) -> bool:
         """Whether all results have the same shape, or the same shape per view."""
         return self._kinds[0].size is not None
@@ -291,8 +296,7 @@ class ImageDecoder:
             return int(rng)
         if not isinstance(rng, random.Random | None):
             raise TypeError(f"expected rng to be a random.Random, an integer or None, got {rng!r}")
-        is_random = self.flip > 0 or any(view.crop == "random" for view in self._kinds)
-        return (random if rng is None else rng).getrandbits(64) if is_random else 0
+        return (random if rng is None else rng).getrandbits(64) if self.is_random else 0
 
     def _alone(self, pieces: Sequence[Any], key: int) -> Any:
         """Decode an image without the pool."""

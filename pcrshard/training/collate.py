@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
 from functools import partial
 from typing import Annotated, Any
 
@@ -12,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate, default_convert
 
-from ..errors import naming
+from ..errors import PCRError, naming
 from ..format.scan import FULL
 from ..format.schema import IMAGE, Field
 from ..format.shard_index import ShardIndex, State
@@ -24,7 +26,7 @@ from ..memory import borrow_array
 from ..native.pieces import empty_table
 from ..native.pool import Batch, Pool, draw_key, draw_keys
 from ..reading.field_values import INTEGER_KINDS, convert
-from ..reading.prefix import Prefix
+from ..reading.prefix import OnError, Prefix
 from .sequence import Key
 from .shard_set import Row
 
@@ -60,12 +62,15 @@ class Collator:
         transform: Called with each sample, a tuple or dict as without it; torch collates the
             results.
         key: Seed and epoch, which together with a sample's id determine its crops and flips.
+        on_error: Called with the error of a sample that cannot be read or decoded; if it returns
+            True, the sample is replaced by the next good one of its shard.
     """
 
     image: ImageDecoder | None
     fields: Sequence[str] | None
     transform: Callable[[Any], Any] | None
     key: Key
+    on_error: OnError | None = None
 
     def begin(
         self,
@@ -94,25 +99,28 @@ class Collator:
             }
         return partial(self._finish, rows, prefixes, images)
 
+    @property
+    def is_random(self) -> bool:
+        """Whether crops or flips are drawn."""
+        return self.image is not None and self.image.is_random
+
     def one(self, row: Row) -> Any:
         """Return one sample: ``transform``'s result, or a tuple or dict with images as tensors."""
-        return self._sample(self._values([row], [row[1]], {}, {}), 0, row)
+        return self._sample(self._values([row], [row[1]], {}), 0, row)
 
     def _finish(self, rows: Rows, prefixes: Prefixes, images: Images) -> Any:
+        columns = self._values(rows, prefixes, images)
+        # Fields of which each sample has one image stay the arrays of the pool.
+        batch = {name: own.collated() for name, own in images.items() if own.is_complete}
+        for name, own in images.items():
+            if self.transform is not None or name not in batch:
+                columns[name] = list(map(own.value, range(len(rows))))
         if self.transform is not None:
-            columns = self._values(rows, prefixes, images, ())
             samples = [self._sample(columns, place, row) for place, row in enumerate(rows)]
             return default_collate(samples)
-        # Fields of which each sample has one image, that the pool could decode.
-        batch = {
-            name: own.collated()
-            for name, own in images.items()
-            if not own.is_list and all(own.decoded)
-        }
-        columns = self._values(rows, prefixes, images, batch)
         for name, values in columns.items():
             found = sum(value is not None for value in values)
-            if found == len(rows) or (found and self.fields is None):
+            if name not in batch and (found == len(rows) or (found and self.fields is None)):
                 fields = (each.index.schema.by_name.get(name) for each in prefixes)
                 batch[name] = self._column(next(filter(None, fields), _KEY), values)
         return self._chosen(batch, rows)
@@ -144,23 +152,50 @@ class Collator:
                 )
         return tuple(found[name] for name in self.fields)
 
-    def _values(
-        self, rows: Rows, prefixes: Prefixes, images: Images, done: Container[str]
-    ) -> Columns:
-        """Return the value of each sample in each field not ``done``, images as arrays.
+    def _values(self, rows: Rows, prefixes: Prefixes, images: Images) -> Columns:
+        """Return the value of each sample in each field, images as arrays.
 
-        A sample that lacks a field has ``None``.
+        A sample that lacks a field has ``None``. Fields that the pool decodes are completed: images
+        that it cannot decode, and those of samples that are replaced.
         """
         columns: Columns = {"__key__": [prefix.index.keys[row] for _, prefix, row in rows]}
+        replaced: dict[int, dict[str, Any]] = {}
         for name in dict.fromkeys(name for prefix in prefixes for name in prefix.names):
-            if name in done or not self._is_read(name):
+            if not self._is_read(name):
                 continue
             own = images.get(name)
-            columns[name] = [
-                own.value(place) if own and own.decoded[place] else self._value(name, row)
-                for place, row in enumerate(rows)
-            ]
+            values: list[Any] = []
+            for place, row in enumerate(rows):
+                if place in replaced or (own and own.decoded[place]):
+                    values.append(None)
+                    continue
+                try:
+                    values.append(self._value(name, row))
+                except PCRError as error:
+                    replaced[place] = self._instead(row, error)
+                    values.append(None)
+                if own and place not in replaced:
+                    own.put(place, values[-1])
+            columns[name] = values
+        for place, found in replaced.items():
+            for name, values in columns.items():
+                values[place] = found.get(name)
+            for name, own in images.items():
+                own.put(place, found.get(name))
         return columns
+
+    def _instead(self, row: Row, error: PCRError) -> dict[str, Any]:
+        """Return the values of the next good sample of the shard, with the crops of this one."""
+        number, prefix, place = row
+        count = prefix.index.num_samples
+        if self.on_error is None or not self.on_error(error):
+            raise error
+        for other in range(place + 1, place + count):
+            candidate = number, prefix, other % count
+            with suppress(PCRError):
+                found = replace(self, on_error=None)._values([candidate], [prefix], {})
+                return {name: value for name, (value,) in found.items()}
+        raise error
 
     def _is_read(self, field: str) -> bool:
         return self.fields is None or field in self.fields
@@ -213,6 +248,7 @@ class FieldImages:
         batch: The images in the pool.
         profiles: With the color ``srgb``, the RGB profile of each image, ``None`` if the pool's
             pixels cannot be converted.
+        others: What the pool has not decoded, by sample.
     """
 
     arrays: list[torch.Tensor]
@@ -221,9 +257,10 @@ class FieldImages:
     image: ImageDecoder
     batch: Batch
     profiles: list[bytes | None]
+    others: dict[int, Any] = dataclass_field(default_factory=dict)
 
     def collated(self) -> Any:
-        """Return the images of the whole batch, if all were decoded and are no lists."""
+        """Return the images of the whole batch, if it is complete."""
         image = self.image
         pixels = self.arrays if image.views else self.arrays[0]
         if not image.return_geometry:
@@ -242,8 +279,31 @@ class FieldImages:
                 self.image.convert(arrays, place, profile)
         return [all(each[start:stop]) for start, stop in itertools.pairwise(self.first)]
 
+    def put(self, position: int, value: Any) -> None:
+        """Set what the pool has not decoded: the image or images of a sample, or ``None``."""
+        self.others[position] = value
+        if value is None or self.is_list or isinstance(value, bytes):
+            return
+        pixels, geometry = value if self.image.return_geometry else (value, None)
+        for array, own in zip(self.arrays, pixels if self.image.views else [pixels], strict=True):
+            array[self.first[position]] = torch.from_numpy(own)
+        if geometry is not None:
+            parts = geometry if self.image.views else [geometry]
+            place, sizes, boxes = self.first[position], self.batch.sizes, self.batch.boxes
+            sizes[place] = parts[0].size.reshape(-1, 2)[0]
+            boxes[place, :, :4] = np.concatenate([part.crop.reshape(-1, 4) for part in parts])
+            boxes[place, :, 4] = np.concatenate([part.flipped.reshape(-1) for part in parts])
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each sample has one image, which is in the arrays."""
+        others = self.others.values()
+        return not (self.is_list or any(each is None or isinstance(each, bytes) for each in others))
+
     def value(self, position: int) -> Any:
         """Return the decoded image, or list of images, of a sample."""
+        if position in self.others:
+            return self.others[position]
         places = range(*self.first[position : position + 2])
         arrays = [array.numpy() for array in self.arrays]
         images = [self.image.decoded(arrays, self.batch, place) for place in places]

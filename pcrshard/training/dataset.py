@@ -7,6 +7,7 @@ import math
 import operator
 import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch.utils.data import Dataset
 from .. import storage
 from ..arguments import ByteSize, Natural, checked, num_bytes
 from ..checksum import crc32c
+from ..errors import FormatError, StorageError
 from ..format.scan import FULL, Scan
 from ..format.schema import Field
 from ..jpeg.image_decoder import ImageDecoder
@@ -26,6 +28,7 @@ from ..reading.options import ReadOptions
 from ..reading.prefix_cache import CacheStats
 from ..reading.scan_level import ScanOrFraction, current_scan, highest_scan
 from ..storage.retry import Retry
+from .bad_samples import BadSamples, OnError, report
 from .collate import Collator, ImageChoice
 from .mixture import share_out
 from .sequence import SPLIT, Ints, Rules, random_words
@@ -57,6 +60,12 @@ class PCRDataset(Dataset[Any]):
             fields.
         transform: Called with each sample, exactly as it is without ``transform``: a dict, or a
             tuple of ``fields``, whose images are uint8 tensors if ``decoder`` is given.
+        on_error: What happens to a sample that cannot be read or decoded. "raise" raises its error.
+            "replace" takes the next good sample of its shard, and for a whole shard the next one
+            that can be read, so that batches keep their shapes and their order, on all ranks; each
+            is logged once and listed in ``PCRLoader.stats()``. If that happens to more than a
+            quarter of an epoch, the error is raised. A function is called with each error and
+            returns whether to replace the sample.
         cache_dir: Local folder that caches the prefixes read.
         cache_bytes: Upper bound of that folder, in bytes, or a size such as ``"50GB"``.
         storage_options: fsspec storage options.
@@ -88,6 +97,7 @@ class PCRDataset(Dataset[Any]):
         decoder: ImageChoice = None,
         fields: Sequence[str] | None = None,
         transform: Callable[[Any], Any] | None = None,
+        on_error: OnError = "raise",
         cache_dir: str | os.PathLike[str] | None = None,
         cache_bytes: ByteSize | None = None,
         storage_options: storage.Options = None,
@@ -107,17 +117,19 @@ class PCRDataset(Dataset[Any]):
         self.decoder = decoder
         self.fields = fields
         self.transform = transform
+        self.on_error = on_error
+        self._replaced: dict[str, str] = {}
         # Ids of the samples of a view, ascending; ``None`` for all of them.
         self._ids: Ints | None = None
         self._recent = RecentPrefixes(self.shards, num_bytes("held_bytes", held_bytes))
         self.collator(0)  # validates the decoder and the fields
 
-    def collator(self, seed: int, epoch: int = 0) -> Collator:
+    def collator(self, seed: int, epoch: int = 0, bad: BadSamples | None = None) -> Collator:
         """Return the collator of an epoch's rows; crops and flips are drawn from this seed."""
         decoder = self.decoder
         if decoder is not None and not isinstance(decoder, ImageDecoder):
             decoder = ImageDecoder(decoder)
-        return Collator(decoder, self.fields, self.transform, (seed, epoch))
+        return Collator(decoder, self.fields, self.transform, (seed, epoch), bad)
 
     @property
     def num_samples(self) -> int:
@@ -223,9 +235,23 @@ class PCRDataset(Dataset[Any]):
         if not -len(self) <= number < len(self):
             raise IndexError(f"expected a number of {len(self)} samples, got {number}")
         [(sample_id, shard, row)] = self.shards.places(self.ids_of(np.array([number % len(self)])))
-        prefix = self._recent.get(shard, current_scan(self.scan))
-        seed = int(torch.empty((), dtype=torch.int64).random_())
-        return self.collator(seed).one((sample_id, prefix, row))
+        scan = current_scan(self.scan)
+        bad = BadSamples(self.on_error, len(self))
+        try:
+            prefix = self._recent.get(shard, scan)
+        except (FormatError, StorageError) as error:
+            if not bad(error):
+                raise
+            prefix = self.shards.neighbor(shard, lambda n: self._recent.get(n, scan), error)
+            row %= prefix.index.num_samples
+        collator = self.collator(0, bad=bad)
+        if collator.is_random:
+            # Not for labels alone: the generator is that of the training.
+            seed = int(torch.empty((), dtype=torch.int64).random_())
+            collator = replace(collator, key=(seed, 0))
+        found = collator.one((sample_id, prefix, row))
+        report(bad.take(), self._replaced)
+        return found
 
     @lazy
     def _numbers(self) -> dict[str, int]:

@@ -7,18 +7,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data._utils import pin_memory
 
 from ..arguments import Natural, Positive, checked
 from ..cpus import decoding_threads
+from ..errors import PCRError
 from ..format.scan import FULL, Scan
 from ..native.pool import Pool, draw_key
 from . import ranks
+from .bad_samples import BadSamples, report
 from .buckets import Buckets
 from .collate import Collator
 from .dataset import PCRDataset
@@ -27,6 +30,12 @@ from .order import EpochOrder, Geometry, Segment, advance
 from .sequence import Ints, Rules
 from .shard_set import Row, read_batches
 
+_HOW_TO_GO_ON = (
+    "PCRDataset(on_error='replace') replaces samples that cannot be read or decoded; "
+    "loader.load_state_dict(loader.state_dict(), skip=1) goes on behind this batch"
+)
+# torch does not annotate it. It pins what DataLoader's own thread would pin.
+_pinned: Callable[[Any], Any] = pin_memory.pin_memory
 # JSON values in a loader's state.
 State = dict[str, Any]
 _VERSION = 1
@@ -64,6 +73,22 @@ class _Cursor:
 
     def __getstate__(self) -> State:
         return vars(self) | {"order": None}  # a worker computes it
+
+
+class LoaderStats(NamedTuple):
+    """What a loader has done, on its rank.
+
+    Attributes:
+        num_replaced: Number of samples replaced, in all epochs.
+        replaced: Key of each of them, or URL of the shard, and its error.
+    """
+
+    num_replaced: int
+    replaced: dict[str, str]
+
+
+def _unchanged(found: Any) -> Any:
+    return found
 
 
 class PCRLoader:
@@ -167,6 +192,8 @@ class PCRLoader:
         self.max_world_size = max_world_size
         self._lanes = lanes_per_rank or (4 if window else 1)
         self._cursor = self._whole = _Cursor()
+        self._replaced: dict[str, str] = {}
+        self._num_replaced = 0
         if buckets is not None:
             if max_world_size is not None:
                 raise ValueError("expected no max_world_size with buckets")
@@ -231,8 +258,16 @@ class PCRLoader:
             place["segments"] = advance(cursor.segments, cursor.geometry, cursor.given)
         return self._fixed() | place
 
-    def load_state_dict(self, state: State) -> None:
+    def stats(self) -> LoaderStats:
+        """Return which samples this loader has replaced, on this rank; see ``on_error``."""
+        return LoaderStats(self._num_replaced, dict(self._replaced))
+
+    def load_state_dict(self, state: State, *, skip: int = 0) -> None:
         """Continue from a position, possibly at another scan or with other workers or ranks.
+
+        Args:
+            state: From :meth:`state_dict`.
+            skip: Batches of the epoch to step over, the same on all ranks: 1 for a bad one.
 
         Raises:
             ValueError: The state belongs to other samples, other options or a newer version, or is
@@ -251,8 +286,11 @@ class PCRLoader:
         except msgspec.ValidationError as error:
             raise ValueError(f"expected an epoch and its segments in a state: {error}") from None
         cursor = _Cursor(epoch, list(map(list, segments)))
-        if not self._order(cursor).steps:  # raises if the epoch lacks these steps
+        left = self._order(cursor)  # raises if the epoch lacks these steps
+        if left.steps <= skip:
             cursor = _Cursor(cursor.epoch + 1)
+        elif skip:
+            cursor = _Cursor(cursor.epoch, advance(cursor.segments, left.geometry, skip))
         if not cursor.segments:
             cursor.ended = cursor.epoch - 1
         self._cursor = cursor
@@ -279,11 +317,22 @@ class PCRLoader:
                 batch_size=None,
                 num_workers=self.num_workers,
                 prefetch_factor=self.prefetch,
+                collate_fn=_unchanged,
                 pin_memory=self.pin_memory,
                 generator=torch.Generator().manual_seed(seed),
             )
-        for batch in reading:
+        batches = iter(reading)
+        while True:
+            try:
+                batch, replaced = next(batches)
+            except StopIteration:
+                break
+            except PCRError as error:
+                error.add_note(_HOW_TO_GO_ON)
+                raise
             cursor.given += 1
+            self._num_replaced += len(replaced)
+            report(replaced, self._replaced)
             yield batch
             if os.getpid() != process:
                 raise RuntimeError(
@@ -323,12 +372,14 @@ class PCRLoader:
                 )()
             yield found
 
-    def begin(self, collate: Collator, pool: Pool | None, rows: list[Row]) -> Callable[[], Any]:
+    def begin(
+        self, collate: Collator, pool: Pool | None, rows: list[Row], *, pin: bool = False
+    ) -> Callable[[], Any]:
         """Start a batch; see :meth:`Collator.begin`. With buckets, its images get one shape."""
         if self.buckets is not None:
             ids = [sample for sample, _, _ in rows]
             collate = self.buckets.fit(collate, self.dataset.shards.columns.sizes[ids])
-        return collate.begin(rows, pool, self.pin_memory)
+        return collate.begin(rows, pool, pin)
 
     def _order(self, cursor: _Cursor) -> EpochOrder:
         """Return the steps from a cursor's start, computed once."""
@@ -406,14 +457,20 @@ class _Reading(IterableDataset[Any]):
         info = get_worker_info()
         part = {"worker": info.id, "workers": info.num_workers} if info else {}
         order = self.order or loader.order(self.epoch, self.segments, self.geometry)
-        collate = loader.dataset.collator(loader.rules.seed, self.epoch)
+        dataset = loader.dataset
+        bad = BadSamples(dataset.on_error, loader.num_samples or len(dataset))
+        collate = dataset.collator(loader.rules.seed, self.epoch, bad)
+        # torch's own thread pins the batches of workers.
+        pin = loader.pin_memory and not info
         # The threads start with the first batch and end with this generator.
         with Pool(loader.threads) as pool:
-            yield from read_batches(
-                loader.dataset.shards,
-                map(loader.dataset.ids_of, order.batches(*self.rank, **part)),
-                loader.dataset.scan,
-                partial(loader.begin, collate, pool),
+            for batch in read_batches(
+                dataset.shards,
+                map(dataset.ids_of, order.batches(*self.rank, **part)),
+                dataset.scan,
+                partial(loader.begin, collate, pool, pin=pin),
                 ahead=loader.prefetch if loader.threads else 0,
                 shards_ahead=loader.shards_ahead,
-            )
+                on_error=bad,
+            ):
+                yield _pinned(batch) if pin else batch, bad.take()

@@ -17,13 +17,11 @@ class Step(NamedTuple):
 
     Attributes:
         ids: (samples,) int64 ids.
-        shards: (samples,) int64 shard of each.
         begin: The shards that this batch is the first to need, in the order of their first use.
         end: The shards that no batch needs within the next ``keep``.
     """
 
     ids: Ints
-    shards: Ints
     begin: list[int]
     end: list[int]
 
@@ -53,7 +51,7 @@ def schedule(batches: Iterable[Ints], starts: Ints, keep: float = math.inf) -> I
     for number, ids in enumerate(batches):
         shards = np.searchsorted(starts, ids, side="right") - 1
         used = list(dict.fromkeys(shards.tolist()))
-        drawn.append((Step(ids, shards, [each for each in used if each not in last], []), used))
+        drawn.append((Step(ids, [each for each in used if each not in last], []), used))
         last.update(dict.fromkeys(used, number))
         if len(drawn) > keep + 1:
             yield take()

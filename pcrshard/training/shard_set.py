@@ -8,6 +8,8 @@ import os
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, NoReturn, TypeVar
 
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 
 from .. import storage
 from ..checksum import crc32c
+from ..errors import FormatError, StorageError
 from ..format.scan import Scan
 from ..format.schema import Schema
 from ..format.shard_index import State
@@ -24,7 +27,7 @@ from ..lazy import PerProcess, lazy
 from ..reading.dataset_folder import check_claims, is_shard, map_shards, open_dataset
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
-from ..reading.prefix import Prefix
+from ..reading.prefix import OnError, Prefix
 from ..reading.scan_level import (
     ScanChoice,
     ScanOrFraction,
@@ -171,6 +174,20 @@ class ShardSet:
         schema = self.schemas[bisect.bisect_right(self.datasets, shard) - 1]
         return self.options.open(self.urls[shard], self.entries[shard], schema)
 
+    def neighbor(
+        self, shard: int, load: Callable[[int], Prefix], error: FormatError | StorageError
+    ) -> Prefix:
+        """Return the prefix of the next shard that can be read, in place of one that cannot.
+
+        Raises:
+            FormatError, StorageError: The given error: there is none.
+        """
+        count = len(self.urls)
+        for other in range(shard + 1, shard + count):
+            with suppress(FormatError, StorageError):
+                return load(other % count)
+        raise error
+
 
 def _check_alike(schemas: Sequence[Schema], names: Sequence[str]) -> None:
     """Refuse datasets in which a field of the same name holds something else."""
@@ -234,6 +251,44 @@ class RecentPrefixes:
         return prefix.at(scan)
 
 
+class _OpenShards:
+    """The prefixes that batches to come need; those that have begun keep their own."""
+
+    def __init__(self, shards: ShardSet, on_error: OnError | None) -> None:
+        self._shards = shards
+        self._on_error = on_error
+        self._held: dict[int, Prefix] = {}
+        self._lost: dict[int, FormatError | StorageError] = {}
+
+    def add(self, shard: int, future: Future[Prefix], scan: Scan) -> None:
+        """Add a prefix once it has been fetched, or that of the next shard that can be read."""
+        shards = self._shards
+        try:
+            self._held[shard] = shards.open(shard).change_scan(future.result(), scan)
+        except (FormatError, StorageError) as error:
+            if self._on_error is None:
+                raise
+            self._lost[shard] = error
+            self._held[shard] = shards.neighbor(shard, lambda n: shards.open(n).load(scan), error)
+
+    def rows(self, ids: Ints) -> list[Row]:
+        """Return the rows of some samples; for those of lost shards, rows of another one."""
+        rows = []
+        for sample, shard, place in self._shards.places(ids):
+            prefix, row = self._held[shard], place
+            if shard in self._lost:
+                if self._on_error is None or not self._on_error(self._lost[shard]):
+                    raise self._lost[shard]
+                row %= prefix.index.num_samples
+            rows.append((sample, prefix, row))
+        return rows
+
+    def release(self, shards: Iterable[int]) -> None:
+        """Drop prefixes."""
+        for shard in shards:
+            del self._held[shard]
+
+
 def read_batches(
     shards: ShardSet,
     batches: Iterable[Ints],
@@ -242,6 +297,7 @@ def read_batches(
     *,
     ahead: int = 0,
     shards_ahead: int = 2,
+    on_error: OnError | None = None,
 ) -> Iterator[Result]:
     """Read batches of samples in a planned order.
 
@@ -258,6 +314,8 @@ def read_batches(
             at the scan of that moment. It starts at zero to keep the first batch fast, and grows by
             one per batch.
         shards_ahead: Shards to fetch while another is in use; 0 fetches a shard when it is needed.
+        on_error: Called with the error of each sample of a shard that cannot be read; if it returns
+            True, the sample is replaced by one of the next shard.
 
     Yields:
         The finished batches.
@@ -277,8 +335,7 @@ def read_batches(
         lambda shard, cancel: shards.open(shard).load(current_scan(scan), cancel=cancel),
         depth=shards_ahead,
     )
-    # The prefixes that batches to come need; those that have begun keep their own.
-    held: dict[int, Prefix] = {}
+    held = _OpenShards(shards, on_error)
     # For each batch that is due but waits for its shards, the scan when it was due, so that a
     # repeated run changes the scan at the same batch.
     due: deque[Scan] = deque()
@@ -293,15 +350,11 @@ def read_batches(
                 for shard, future in itertools.islice(loads, len(step.begin)):
                     while begun and not future.done():
                         yield
-                    held[shard] = shards.open(shard).change_scan(future.result(), due[0])
+                    held.add(shard, future, due[0])
                     del future  # only ``held`` keeps the prefix in memory
                 due.popleft()
-                rows = (step.ids - shards.starts[step.shards]).tolist()
-                of_rows = [held[shard] for shard in step.shards.tolist()]
-                begun.append(begin(list(zip(step.ids.tolist(), of_rows, rows, strict=True))))
-                del of_rows
-                for shard in step.end:
-                    del held[shard]
+                begun.append(begin(held.rows(step.ids)))
+                held.release(step.end)
         except Exception as error:  # any error waits for the batches before this one
             begun.append(partial(_fail, error))
 
