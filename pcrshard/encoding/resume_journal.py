@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +35,8 @@ SKIPPED = "skipped.jsonl"
 KEPT = "kept.jsonl"
 PARTS = "encode-parts"
 Part = tuple[int, int]
+# Journal files read at a time.
+_READS = 16
 
 
 def report_of(row: Unlayered) -> str:
@@ -96,6 +99,12 @@ class Saved(msgspec.Struct):
         with storage.atomic_write(url, options=options) as file:
             # Not msgspec's encoder: file names may have bytes that are not UTF-8.
             file.write(json.dumps(msgspec.to_builtins(self)).encode())
+
+
+def _number(name: str) -> int | None:
+    """Return the number of the shard that a journal file is of, ``None`` for that of several."""
+    stem = storage.file_name(name).removesuffix(".json")
+    return int(stem) if stem.isdecimal() else None
 
 
 def read_journal(dst: str, *, options: StorageOptions = None) -> Saved:
@@ -224,12 +233,13 @@ class Run(NamedTuple):
             yield
 
     def _take_over(self, numbers: range, resume: bool) -> Results:
-        files, fingerprints, results = self._read()
+        files, fingerprints, results = self._read(numbers)
         names = {DATASET_INDEX, *(shard_name(self.options.name, number) for number in numbers)}
         held = sorted(names & files.keys())
         if held and not (resume and fingerprints):
             raise already_holds(held[0], self.dst, resume=resume)
-        if results and fingerprints != {self.fingerprint}:
+        others = any(name.startswith(PARTS) and _number(name) is not None for name in files)
+        if (results or others) and fingerprints != {self.fingerprint}:
             raise EncodeError(
                 "the source or the options differ from those of the run in this folder, "
                 "which --resume would continue",
@@ -241,8 +251,13 @@ class Run(NamedTuple):
         self.write("start", {})
         return {number: results[number] for number in numbers if number in results}
 
-    def _read(self) -> tuple[dict[str, int | None], set[str], Results]:
-        """Return the folder's files with their sizes, and what those of the journal say."""
+    def _read(
+        self, numbers: range | None = None
+    ) -> tuple[dict[str, int | None], set[str], Results]:
+        """Return the folder's files with their sizes, and what those of the journal say.
+
+        Files of single shards are read if they are among ``numbers``.
+        """
         files: dict[str, int | None] = {}
         try:
             listed = storage.list_files(self.dst, options=self.dst_options)
@@ -255,7 +270,17 @@ class Run(NamedTuple):
         # reading that one last misses nothing.
         names = [name for name in files if name.startswith(PARTS) and name.endswith(".json")]
         names.append(JOURNAL)
-        found = [_read(storage.join(self.dst, name), self.dst_options) for name in names]
+        wanted = [
+            name
+            for name in names
+            if numbers is None or (number := _number(name)) is None or number in numbers
+        ]
+
+        def read(name: str) -> Saved | None:
+            return _read(storage.join(self.dst, name), self.dst_options)
+
+        with ThreadPoolExecutor(_READS) as threads:
+            found = list(threads.map(read, wanted))
         # The files of the tasks are newer.
         saved = [each for each in reversed(found) if each is not None]
         results = {n: result for each in saved for n, result in each.shards.items()}

@@ -23,6 +23,8 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO, NamedTuple, Self, cast
 
+import msgspec
+
 from .. import storage, zstd
 from ..errors import EncodeError, StorageError
 from ..format.names import are_distinct, is_metadata, valid_field, valid_key
@@ -52,6 +54,10 @@ _TARS_AT_A_TIME = 16
 _LEAST_SKIP = 16 << 10
 _LEAST_READ = 1 << 10
 _MOST_READ = 1 << 20
+
+
+# Keys, and of each field its name and where it is.
+_Rows = list[tuple[str, list[tuple[str, int, int]]]]
 
 
 class TarListing(NamedTuple):
@@ -85,7 +91,8 @@ def list_tars(
         prefix_keys: Prefix keys with the names of their tars.
         skip: Leave out damaged tars from the damage on, and samples that a shard cannot hold.
         options: fsspec storage options.
-        scratch: Local folder for unpacked copies, which all workers see.
+        scratch: Local folder for unpacked copies, which all workers see, and for what was listed,
+            which other parts need not read again.
         retry: When to give up on a tar.
 
     Raises:
@@ -170,6 +177,51 @@ class _TarLister:
         """Yield the samples, and what is left out."""
         if not self.version or self.size is None:
             _, self.size, self.version = storage.look_up(self.url, options=self.options)
+        found = self._listed_before()
+        if found is None:
+            found = []
+            for each in self._read():
+                yield each
+                found.append(each)
+            self._keep(found)
+        else:
+            yield from found
+        now = storage.look_up(self.url, options=self.options).version
+        if now != self.version:
+            raise StorageError("the tar was replaced while it was listed: run again", url=self.url)
+
+    @property
+    def _listing(self) -> str:
+        """The path of a file with the samples; empty if it cannot be known again."""
+        known = f"{redact_url(self.url, query='')}\n{self.version}".encode()
+        name = f"listed-{hashlib.sha256(known).hexdigest()[:32]}.msgpack"
+        return os.path.join(self.scratch, name) if self.scratch and self.version else ""
+
+    def _listed_before(self) -> list[SampleRef | Unlayered] | None:
+        """Return the samples that another part or an earlier run has listed."""
+        if not self._listing or not os.path.exists(self._listing):
+            return None
+        try:
+            rows = msgspec.msgpack.decode(storage.read_bytes(self._listing), type=_Rows)
+        except (msgspec.MsgspecError, StorageError):
+            return None
+        return [
+            SampleRef(key, tuple(FieldRef(n, self.url, a, b, self.version) for n, a, b in refs))
+            for key, refs in rows
+        ]
+
+    def _keep(self, found: Sequence[SampleRef | Unlayered]) -> None:
+        """Keep the samples of a sound tar for other parts."""
+        rows: _Rows = []
+        for each in found:
+            if isinstance(each, Unlayered) or each.refs[0].url != self.url:
+                return  # unpacked copies are shared already
+            rows.append((each.key, [(r.name, r.start, r.stop or 0) for r in each.refs]))
+        if self._listing:
+            with storage.atomic_write(self._listing, durable=False) as file:
+                file.write(msgspec.msgpack.encode(rows))
+
+    def _read(self) -> Iterator[SampleRef | Unlayered]:
         url = self.url
         with contextlib.ExitStack() as stack:
             file = None
@@ -192,9 +244,6 @@ class _TarLister:
                 if not self.skip:
                     raise EncodeError(damage.reason, url=self.url) from damage.__cause__
                 yield _skipped(self.url, damage.reason, offset=damage.offset)
-        now = storage.look_up(self.url, options=self.options).version
-        if now != self.version:
-            raise StorageError("the tar was replaced while it was listed: run again", url=self.url)
 
     def _samples(self, file: BinaryIO, url: str) -> Iterator[SampleRef | Unlayered]:
         tar = None

@@ -594,3 +594,27 @@ def test_a_listing_takes_little_memory(tmp_path):
     tracemalloc.stop()
     assert sum(map(len, planned.shards)) == 10_000
     assert peak <= 300 * 10_000
+
+
+def test_parts_read_the_headers_of_tars_once(tmp_path):
+    """Many parts of a run look up the version of each remote tar, and only one reads its headers;
+    a tar that has changed is read again.
+    """
+    src = tmp_path / "src"
+    for name in "ab":
+        make_tar(src / f"{name}.tar", [(f"{name}{i}.jpg", make_jpeg(i)) for i in range(40)])
+    with servers.nginx(src) as server:
+        source, options = f"{server.url()}{{a,b}}.tar", EncodeOptions(num_shards=4)
+        encode(source, tmp_path / "dst", options, part=(0, 4), workers=1)
+        server.reset()
+        plan(source, options, scratch=str(tmp_path / "dst" / "encode-parts"))
+        again = len(server.requests())
+        server.reset()
+        plan(source, options)
+        assert len(server.requests()) > again
+        encode(source, tmp_path / "dst", options, part=(1, 4), workers=1)
+        make_tar(src / "b.tar", [(f"b{i}.jpg", make_jpeg(50 + i)) for i in range(40)])
+        os.utime(src / "b.tar", (1, 1))
+        encode(source, tmp_path / "dst", options, resume=True, workers=1)
+    run_encode(f"{src}/{{a,b}}.tar", tmp_path / "fresh", num_shards=4)
+    assert read_samples(tmp_path / "dst") == read_samples(tmp_path / "fresh")
