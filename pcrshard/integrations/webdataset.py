@@ -18,7 +18,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Event
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -436,13 +436,20 @@ class JpegHandler:
             H, W); ``pill``, ``pilrgb``, ``pil`` Pillow images.
         upright: Apply the EXIF orientation, unlike WebDataset's own handlers.
         smoothing: Smooth between blocks of images at a lower scan, like WebDataset's own handlers.
+        color: ``rgb`` as stored, like WebDataset's own handlers, or ``srgb``, converted by the ICC
+            profile.
 
     Raises:
         ValueError: The ``imagespec`` is unknown or has an alpha channel.
     """
 
     def __init__(
-        self, imagespec: str, *, upright: bool = True, smoothing: bool = SMOOTHING
+        self,
+        imagespec: str,
+        *,
+        upright: bool = True,
+        smoothing: bool = SMOOTHING,
+        color: Literal["rgb", "srgb"] = "rgb",
     ) -> None:
         self.kind, self.dtype, mode = autodecode.imagespecs.get(imagespec, ("", None, ""))
         if mode not in ("l", "rgb"):
@@ -453,7 +460,7 @@ class JpegHandler:
         self.is_gray = mode == "l"
         self.decode = partial(
             decode_image,
-            color="gray" if self.is_gray else "rgb",
+            color="gray" if self.is_gray else color,
             layout="chw" if self.kind == "torch" else "hwc",
             upright=upright,
             smoothing=smoothing,
