@@ -216,6 +216,11 @@ def _report(dst: str, index: DatasetIndex | None, storage_options: storage.Optio
     }
     if advice := advise_script(index.script, journal.quality):
         figures["note"] = advice
+    if index.counts is not None and index.counts.wide:
+        figures["wide_color"] = (
+            f"{index.counts.wide} images have an ICC profile other than sRGB; color='srgb' of "
+            "decoders applies it"
+        )
     for row in journal.unlayered:
         if row.outcome not in figures:
             figures[f"first_{row.outcome}"] = f"{row.source}: {row.reason}"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, NamedTuple
 
-from ..errors import naming
+from ..errors import ScanUnavailable, naming
 from ..format.dataset_index import ShardEntry, resolve_scan
 from ..format.scan import FULL, Scan, check_scan
 from ..format.scan_script import MAX_GROUPS
@@ -23,11 +24,30 @@ def highest_scan(entries: Iterable[ShardEntry]) -> Scan:
     return min((entry.scan for entry in entries if entry.scan), default=FULL)
 
 
-def _check_available(entries: Iterable[ShardEntry], scan: Scan, name: str) -> None:
-    """Raise ``ScanUnavailable`` unless every shard of a dataset has a scan."""
-    with naming(where=name):
-        for entry in entries:
-            entry.prefix_stop(scan)
+class Followed(NamedTuple):
+    """What a dataset needs of a scan.
+
+    Attributes:
+        entries: The shards of the dataset index.
+        firsts: The first scan of each field that the job reads, N + 1 for ``"full"``.
+        name: Name of the dataset in messages.
+    """
+
+    entries: Sequence[ShardEntry]
+    firsts: Mapping[str, int]
+    name: str
+
+    def check(self, scan: Scan) -> None:
+        """Raise ``ScanUnavailable`` unless every shard has the scan, and the scan every field."""
+        with naming(where=self.name):
+            for entry in self.entries:
+                entry.prefix_stop(scan)
+            num_groups = self.entries[0].num_groups
+            position = check_scan(scan, num_groups, 0)
+            for field, first in self.firsts.items():
+                if position < first:
+                    begin = FULL if first > num_groups else first
+                    raise ScanUnavailable(f"field {field!r} begins at scan {begin}, got {scan}")
 
 
 class ScanLevel:
@@ -54,7 +74,7 @@ class ScanLevel:
 
     def __init__(self, scan: FirstScan = "highest") -> None:
         self._number = SharedIntegers([_HIGHEST_NUMBER])
-        self._followers: dict[str, Sequence[ShardEntry]] = {}
+        self._followers: dict[str, Followed] = {}
         self.highest: Scan = FULL
         if scan != "highest":
             self.value = scan
@@ -77,24 +97,23 @@ class ScanLevel:
     def check(self, scan: Scan) -> None:
         """Raise the error that setting the level to this scan would raise."""
         check_scan(scan, MAX_GROUPS)
-        for name, entries in self._followers.items():
-            _check_available(entries, scan, name)
+        for followed in self._followers.values():
+            followed.check(scan)
 
-    def follow(self, entries: Sequence[ShardEntry], name: str) -> None:
+    def follow(self, followed: Followed) -> None:
         """Let a dataset follow this level; the one with the fewest scans sets the limit.
 
-        Args:
-            entries: The shards of the dataset index.
-            name: Name of the dataset in messages. One of the same name is replaced: a copy that has
-                been staged to a higher scan since then.
+        One of the same name is replaced: a copy that has been staged to a higher scan since then.
 
         Raises:
-            ScanUnavailable: The dataset lacks the scan that the level is set to.
+            ScanUnavailable: The dataset lacks the scan that the level is set to, or a field begins
+                at a higher one.
         """
         if self._number[0] != _HIGHEST_NUMBER:
-            _check_available(entries, self.value, name)
-        self._followers[name] = entries
-        self.highest = highest_scan(itertools.chain.from_iterable(self._followers.values()))
+            followed.check(self.value)
+        self._followers[followed.name] = followed
+        entries = (each.entries for each in self._followers.values())
+        self.highest = highest_scan(itertools.chain.from_iterable(entries))
 
     def __repr__(self) -> str:
         return f"ScanLevel({self.value!r})"
@@ -116,21 +135,29 @@ def current_scan(scan: ScanChoice) -> Scan:
     return scan.value if isinstance(scan, ScanLevel) else scan
 
 
-def resolve_choice(entries: Sequence[ShardEntry], scan: ScanOrFraction, name: str) -> ScanChoice:
+def resolve_choice(
+    entries: Sequence[ShardEntry],
+    scan: ScanOrFraction,
+    name: str,
+    firsts: Mapping[str, int] = MappingProxyType({}),
+) -> ScanChoice:
     """Convert a fraction to a scan of a dataset, or let a level follow the dataset.
 
     Args:
         entries: The shards of the dataset index.
         scan: The requested scan.
         name: Name of the dataset in messages.
+        firsts: The first scan of each field that the job reads.
 
     Raises:
-        ScanUnavailable: The scan does not exist, or a staged copy does not hold it.
+        ScanUnavailable: The scan does not exist, a staged copy does not hold it, or a field begins
+            at a higher one.
         TypeError: The scan is neither an integer, nor a fraction, nor ``"full"``.
     """
+    followed = Followed(entries, firsts, name)
     if isinstance(scan, ScanLevel):
-        scan.follow(entries, name)
+        scan.follow(followed)
         return scan
     resolved: ScanChoice = resolve_scan(entries, scan)
-    _check_available(entries, current_scan(resolved), name)
+    followed.check(current_scan(resolved))
     return resolved

@@ -113,7 +113,7 @@ class PCRDataset(Dataset[Any]):
         self.shards = ShardSet(urls, options)
         self.classes = self.shards.classes
         self.num_classes = self.shards.num_classes
-        self.scan = self.shards.check_scan(scan)
+        self.scan = self.shards.check_scan(scan, fields)
         self.decoder = decoder
         self.fields = fields
         self.transform = transform
@@ -266,7 +266,7 @@ class PCRDataset(Dataset[Any]):
             TypeError: The scan is neither an integer, nor a fraction, nor ``"full"``.
         """
         view = copy.copy(self)
-        view.scan = self.shards.check_scan(scan)
+        view.scan = self.shards.check_scan(scan, self.fields)
         return view
 
     @checked()

@@ -158,16 +158,24 @@ class ShardSet:
         rows = samples - self.starts[shards]
         return zip(samples.tolist(), shards.tolist(), rows.tolist(), strict=True)
 
-    def check_scan(self, scan: ScanOrFraction) -> ScanChoice:
+    def check_scan(self, scan: ScanOrFraction, fields: Sequence[str] | None = None) -> ScanChoice:
         """Check that every shard has a scan, and return it; convert a fraction of the full bytes.
 
         A level records its allowed values.
 
+        Args:
+            scan: The requested scan.
+            fields: Fields that every sample must have at it.
+
         Raises:
-            ScanUnavailable: The scan does not exist, or a staged copy does not hold it.
+            ScanUnavailable: The scan does not exist, a staged copy does not hold it, or a field
+                begins at a higher one.
             TypeError: The scan is neither an integer, nor a fraction, nor ``"full"``.
         """
-        return resolve_choice(self.entries, scan, self.name)
+        known = (schema.by_name.items() for schema in self.schemas)
+        firsts = {name: each.scan for name, each in itertools.chain.from_iterable(known)}
+        wanted = {name: firsts[name] for name in fields or () if name in firsts}
+        return resolve_choice(self.entries, scan, self.name, wanted)
 
     def open(self, shard: int) -> Shard:
         """Open a shard."""

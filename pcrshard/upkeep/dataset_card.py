@@ -74,11 +74,20 @@ def _header(splits: Mapping[str, DatasetIndex]) -> dict[str, Any]:
     return header
 
 
+def _describe(index: DatasetIndex) -> str:
+    """Return what is unusual about the images of a dataset."""
+    counts = index.counts
+    if counts is None or not counts.whole:
+        return ""
+    return f", {counts.whole} files kept whole ({counts.undecodable} of them undecodable)"
+
+
 def _body(splits: Mapping[str, DatasetIndex], name: str, url: str) -> str:
     first_split, first = next(iter(splits.items()))
     schema = first.schema
     contents = "\n".join(
         f"- {split}{split and ': '}{index.num_samples} samples in {len(index.shards)} shards"
+        + _describe(index)
         for split, index in splits.items()
     )
     scans = (*range(1, first.num_groups + 1), FULL)[: first.scan]

@@ -8,6 +8,7 @@ from support import shard_entry
 
 from pcrshard import ScanLevel
 from pcrshard.errors import ScanUnavailable
+from pcrshard.reading.scan_level import Followed
 
 
 def _report(level, change, seen):
@@ -49,35 +50,35 @@ def test_refuses_what_is_not_a_scan(scan):
 def test_a_level_knows_the_scans_of_its_dataset():
     """Setting a missing scan raises an error that lists the available ones."""
     level = ScanLevel(1)
-    level.follow([shard_entry()], "s3://photos")
+    level.follow(Followed([shard_entry()], {}, "s3://photos"))
     level.value = 10
     with pytest.raises(ScanUnavailable, match=r"s3://photos: .*10 or 'full', got 12"):
         level.value = 12
     assert level.value == 10
     with pytest.raises(ScanUnavailable, match="got 12"):
-        ScanLevel(12).follow([shard_entry()], "photos")
+        ScanLevel(12).follow(Followed([shard_entry()], {}, "photos"))
 
 
 def test_a_level_of_a_staged_copy():
     """It is at the highest scan that is there unless it was set, and never goes above it."""
     level = ScanLevel()
-    level.follow([shard_entry(5), shard_entry(6)], "copy")
+    level.follow(Followed([shard_entry(5), shard_entry(6)], {}, "copy"))
     assert (level.value, level.highest) == (5, 5)
     for scan in (6, "full"):
         with pytest.raises(ScanUnavailable, match=f"scan {scan}, .* holds scans 1 to 5 of 10"):
             level.value = scan
         with pytest.raises(ScanUnavailable, match=f"scan {scan}"):
-            ScanLevel(scan).follow([shard_entry(5)], "copy")
-    level.follow([shard_entry(7)], "copy")
+            ScanLevel(scan).follow(Followed([shard_entry(5)], {}, "copy"))
+    level.follow(Followed([shard_entry(7)], {}, "copy"))
     level.value = 7
 
 
 def test_the_dataset_with_the_fewest_scans_counts():
     """A level may be shared by several datasets."""
     level = ScanLevel(2)
-    level.follow([shard_entry(5)], "small")
-    level.follow([shard_entry()], "large")
-    level.follow([shard_entry(num_groups=4)], "coarse")
+    level.follow(Followed([shard_entry(5)], {}, "small"))
+    level.follow(Followed([shard_entry()], {}, "large"))
+    level.follow(Followed([shard_entry(num_groups=4)], {}, "coarse"))
     with pytest.raises(ScanUnavailable, match="small"):
         level.value = 6
     with pytest.raises(ScanUnavailable, match="coarse"):

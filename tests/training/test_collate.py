@@ -10,10 +10,11 @@ from numbered import loader_of, numbered, write
 from pcrshard import (
     ImageDecoder,
     PCRDataset,
+    ScanLevel,
     ShardFormat,
     ShardWriter,
 )
-from pcrshard.errors import FormatError
+from pcrshard.errors import FormatError, ScanUnavailable
 from pcrshard.native.pool import draw_key
 from pcrshard.testing import make_jpeg
 
@@ -224,15 +225,21 @@ def mixed_folder(folder, **late):
 
 
 def test_late_fields_follow_the_scan(tmp_path):
-    """A late field is in the batches from its scan on; below it, an error names field and scan."""
+    """A late field is in the batches from its scan on; a lower one is refused before anything is
+    read, with field and scan named, and so is a level that is set lower.
+    """
     folder = mixed_folder(tmp_path / "pcr", bin=5)
     fields = ("cls", "bin")
     batch = next(iter(loader_of(folder, 4, scan=5, fields=fields, **KEPT)))
     assert batch[1] == [b"array"] * 4
-    with pytest.raises(KeyError, match="no field 'bin' at scan 2"):
-        next(iter(loader_of(folder, 4, scan=2, fields=fields)))
-    with pytest.raises(KeyError, match="no field 'jpg' at scan 0"):
-        next(iter(loader_of(folder, 4, scan=0, fields=("jpg", "cls"))))
+    with pytest.raises(ScanUnavailable, match="field 'bin' begins at scan 5, got 2"):
+        PCRDataset(folder, scan=2, fields=fields)
+    with pytest.raises(ScanUnavailable, match="field 'jpg' begins at scan 1, got 0"):
+        PCRDataset(folder, scan=0, fields=("jpg", "cls"))
+    level = ScanLevel(6)
+    PCRDataset(folder, scan=level, fields=fields)
+    with pytest.raises(ScanUnavailable, match="field 'bin' begins at scan 5, got 4"):
+        level.value = 4
 
 
 def test_lists_of_images_are_lists_of_tensors(tmp_path):
