@@ -22,13 +22,12 @@ PCRError
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from .redaction import redact, redact_url
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
     from typing import Any
 
 _ARGS: Any = vars(BaseException)["args"]
@@ -182,8 +181,7 @@ class MissingDependency(PCRError, ImportError):
     """An optional package or library is absent."""
 
 
-@contextmanager
-def naming(url: str | None = None, key: str | None = None, where: str = "") -> Iterator[None]:
+class naming:  # noqa: N801  # used as a function; a generator would take twice the calls
     """Name a file and a sample in the errors of a block.
 
     A :class:`PCRError` that names a file already is unchanged. Errors of other types, which a
@@ -194,13 +192,19 @@ def naming(url: str | None = None, key: str | None = None, where: str = "") -> I
         key: Key of the sample.
         where: Field or argument; first in the message.
     """
-    try:
-        yield
-    except PCRError as error:
-        if error.url is not None:
-            raise
-        message = f"{where}: {error}" if where else str(error)
-        raise type(error)(message, url=url, key=key) from error
-    except Exception as error:
-        error.add_note(str(PCRError(where, url=url, key=key)))
-        raise
+
+    def __init__(self, url: str | None = None, key: str | None = None, where: str = "") -> None:
+        self._about = url, key, where
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _where: object) -> None:
+        if not isinstance(error, Exception):
+            return
+        url, key, where = self._about
+        if not isinstance(error, PCRError):
+            error.add_note(str(PCRError(where, url=url, key=key)))
+        elif error.url is None:
+            message = f"{where}: {error}" if where else str(error)
+            raise type(error)(message, url=url, key=key) from error

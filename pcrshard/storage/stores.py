@@ -18,7 +18,7 @@ import os
 import re
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -207,12 +207,7 @@ def _guarded(options: Mapping[str, Any]) -> Mapping[str, Any]:
     return with_redirect_guard(options)
 
 
-@contextmanager
-def mapped_errors(
-    url: str,
-    doing: str,
-    errors: tuple[type[Exception], ...] = (Exception,),
-) -> Iterator[None]:
+class mapped_errors:  # noqa: N801  # used as a function; a generator would take twice the calls
     """Turn any failure of a store into a :class:`StorageError` that names the URL.
 
     Args:
@@ -220,15 +215,25 @@ def mapped_errors(
         doing: Action in the message: ``cannot {doing}: ...``.
         errors: Exceptions to map; each library has its own.
     """
-    try:
-        yield
-    except PCRError as error:
-        if error.url is not None:
-            raise
-        raise type(error)(str(error), url=url) from redacted_cause(error.__cause__, url)
-    except errors as error:
-        message = f"cannot {doing}: {type(error).__name__}: {error}"
-        raise StorageError(message, url=url) from redacted_cause(error, url)
+
+    def __init__(
+        self, url: str, doing: str, errors: tuple[type[Exception], ...] = (Exception,)
+    ) -> None:
+        self._about = url, doing, errors
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _where: object) -> None:
+        if error is None:
+            return
+        url, doing, errors = self._about
+        if isinstance(error, PCRError):
+            if error.url is None:
+                raise type(error)(str(error), url=url) from redacted_cause(error.__cause__, url)
+        elif isinstance(error, errors):
+            message = f"cannot {doing}: {type(error).__name__}: {error}"
+            raise StorageError(message, url=url) from redacted_cause(error, url)
 
 
 def in_thread(call: Callable[[], T]) -> concurrent.futures.Future[T]:

@@ -115,6 +115,8 @@ class PCRDataset(Dataset[Any]):
         self.num_classes = self.shards.num_classes
         self.scan = self.shards.check_scan(scan, fields)
         self.decoder = decoder
+        # The last decoder that stood for a size.
+        self._sized: tuple[ImageChoice, ImageDecoder | None] = (None, None)
         self.fields = fields
         self.transform = transform
         self.on_error = on_error
@@ -126,10 +128,12 @@ class PCRDataset(Dataset[Any]):
 
     def collator(self, seed: int, epoch: int = 0, bad: BadSamples | None = None) -> Collator:
         """Return the collator of an epoch's rows; crops and flips are drawn from this seed."""
-        decoder = self.decoder
-        if decoder is not None and not isinstance(decoder, ImageDecoder):
-            decoder = ImageDecoder(decoder)
-        return Collator(decoder, self.fields, self.transform, (seed, epoch), bad)
+        choice = self.decoder
+        if choice is None or isinstance(choice, ImageDecoder):
+            return Collator(choice, self.fields, self.transform, (seed, epoch), bad)
+        if choice is not self._sized[0]:
+            self._sized = choice, ImageDecoder(choice)
+        return Collator(self._sized[1], self.fields, self.transform, (seed, epoch), bad)
 
     @property
     def num_samples(self) -> int:

@@ -252,9 +252,8 @@ class RecentPrefixes:
         held = self._held.here
         with held.gates.setdefault(shard, threading.Lock()):
             prefix = held.prefixes.get(shard)
-            opened = self._shards.open(shard)
-            if prefix is None or prefix.num_bytes < opened.prefix_stop(scan):
-                prefix = opened.load(scan)
+            if prefix is None or prefix.num_bytes < prefix.shard.prefix_stop(scan):
+                prefix = self._shards.open(shard).load(scan)
             held.keep(shard, prefix, self._max_bytes)
         return prefix.at(scan)
 
@@ -272,7 +271,8 @@ class _OpenShards:
         """Add a prefix once it has been fetched, or that of the next shard that can be read."""
         shards = self._shards
         try:
-            self._held[shard] = shards.open(shard).change_scan(future.result(), scan)
+            loaded = future.result()
+            self._held[shard] = loaded.shard.change_scan(loaded, scan)
         except (FormatError, StorageError) as error:
             if self._on_error is None:
                 raise
