@@ -145,9 +145,12 @@ static void check_rescan(const pcr_piece *pieces, size_t count, const pcr_decode
     pcr_decoder *decoder = pcr_decoder_new(PCR_BACKEND_AUTO),
                 *portable = pcr_decoder_new(PCR_BACKEND_PORTABLE);
     const uint8_t *rescanned, *again;
-    int code = pcr_rescan(decoder, pieces, count, script, scans, &rescanned, &rescanned_size);
+    pcr_scan_place places[12];
+    int code =
+        pcr_rescan(decoder, pieces, count, script, scans, places, &rescanned, &rescanned_size);
     size_t again_size;
-    require(code == pcr_rescan(portable, pieces, count, script, scans, &again, &again_size) &&
+    require(code == pcr_rescan(portable, pieces, count, script, scans, places, &again,
+                               &again_size) &&
                 strcmp(pcr_message(decoder), pcr_message(portable)) == 0,
             "one backend refuses to rescan what the other rescans");
     if (code == PCR_OK) {

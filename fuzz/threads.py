@@ -61,7 +61,7 @@ def rescan(images):
         try:
             source = map_jpeg(image)
             scans = scans_for(STANDARD, source.color, len(source.frame.components))
-            digest.update(native.rescan(image, scans))
+            digest.update(native.rescan(image, scans).jpeg)
         except (PCRError, ValueError) as error:
             digest.update(str(error).encode())
     return digest.hexdigest()

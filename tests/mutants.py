@@ -93,7 +93,7 @@ def judge_by_backend(jpeg, backend):
     try:
         source = map_jpeg(jpeg)
         scans = scans_for(STANDARD, source.color, len(source.frame.components))
-        return native.rescan(jpeg, scans, backend)
+        return native.rescan(jpeg, scans, backend).jpeg
     except ValueError as error:
         return str(error)
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -11,9 +15,9 @@ from ..format.group_table import MAX_HEADER_BYTES
 from ..format.scan_script import STANDARD, ScanScript, group_scans, scans_for
 from ..format.shard_index import MAX_PIECE_BYTES, MAX_PROFILE_BYTES, State
 from ..jpeg.color_profiles import read_profile
-from ..jpeg.markers import map_jpeg, read_segment
-from ..jpeg.pixels import decode_image, make_progressive
-from ..jpeg.split import check_complete, cut_scans, cut_tail
+from ..jpeg.markers import ScanHeader, map_jpeg
+from ..jpeg.pixels import Rescanned, decode_image, fit_scans, make_progressive
+from ..jpeg.split import check_complete, cut_tail
 
 
 class EncodedImage(NamedTuple):
@@ -52,9 +56,11 @@ def encode_jpeg(jpeg: bytes, script: ScanScript = STANDARD) -> EncodedImage:
     source = map_jpeg(jpeg)
     check_complete(source)
     frame = source.frame
-    scans = scans_for(script, source.color, len(frame.components))
-    progressive = make_progressive(jpeg, source, scans)
-    groups, header_sizes = _cut_groups(progressive, script)
+    scans, numbers = _plan(script, source.color, len(frame.components))
+    fitting = fit_scans(scans, source)
+    if fitting != scans:
+        numbers = group_scans(script, fitting, source.color)
+    groups, header_sizes = _cut_groups(make_progressive(jpeg, source, fitting), numbers, script)
     pieces = (*groups, cut_tail(jpeg, source))
     if max(map(len, pieces)) > MAX_PIECE_BYTES:
         raise UnsupportedJpeg(f"a scan group or tail of more than {MAX_PIECE_BYTES} bytes")
@@ -91,25 +97,35 @@ def keep_whole(file: bytes, num_groups: int) -> EncodedImage:
     return EncodedImage(pieces, (0,) * len(pieces), height, width, 0, state=state)
 
 
-def _cut_groups(progressive: bytes, script: ScanScript) -> tuple[list[bytes], list[int]]:
+@lru_cache(maxsize=64)
+def _plan(
+    script: ScanScript, color: str, num_components: int
+) -> tuple[tuple[ScanHeader, ...], tuple[int, ...]]:
+    """Return the scans of an image, and the group of each."""
+    scans = tuple(scans_for(script, color, num_components))
+    return scans, group_scans(script, scans, color)
+
+
+def _cut_groups(
+    progressive: Rescanned, numbers: Sequence[int], script: ScanScript
+) -> tuple[list[bytes], list[int]]:
     """Return the bytes of each scan group of a progressive JPEG, and the header sizes.
 
     The first group starts with the file's header; every group starts with the tables and the header
     of its first scan.
+
+    Args:
+        progressive: The JPEG.
+        numbers: The group of each scan, never decreasing.
+        script: The scan script.
     """
-    found = map_jpeg(progressive)
-    header, parts, _ = cut_scans(progressive, found)
-    groups = [header] + [b""] * (script.num_groups - 1)
-    header_sizes = list(map(len, groups))
-    numbers = group_scans(script, tuple(found.scans), found.color)
-    last = 0
-    for number, part, ranges in zip(numbers, parts, found.scan_ranges, strict=True):
-        row = number - 1
-        if number != last:
-            # The scan's tables and header (T.81 B.2.3).
-            *tables, (start, _) = ranges
-            tables_bytes = sum(stop - first for first, stop in tables)
-            header_sizes[row] += tables_bytes + read_segment(progressive, start).stop - start
-        groups[row] += part
-        last = number
+    jpeg, starts, data = progressive
+    # The first scan of each group; that of an empty one is the next group's.
+    firsts = [bisect_left(numbers, group) for group in range(1, script.num_groups + 2)]
+    begins = [0, *(starts[scan] for scan in firsts[1:])]
+    groups = [jpeg[start:stop] for start, stop in pairwise(begins)]
+    header_sizes = [
+        (data[first] if first < after else stop) - start
+        for (first, after), (start, stop) in zip(pairwise(firsts), pairwise(begins), strict=True)
+    ]
     return groups, header_sizes

@@ -15,7 +15,7 @@ import numpy as np
 from .. import native
 from ..errors import FormatError, UnsupportedJpeg
 from ..memory import Buffer
-from ..native import Box, Color, Size
+from ..native import Box, Color, Rescanned, Size
 from . import libjpeg_turbo
 from .color_profiles import first_segments, pixels_to_srgb, profile_mode, read_profile
 from .limits import check_cost
@@ -33,7 +33,14 @@ Jpeg = bytes | Sequence[Buffer]
 _MAX_MCU_BLOCKS = 10
 
 
-def make_progressive(jpeg: bytes, found: JpegMap, scans: Sequence[ScanHeader]) -> bytes:
+def fit_scans(scans: Sequence[ScanHeader], found: JpegMap) -> tuple[ScanHeader, ...]:
+    """Return scans of a JPEG's components, one by one where together they are too many blocks."""
+    if sum(component.h * component.v for component in found.frame.components) > _MAX_MCU_BLOCKS:
+        scans = [scan._replace(components=(i,)) for scan in scans for i in scan.components]
+    return tuple(scans)
+
+
+def make_progressive(jpeg: bytes, found: JpegMap, scans: Sequence[ScanHeader]) -> Rescanned:
     """Transcode a JPEG losslessly into progressive scans, without metadata.
 
     With the scans of libjpeg's script, the result equals that of ``jpegtran -copy none
@@ -42,17 +49,15 @@ def make_progressive(jpeg: bytes, found: JpegMap, scans: Sequence[ScanHeader]) -
     Args:
         jpeg: A JPEG.
         found: Its parts, from :func:`pcrshard.jpeg.markers.map_jpeg`.
-        scans: The scans to produce.
+        scans: The scans to produce, from :func:`fit_scans`.
 
-    Returns: A progressive, Huffman-coded JPEG with the same coefficients; no APPn except JFIF and
-        Adobe, no restart markers.
+    Returns: A progressive, Huffman-coded JPEG with the same coefficients, and where its scans are;
+        no APPn except JFIF and Adobe, no restart markers.
 
     Raises:
         CorruptJpeg: The entropy-coded data is damaged, even if decoders could continue.
         UnsupportedJpeg: The coding is not supported, or the scans do not fit the image.
     """
-    if sum(component.h * component.v for component in found.frame.components) > _MAX_MCU_BLOCKS:
-        scans = [scan._replace(components=(i,)) for scan in scans for i in scan.components]
     if found.frame.arithmetic:
         check_cost(found, len(jpeg))
         jpeg = libjpeg_turbo.make_progressive(jpeg)
@@ -80,7 +85,7 @@ def make_baseline(jpeg: bytes) -> bytes:
     """
     found = map_jpeg(jpeg)
     scan = ScanHeader(tuple(range(len(found.frame.components))), 0, 63, 0, 0)
-    sequential = make_progressive(jpeg, found, [scan])
+    sequential = make_progressive(jpeg, found, fit_scans([scan], found)).jpeg
     return join_pieces([sequential.removesuffix(EOI)], cut_tail(jpeg, found))
 
 

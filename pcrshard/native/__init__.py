@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -196,11 +196,25 @@ def decode(
     return out
 
 
+class Rescanned(NamedTuple):
+    """A transcoded JPEG and where its scans are.
+
+    Attributes:
+        jpeg: The file.
+        starts: Offset of each scan's first byte, which is that of its tables; then that of EOI.
+        data: Offset of each scan's entropy-coded data, after its tables and header.
+    """
+
+    jpeg: bytes
+    starts: list[int]
+    data: list[int]
+
+
 def rescan(
     jpeg: bytes,
     script: Sequence[tuple[Sequence[int], int, int, int, int]],
     backend: Backend = "auto",
-) -> bytes:
+) -> Rescanned:
     """Transcode losslessly to the given progressive scans, keeping only JFIF and Adobe metadata.
 
     Args:
@@ -213,9 +227,11 @@ def rescan(
         ValueError: The script does not fit the image or breaks the rules of T.81 G.1.1.1.
     """
     scans = ffi.new("pcr_scan_spec[]", [(len(scan[0]), *scan) for scan in script])
+    places = ffi.new("pcr_scan_place[]", len(script))
     data = ffi.new("const uint8_t **")
     length = ffi.new("size_t *")
-    _caller([jpeg], backend)(lib.pcr_rescan, scans, len(script), data, length)
+    _caller([jpeg], backend)(lib.pcr_rescan, scans, len(script), places, data, length)
     result: bytes = ffi.buffer(data[0], length[0])[:]
     lib.pcr_trim(_decoder(backend))  # the core's copy
-    return result
+    offsets = ffi.unpack(ffi.cast("size_t *", places), 2 * len(script))
+    return Rescanned(result, [*offsets[::2], len(result) - 2], offsets[1::2])

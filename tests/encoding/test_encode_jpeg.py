@@ -115,7 +115,7 @@ def test_rare_sampling_factors_are_kept(jpegtran):
 def test_many_blocks_are_sent_by_scans_of_one_component(script):
     """Images of more than 10 blocks in an MCU, which JPEG only allows without one, are stored."""
     alone = [((component,), 0, 63, 0, 0) for component in range(3)]
-    changed = bytearray(rescan(make_jpeg(3, 50, 70, subsampling=0), alone))
+    changed = bytearray(rescan(make_jpeg(3, 50, 70, subsampling=0), alone).jpeg)
     start = changed.index(b"\xff\xc0")
     changed[start + 11 : start + 18 : 3] = b"\x22" * 3  # as 1x1 each, but 12 blocks
     jpeg = bytes(changed)

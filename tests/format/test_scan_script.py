@@ -32,7 +32,7 @@ def test_every_color_space_has_the_same_fidelity_at_a_scan(mode):
     source = make_jpeg(mode=mode)
     parts = map_jpeg(source)
     scans = scans_for(STANDARD, parts.color, len(parts.frame.components))
-    found = map_jpeg(make_progressive(source, parts, scans))
+    found = map_jpeg(make_progressive(source, parts, scans).jpeg)
     assert group_scans(STANDARD, tuple(found.scans), found.color) == GROUPS[mode]
 
 

@@ -16,7 +16,7 @@ from pcrshard.testing import make_jpeg
 def progressive_of(jpeg):
     found = map_jpeg(jpeg)
     scans = scans_for(STANDARD, found.color, len(found.frame.components))
-    return make_progressive(jpeg, found, scans)
+    return make_progressive(jpeg, found, scans).jpeg
 
 
 KINDS = [

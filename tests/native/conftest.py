@@ -66,6 +66,6 @@ def progressive(photos):
     """(name, source, prefixes): photographs in the standard script, cut after every scan."""
     out = []
     for name, source in photos:
-        whole = native.rescan(source, standard_scans(source))
+        whole = native.rescan(source, standard_scans(source)).jpeg
         out.append((name, source, [whole[:end] for end in scan_ends(whole)]))
     return out

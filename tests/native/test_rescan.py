@@ -7,6 +7,7 @@ import pytest
 from oracle import scan_ends, standard_scans
 
 from pcrshard import native
+from pcrshard.jpeg.markers import map_jpeg, read_segment
 from pcrshard.testing import make_jpeg
 
 
@@ -38,11 +39,11 @@ def test_jpegtran_writes_the_same_bytes(photos, jpegtran):
     """
     for name, source in photos[::2]:
         scans = standard_scans(source)
-        baseline = native.rescan(source, [(scans[0].components, 0, 63, 0, 0)])
+        baseline = native.rescan(source, [(scans[0].components, 0, 63, 0, 0)]).jpeg
         assert baseline == jpegtran(source, "-copy", "none", "-optimize"), name
         expected = jpegtran(source, "-copy", "none", "-progressive")
-        assert native.rescan(source, scans) == expected, name
-        assert native.rescan(baseline, scans, "portable") == expected, name
+        assert native.rescan(source, scans).jpeg == expected, name
+        assert native.rescan(baseline, scans, "portable").jpeg == expected, name
 
 
 def test_any_script_keeps_the_pixels(photos):
@@ -51,10 +52,24 @@ def test_any_script_keeps_the_pixels(photos):
     for name, source in photos[::3]:
         scans = standard_scans(source)
         script = random_script(rng, len(scans[0].components))
-        result = native.rescan(source, script)
+        result = native.rescan(source, script).jpeg
         assert len(scan_ends(result)) == len(script), name
         assert np.array_equal(native.decode([result]), native.decode([source])), (name, script)
-        assert native.rescan(result, scans) == native.rescan(source, scans), name
+        assert native.rescan(result, scans).jpeg == native.rescan(source, scans).jpeg, name
+
+
+def test_the_core_says_where_scans_begin(photos):
+    """A scan begins with its tables and its data follow its header, so that a prefix can be cut
+    anywhere without reading the file again.
+    """
+    rng = random.Random(6)
+    for name, source in photos[::9]:
+        script = random_script(rng, len(standard_scans(source)[0].components))
+        jpeg, starts, data = native.rescan(source, script)
+        found = map_jpeg(jpeg)
+        assert starts == [*(ranges[0][0] for ranges in found.scan_ranges), found.eoi], name
+        headers = [read_segment(jpeg, ranges[-1][0]) for ranges in found.scan_ranges]
+        assert data == [header.stop for header in headers], name
 
 
 def test_prefixes_of_random_scripts_match_libjpeg(photos, oracle):
@@ -62,7 +77,7 @@ def test_prefixes_of_random_scripts_match_libjpeg(photos, oracle):
     rng = random.Random(5)
     for name, source in photos[::9]:
         script = random_script(rng, len(standard_scans(source)[0].components))
-        result = native.rescan(source, script)
+        result = native.rescan(source, script).jpeg
         for end in scan_ends(result):
             got = native.decode([result[:end]])
             assert np.array_equal(got, oracle(result[:end] + b"\xff\xd9")), (name, script, end)

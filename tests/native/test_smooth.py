@@ -37,7 +37,7 @@ def pillow(jpeg, mode="RGB", scale=1):
 
 def prefixes(jpeg):
     """The stream in the standard script, cut after every scan."""
-    whole = native.rescan(jpeg, standard_scans(jpeg))
+    whole = native.rescan(jpeg, standard_scans(jpeg)).jpeg
     return [whole[:end] for end in scan_ends(whole)]
 
 

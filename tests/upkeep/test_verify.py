@@ -131,7 +131,7 @@ def test_a_kept_file_is_compared_byte_for_byte(tmp_path):
 def test_an_image_that_no_decoder_shows_is_compared_by_its_coefficients(tmp_path):
     """Decoders refuse sampling factors such as 3, 2 and 1, but shards keep such images whole."""
     jpeg = make_jpeg(0, 8, 8, subsampling=0)
-    jpeg = rescan(jpeg, [((component,), 0, 63, 0, 0) for component in range(3)])
+    jpeg = rescan(jpeg, [((component,), 0, 63, 0, 0) for component in range(3)]).jpeg
     start = jpeg.index(b"\xff\xc0") + 11
     factors = {start: 0x31, start + 3: 0x21}  # of 8 x 8 pixels, each component is still one block
     odd = bytes(factors.get(i, byte) for i, byte in enumerate(jpeg))

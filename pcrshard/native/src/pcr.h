@@ -148,11 +148,18 @@ int pcr_pool_add(pcr_pool *pool, pcr_batch *batch);
  * done. */
 int pcr_pool_wait(pcr_pool *pool, pcr_batch *batch, int milliseconds);
 
+/* Where a scan of a transcoded file is: the offsets of its first byte, which is that of its tables,
+ * and of its entropy-coded data. */
+typedef struct {
+    size_t start, data;
+} pcr_scan_place;
+
 /* Lossless transcode to the scans of a script: progressive, or sequential where the first scan has
- * all coefficients (ss 0, se 63). The result belongs to the decoder, until its next call. */
+ * all coefficients (ss 0, se 63). Fills the place of each scan. The result belongs to the decoder,
+ * until its next call. */
 int pcr_rescan(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
-               const pcr_scan_spec *script, size_t num_scans, const uint8_t **out,
-               size_t *out_size);
+               const pcr_scan_spec *script, size_t num_scans, pcr_scan_place *places,
+               const uint8_t **out, size_t *out_size);
 
 /* Calls a function on several threads and waits for them, like GOMP_parallel. */
 typedef void (*pcr_parallel)(void (*call)(void *), void *data, unsigned threads, unsigned flags);

@@ -180,7 +180,8 @@ static void put_scan_header(const pcr_decoder *dec, pcr_writer *writer, const pc
 }
 
 static void encode_scan(pcr_decoder *dec, pcr_writer *writer, const pcr_scan_spec *spec,
-                        pcr_tokens *tokens) {
+                        pcr_tokens *tokens, pcr_scan_place *place) {
+    place->start = writer->size;
     pcr_encoder_table tables[PCR_NUM_TABLES] = {0};
     unsigned written = 0;
     dec->kernels->tokenize(dec, spec, tokens);
@@ -195,6 +196,7 @@ static void encode_scan(pcr_decoder *dec, pcr_writer *writer, const pcr_scan_spe
         }
     }
     put_scan_header(dec, writer, spec);
+    place->data = writer->size;
     pcr_write_tokens(writer, tokens, tables);
 }
 
@@ -212,14 +214,14 @@ static int read_coefficients(pcr_decoder *dec, const pcr_piece *pieces, size_t n
 }
 
 static int transcode(pcr_decoder *dec, const pcr_scan_spec *script, size_t num_scans,
-                     const uint8_t **out, size_t *out_size) {
+                     pcr_scan_place *places, const uint8_t **out, size_t *out_size) {
     pcr_tokens tokens = {0};
     pcr_writer writer = {.data = dec->output.data, .capacity = dec->output.capacity};
     put_marker(&writer, 0xD8, 0);
     put_color_markers(dec, &writer);
     put_frame(dec, &writer, is_sequential(script, num_scans));
     for (size_t i = 0; i < num_scans && !tokens.failed; i++)
-        encode_scan(dec, &writer, &script[i], &tokens);
+        encode_scan(dec, &writer, &script[i], &tokens, &places[i]);
     put_marker(&writer, 0xD9, 0);
     free(tokens.data);
     dec->output = (pcr_buffer){writer.data, writer.capacity};
@@ -236,11 +238,11 @@ static int transcode(pcr_decoder *dec, const pcr_scan_spec *script, size_t num_s
 }
 
 int pcr_rescan(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,
-               const pcr_scan_spec *script, size_t num_scans, const uint8_t **out,
-               size_t *out_size) {
+               const pcr_scan_spec *script, size_t num_scans, pcr_scan_place *places,
+               const uint8_t **out, size_t *out_size) {
     int code = read_coefficients(dec, pieces, num_pieces);
     if (!code) code = check_script(dec, script, num_scans);
-    if (!code) code = transcode(dec, script, num_scans, out, out_size);
+    if (!code) code = transcode(dec, script, num_scans, places, out, out_size);
     if (code) return pcr_finish(dec, code);
     pcr_trim_but_output(dec);
     return PCR_OK;
