@@ -5,6 +5,7 @@ Page faults on fresh memory would cost more than the read itself.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 import weakref
@@ -52,6 +53,10 @@ class BufferPool:
         when_gone(array, self._give_back, buffer)
         return array
 
+    def clear(self) -> None:
+        """Free the idle buffers."""
+        self._idle.clear()
+
     def _take(self, size: int) -> mmap.mmap:
         for buffer in sorted(self._idle, key=len):
             if len(buffer) >= size:
@@ -95,3 +100,11 @@ def allocate(size: int) -> mmap.mmap:
 # Sized for the batches and prefixes that a rank of PCRLoader holds at a time.
 pool = BufferPool()
 borrow_array = pool.borrow_array
+_malloc_trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
+
+
+def trim() -> None:
+    """Return idle memory to the system: the shared buffers, and what the C library keeps."""
+    pool.clear()
+    if _malloc_trim is not None:
+        _malloc_trim(0)

@@ -41,6 +41,11 @@ def _take(level: int | None) -> Any:
         return zstandard.ZstdCompressor(level=level, write_content_size=True)
 
 
+def clear() -> None:
+    """Free the memory of idle compressors and decompressors."""
+    _idle.clear()
+
+
 def compress(data: Any, level: int = 1) -> bytes:
     """Return one frame that states the size of its content.
 

@@ -184,7 +184,7 @@ def _in_words(bound: Bound) -> str:
     return f"{bound.error_bound:g}"
 
 
-def store_leaf(leaf: Leaf, bound: Bound | None, before: Tensor | None) -> Tensor:
+def store_leaf(leaf: Leaf, bound: Bound | None, before: Tensor | None, *, copy: bool) -> Tensor:
     """Return a tensor of a state in its stored form.
 
     It is exact without a bound, or if most of its values would be escaped.
@@ -193,6 +193,7 @@ def store_leaf(leaf: Leaf, bound: Bound | None, before: Tensor | None) -> Tensor
         leaf: The tensor.
         bound: Its error bound.
         before: The same tensor in the previous version, whose grid is used if it still fits.
+        copy: Whether to copy exact words, which may be part of a buffer that holds a whole state.
     """
     words, spec = words_of(leaf.tensor), spec_of(leaf.tensor)
     lattice = None if bound is None else bound.lattice(words, FLOAT_TYPES[spec.dtype])
@@ -210,8 +211,7 @@ def store_leaf(leaf: Leaf, bound: Bound | None, before: Tensor | None) -> Tensor
             patch, _ = encode_patch(restored, bare)
         if patch is not None:
             return Tensor(spec, lattice, codes.codes, patch, digest_of(restored))
-    # A copy, because the words may be part of a buffer that holds a whole state.
-    return Tensor(spec, None, words.copy(), b"", digest_of(words))
+    return Tensor(spec, None, words.copy() if copy else words, b"", digest_of(words))
 
 
 class Entry(Record, frozen=True, array_like=True):

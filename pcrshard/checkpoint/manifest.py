@@ -252,7 +252,7 @@ class StoreIO(Folder):
         payloads = itertools.chain.from_iterable(parts for _, parts in encoded)
         # The local temporary file of an upload need not survive a power failure.
         self.put(name, [head, *payloads], durable=storage.is_local(self.url))
-        self.decoded = name, tensors
+        self._remember(name, tensors)
         return header.record(name, len(head) - HEAD_BYTES)
 
     def open(self, record: VersionRecord) -> VersionFile:
@@ -304,8 +304,18 @@ class StoreIO(Folder):
     def read_whole(self, manifest: Manifest, file: VersionFile) -> Mapping[str, Tensor]:
         """Decode a version, and keep it in memory; see :meth:`read_tensors`."""
         tensors = self.read_tensors(manifest, file, file.entries)
-        self.decoded = file.record.file, tensors
+        self._remember(file.record.file, tensors)
         return tensors
+
+    def _remember(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Keep a version in memory, which nothing that is restored from it can change."""
+        for tensor in tensors.values():
+            tensor.values.flags.writeable = False
+        self.decoded = name, tensors
+
+    def forget(self) -> None:
+        """Free the version that is kept in memory."""
+        self.decoded = "", {}
 
     def load(
         self, number: int, names: Collection[str] | None = None, map_location: Any = None
@@ -338,7 +348,7 @@ class StoreIO(Folder):
 
     def problems(self, manifest: Manifest, records: Iterable[VersionRecord]) -> Iterator[PCRError]:
         """Check versions, and yield the problems found."""
-        self.decoded = "", {}  # not what is in memory, but what is in the files
+        self.forget()  # not what is in memory, but what is in the files
         for record in records:
             try:
                 self.check(manifest, self.open(record))

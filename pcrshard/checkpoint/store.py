@@ -11,9 +11,10 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from .. import storage
+from .. import storage, zstd
 from ..errorbound import Bound, PointwiseRelative, RelativeStd, Words
 from ..errors import ConcurrentWriter, PCRError, UnsupportedState
+from ..memory import BufferPool, trim
 from ..redaction import get_logger
 from .codec import Precision, Tensor, store_leaf
 from .frame import plain_metrics
@@ -88,6 +89,8 @@ class DeltaStore:
         self._pending: concurrent.futures.Future[None] | None = None
         # The newest manifest, while this writer knows it; None before the first save.
         self._manifest: Manifest | None = None
+        # One snapshot is being written while the next one is taken.
+        self.buffers = BufferPool(max_idle=2)
         # The number that the last save returned.
         self._number = 0
         # Some words, before quantization, of each tensor with a bound, as last saved.
@@ -136,7 +139,7 @@ class DeltaStore:
             ValueError: ``metrics`` has values that are neither numbers nor strings.
         """
         noted = plain_metrics(metrics or {})
-        tree, leaves = flatten(state)
+        tree, leaves = flatten(state, self.buffers)
         if self.precision.is_lossy:
             assign_roles(leaves, find_roles(state))
         return self.save_flat(tree, leaves, noted, blocking=blocking, on_saved=on_saved)
@@ -157,10 +160,9 @@ class DeltaStore:
             # Not the number that a failed save returned: it would mean two states.
             number = max(manifest.next_version, self._number + 1)
             # A thread for each save, because a forked process has no others; the interpreter waits.
-            thread = concurrent.futures.ThreadPoolExecutor(1, "pcrshard-checkpoint")
+            self._thread = concurrent.futures.ThreadPoolExecutor(1, "pcrshard-checkpoint")
             job = (manifest, number, tree, leaves, metrics, on_saved)
-            self._pending = thread.submit(self._append, *job)
-            thread.shutdown(wait=False)
+            self._pending = self._thread.submit(self._append, *job)
             if blocking:
                 self._wait()
             self._number = number
@@ -263,18 +265,27 @@ class DeltaStore:
         io.commit(before, before.replace(versions=tuple(records)))
 
     def close(self) -> None:
-        """Wait until all versions are stored.
+        """Wait until all versions are stored, and free the memory that is kept for the next one.
+
+        The store can still be used: the next save reads the newest version from its file.
 
         Raises:
             PCRError: A version could not be saved.
         """
-        self._wait()
+        try:
+            self._wait()
+        finally:
+            self.io.forget()
+            self.buffers.clear()
+            zstd.clear()
+            trim()
 
     def _wait(self) -> None:
         """Wait for the current save; raise its error once."""
         pending = self._pending
         if pending is not None:
             concurrent.futures.wait([pending])  # which Ctrl-C can interrupt
+            self._thread.shutdown()  # it holds the snapshot until it ends
             self._pending = None
             pending.result()
 
@@ -314,8 +325,13 @@ class DeltaStore:
             before = self.io.decoded[1]
             bounds = self._bounds(leaves, before)
 
+            exact = sum(leaf.tensor.nbytes for leaf in leaves if bounds[leaf.path] is None)
+            # The reference of the next delta is the snapshot itself, if most of it is needed.
+            keeps = 2 * exact >= sum(leaf.tensor.nbytes for leaf in leaves)
+
             def work(leaf: Leaf) -> tuple[str, Tensor]:
-                return leaf.path, store_leaf(leaf, bounds[leaf.path], before.get(leaf.path))
+                bound = bounds[leaf.path]
+                return leaf.path, store_leaf(leaf, bound, before.get(leaf.path), copy=not keeps)
 
             tensors = dict(parallel_map(self.io.workers, work, leaves))
             if _is_keyframe_due(manifest, self._every):

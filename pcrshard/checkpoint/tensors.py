@@ -16,8 +16,6 @@ from .frame import Record, Shape
 
 # Alignment of each tensor in a snapshot: one cache line.
 _ALIGNMENT = 64
-# Two buffers: one snapshot is being written while the next one is taken.
-_snapshots = BufferPool(max_idle=2)
 _TYPES = (
     "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float8_e4m3fn float8_e5m2 "
     "float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2 float16 bfloat16 float32 "
@@ -85,7 +83,7 @@ def check_storable(tensor: torch.Tensor, path: str) -> None:
         raise UnsupportedState(f"cannot store tensors of type {name}", key=path)
 
 
-def snapshot(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def snapshot(tensors: Sequence[torch.Tensor], buffers: BufferPool) -> list[torch.Tensor]:
     """Copy tensors to contiguous CPU memory, so that training may continue.
 
     The copies share one buffer, which is reused once nothing refers to any of them: allocating
@@ -93,7 +91,7 @@ def snapshot(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """
     specs = [spec_of(tensor) for tensor in tensors]
     sizes = [-(-spec.num_bytes // _ALIGNMENT) * _ALIGNMENT for spec in specs]
-    parts = np.split(_snapshots.borrow_array(sum(sizes)), np.cumsum(sizes, dtype=np.int64))
+    parts = np.split(buffers.borrow_array(sum(sizes)), np.cumsum(sizes, dtype=np.int64))
     return [
         tensor_from(part[: spec.num_bytes], spec).copy_(tensor.detach())
         for tensor, spec, part in zip(tensors, specs, parts, strict=False)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from ..errors import CorruptCheckpoint, UnsupportedState
+from ..memory import BufferPool
 from .frame import Record, encode, require
 from .tensors import NUMPY_TYPES, array_tensor, check_storable, snapshot
 
@@ -91,8 +92,12 @@ class Tree(Record, frozen=True, array_like=True):
     blobs: list[bytes]
 
 
-def flatten(state: Any) -> tuple[Tree, list[Leaf]]:
+def flatten(state: Any, buffers: BufferPool) -> tuple[Tree, list[Leaf]]:
     """Separate a state into structure and tensors, which are copied so that training may continue.
+
+    Args:
+        state: The state.
+        buffers: Memory for the copies.
 
     Returns:
         The structure, and the tensors as contiguous copies on the CPU; shared memory is stored
@@ -105,7 +110,7 @@ def flatten(state: Any) -> tuple[Tree, list[Leaf]]:
     leaves = _tie([token for token in packed if type(token) is Leaf])
     tree = make_tree(packed)
     names = TreeReader(tree).names
-    copies = snapshot([leaf.tensor for leaf in leaves])
+    copies = snapshot([leaf.tensor for leaf in leaves], buffers)
     for leaf, copy in zip(leaves, copies, strict=True):
         leaf.path, leaf.tensor = names[leaf.number], copy
         del leaf.base  # itself: the copy's memory would wait for garbage collection

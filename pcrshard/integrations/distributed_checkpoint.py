@@ -200,12 +200,12 @@ class DeltaStorageWriter(_Stores, StorageWriter):
             offset, name = _path(item.index)
             state[offset][name] = value
             num_bytes.append(getattr(value, "nbytes", 0))
-        tree, leaves = flatten(dict(state))
+        rank, store = self._own
+        tree, leaves = flatten(dict(state), store.buffers)
         # The names that users know: roles and patterns are the same on all ranks.
         for leaf in leaves:
             leaf.uses = [use.partition(".")[2] for use in leaf.uses]
         assign_roles(leaves, find_roles(getattr(planner, "state_dict", {})))
-        rank, store = self._own
         store.settled()  # another rank may have deleted versions
         place = ShardLocation(rank, store.save_flat(tree, leaves, {}, blocking=True))
         sizes = zip(plan.items, num_bytes, strict=True)

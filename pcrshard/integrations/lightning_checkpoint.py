@@ -53,12 +53,12 @@ def delta_checkpoint_io(store: DeltaStore) -> Any:
 
         def load_checkpoint(self, path: Any, map_location: Any = None, *_: Any, **__: Any) -> Any:
             """Load the version that a file names."""
-            store.close()
+            store.settled()
             return store.load(_version(store, str(path)), map_location=map_location)
 
         def remove_checkpoint(self, path: Any) -> None:
             """Remove the file that names the version; the version stays."""
-            store.close()
+            store.settled()
             if storage.exists(str(path)):
                 storage.remove(str(path))
 

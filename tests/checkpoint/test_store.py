@@ -4,6 +4,8 @@ import gc
 import logging
 import math
 import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -15,7 +17,7 @@ from states import ADAM_GROUP, adam_state, bits, same, saved, tiny_state
 
 from pcrshard.checkpoint import DeltaStore, Precision
 from pcrshard.errorbound import Absolute
-from pcrshard.errors import StorageError, UnsupportedState, VersionUnavailable
+from pcrshard.errors import ConcurrentWriter, StorageError, UnsupportedState, VersionUnavailable
 
 
 @pytest.mark.parametrize(("count", "every", "workers"), [(3, 1, 1), (6, 4, 3), (60, 1000, 1)])
@@ -299,3 +301,61 @@ def test_no_tensor_waits_for_garbage_collection(tmp_path):
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
+
+
+def stale_load(store, other_url):
+    """Save, let another writer add a version, load that one, and change what was loaded."""
+    state = {"w": torch.arange(900.0).view(30, 30), "n": 1}
+    store.save(state, blocking=True)
+    DeltaStore(other_url).save(state | {"n": 2}, blocking=True)
+    loaded = store.load()
+    loaded["w"].zero_()
+    return state
+
+
+def test_a_loaded_state_is_the_users(tmp_path):
+    """Changing a loaded state in place never changes what later versions refer to."""
+    with DeltaStore(tmp_path) as store:
+        state = stale_load(store, tmp_path)
+        with pytest.raises(ConcurrentWriter):
+            store.save(state, blocking=True)
+        store.save(state | {"n": 3}, blocking=True)
+    with DeltaStore(tmp_path) as store:
+        assert store.verify() == []
+        assert same(store.load(), state | {"n": 3})
+
+
+MEMORY = """
+import gc, sys, tempfile
+import torch
+from pcrshard.checkpoint import DeltaStore
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+def run(folder, weight):
+    with DeltaStore(folder, sys.argv[1]) as store:
+        for _ in range(3):
+            store.save({"model": {f"{n}.weight": part for n, part in enumerate(weight)}})
+            weight[0] += 1
+        store.load()
+    return store
+
+with tempfile.TemporaryDirectory() as folder:
+    run(folder + "/first", torch.randn(10, 10, 1000))
+    weight = torch.randn(10, 1500, 1000)
+    before = resident()
+    kept = run(folder + "/second", weight)
+    print((resident() - before) / 1e6)
+"""
+
+
+@pytest.mark.parametrize("precision", ["lossless", "balanced"])
+def test_a_closed_store_keeps_no_memory(precision):
+    """A closed store with versions of 60 MB, which is still referenced, takes less than 6 MB."""
+    # So that the C library keeps no large blocks that were freed.
+    env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "100000"}
+    command = [sys.executable, "-c", MEMORY, precision]
+    said = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert float(said.stdout) < 6, said.stdout
