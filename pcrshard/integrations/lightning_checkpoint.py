@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import json
 from contextlib import suppress
 from typing import Any
 
 from .. import storage
 from ..checkpoint import DeltaStore
+from ..checkpoint.typed_tree import pack
 from ..errors import CorruptCheckpoint
 from ..redaction import redact_url
 from .lightning import lightning_class
@@ -33,6 +35,9 @@ def delta_checkpoint_io(store: DeltaStore) -> Any:
     class DeltaCheckpointIO(base):  # type: ignore[misc]  # known at run time
         """Versions in a store, each named by a file."""
 
+        # Whether save_checkpoint only raises what a real save would raise.
+        is_checking = False
+
         def save_checkpoint(
             self,
             checkpoint: dict[str, Any],
@@ -40,6 +45,10 @@ def delta_checkpoint_io(store: DeltaStore) -> Any:
             storage_options: Any = None,
         ) -> None:
             """Copy the state; encode and write in the background."""
+            checkpoint = _plain(checkpoint)
+            if self.is_checking:
+                collections.deque(pack(checkpoint), maxlen=0)
+                return
 
             def point(number: int) -> None:
                 named = {"pcrshard_store": redact_url(store.url), "version": number}
@@ -67,6 +76,53 @@ def delta_checkpoint_io(store: DeltaStore) -> Any:
             store.close()
 
     return DeltaCheckpointIO()
+
+
+def check_checkpoints() -> Any:
+    """Return a callback that raises, when training starts, what the first checkpoint would raise.
+
+    For trainers with :func:`delta_checkpoint_io`: ``Trainer(plugins=..., callbacks=...)``.
+
+    Raises:
+        MissingDependency: Neither ``lightning`` nor ``pytorch_lightning`` is installed.
+    """
+    base: Any = lightning_class("", "Callback")
+
+    class CheckCheckpoints(base):  # type: ignore[misc]  # known at run time
+        """Makes a checkpoint that is not written."""
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            """Check the values of a checkpoint; ``UnsupportedState`` names the path of one."""
+            del pl_module
+            plugin = trainer.strategy.checkpoint_io
+            plugin.is_checking = True
+            try:
+                trainer.save_checkpoint("not-written.ckpt")
+            finally:
+                plugin.is_checking = False
+
+    return CheckCheckpoints()
+
+
+def _plain(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint whose hyperparameters are plain, also if OmegaConf made them."""
+    given = checkpoint.get("hyper_parameters")
+    if given is None:
+        return checkpoint
+    plain = dict(checkpoint)
+    plain.pop("hparams_type", None)  # OmegaConf's class
+    plain["hyper_parameters"] = _without_omegaconf(given)
+    return plain
+
+
+def _without_omegaconf(value: Any) -> Any:
+    if type(value) is dict:
+        return {key: _without_omegaconf(item) for key, item in value.items()}
+    if type(value).__module__.startswith("omegaconf."):
+        from omegaconf import OmegaConf
+
+        return OmegaConf.to_container(value, resolve=True)
+    return value
 
 
 def _id(store: DeltaStore, version: int) -> str:

@@ -7,8 +7,8 @@ import torch
 from lightning_jobs import lightning, make_trainer
 
 from pcrshard.checkpoint import DeltaStore
-from pcrshard.errors import CorruptCheckpoint
-from pcrshard.integrations.lightning_checkpoint import delta_checkpoint_io
+from pcrshard.errors import CorruptCheckpoint, UnsupportedState
+from pcrshard.integrations.lightning_checkpoint import check_checkpoints, delta_checkpoint_io
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -58,6 +58,41 @@ def test_training_resumes_from_a_version(tmp_path):
     loaded = store.load(1)
     assert loaded["hyper_parameters"] == {"width": 32}
     store.close()
+
+
+class Odd(Model):
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["odd"] = {"inner": [{1, 2}]}
+
+
+def test_what_cannot_be_stored_is_found_when_training_starts(tmp_path):
+    """A value without a stored form is named before the first step, and nothing is written."""
+    store = DeltaStore(tmp_path / "store")
+    options = {"plugins": [delta_checkpoint_io(store)], "callbacks": [check_checkpoints()]}
+    model = Odd()
+    with pytest.raises(UnsupportedState, match=r"set.*key=odd\.inner\.0"):
+        make_trainer(tmp_path, max_epochs=1, **options).fit(model)
+    assert model.losses == []
+    assert store.versions() == []
+    assert not list(tmp_path.rglob("*.ckpt"))
+    make_trainer(tmp_path, max_epochs=1, **options).fit(Model())
+    assert len(store.versions()) == 1
+
+
+def test_hyperparameters_of_omegaconf_are_stored(tmp_path):
+    """A DictConfig, alone or in a dict, is stored as the plain values that it resolves to."""
+    omegaconf = pytest.importorskip("omegaconf")
+    config = omegaconf.OmegaConf.create({"a": {"b": [1, 2]}, "c": "${a.b}"})
+    for number, given in enumerate((config, {"config": config}), 1):
+        with DeltaStore(tmp_path / f"store-{number}") as store:
+            model = Model()
+            model._hparams.clear()
+            model.save_hyperparameters(given)
+            plugins = [delta_checkpoint_io(store)]
+            make_trainer(tmp_path, max_epochs=1, plugins=plugins).fit(model)
+        found = store.load()["hyper_parameters"]
+        expected = {"a": {"b": [1, 2]}, "c": [1, 2]}
+        assert found.get("config", found) == expected
 
 
 def test_files_name_a_version_wherever_its_store_is(tmp_path, monkeypatch):
