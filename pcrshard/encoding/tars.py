@@ -52,7 +52,8 @@ _MAX_HEADER_BYTES = 1 << 20
 _TARS_AT_A_TIME = 16
 # Members below this size are read with the headers around them: a request takes longer.
 _LEAST_SKIP = 16 << 10
-_LEAST_READ = 1 << 10
+# A header, and the byte before it, by which tarfile sees that the member before is whole.
+_LEAST_READ = 513
 _MOST_READ = 1 << 20
 
 

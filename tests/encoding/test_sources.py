@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import tarfile
 import threading
+import time
 import tracemalloc
 
 import fsspec
@@ -618,3 +619,21 @@ def test_parts_read_the_headers_of_tars_once(tmp_path):
         encode(source, tmp_path / "dst", options, resume=True, workers=1)
     run_encode(f"{src}/{{a,b}}.tar", tmp_path / "fresh", num_shards=4)
     assert read_samples(tmp_path / "dst") == read_samples(tmp_path / "fresh")
+
+
+def test_many_tars_are_listed_at_a_time(tmp_path):
+    """The time of listing remote tars is not the sum of all requests."""
+    for i in range(16):
+        make_tar(tmp_path / f"{i:02d}.tar", [(f"{i}_{k}.jpg", bytes(20_000)) for k in range(3)])
+    waiting, most = [], 0
+
+    def wait(ask):
+        nonlocal most
+        waiting.append(ask)
+        most = max(most, len(waiting))
+        time.sleep(0.05)
+        waiting.remove(ask)
+
+    with servers.nginx(tmp_path) as origin, servers.proxy(origin.url(), wait) as server:
+        assert len(list_source(f"{server.url()}{{00..15}}.tar").samples) == 48
+    assert most >= 8
