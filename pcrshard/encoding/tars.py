@@ -17,9 +17,8 @@ import operator
 import os
 import posixpath
 import re
-import shutil
 import tarfile
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO, NamedTuple, Self, cast
 
@@ -103,7 +102,8 @@ def list_tars(
     """
 
     def list_one(tar: FieldRef) -> list[SampleRef | Unlayered]:
-        return storage.collect(_TarLister(tar, skip, options, scratch).run(), tar.url, retry)
+        found = storage.collect(_TarLister(tar, skip, options, scratch).run(), tar.url, retry)
+        return [each for each in found if each is not None]
 
     # Which tar has a key.
     owners: dict[str, str] = {}
@@ -174,8 +174,8 @@ class _TarLister:
         self.scratch = scratch
         self.size, self.version = tar.stop, tar.version
 
-    def run(self) -> Iterator[SampleRef | Unlayered]:
-        """Yield the samples, and what is left out."""
+    def run(self) -> Iterator[SampleRef | Unlayered | None]:
+        """Yield the samples, and what is left out; nothing is a sign of life."""
         if not self.version or self.size is None:
             _, self.size, self.version = storage.look_up(self.url, options=self.options)
         found = self._listed_before()
@@ -183,7 +183,8 @@ class _TarLister:
             found = []
             for each in self._read():
                 yield each
-                found.append(each)
+                if each is not None:
+                    found.append(each)
             self._keep(found)
         else:
             yield from found
@@ -222,7 +223,7 @@ class _TarLister:
             with storage.atomic_write(self._listing, durable=False) as file:
                 file.write(msgspec.msgpack.encode(rows))
 
-    def _read(self) -> Iterator[SampleRef | Unlayered]:
+    def _read(self) -> Iterator[SampleRef | Unlayered | None]:
         url = self.url
         with contextlib.ExitStack() as stack:
             file = None
@@ -237,7 +238,7 @@ class _TarLister:
                 )
             try:
                 if file is None or start.startswith(tuple(_OPENERS)):
-                    url = self._unpack()
+                    url = yield from self._unpack()
                     file = stack.enter_context(open(url, "rb", buffering=0))
                 file.seek(0)
                 yield from self._samples(file, url)
@@ -264,7 +265,7 @@ class _TarLister:
             offset = tar.offset if tar else 0
             raise _Damaged(f"not a tar, or a damaged one: {error}", offset) from error
 
-    def _unpack(self) -> str:
+    def _unpack(self) -> Generator[None, None, str]:
         """Return the path of an unpacked copy, which parts and later runs use, too."""
         if self.scratch is None:
             raise EncodeError(
@@ -283,7 +284,10 @@ class _TarLister:
             opener = next((o for m, o in _OPENERS.items() if magic.startswith(m)), None)
             with storage.atomic_write(path, durable=False) as out:
                 try:
-                    shutil.copyfileobj(opener(packed) if opener else packed, out, 1 << 20)
+                    plain = opener(packed) if opener else packed
+                    while data := plain.read(1 << 20):
+                        out.write(data)
+                        yield  # it may take longer than a store may be silent
                 except _UNPACK_ERRORS as error:
                     if isinstance(error, OSError) and error.errno is not None:
                         raise  # of the disk, or of the network

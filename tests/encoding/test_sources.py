@@ -22,7 +22,7 @@ import zstandard
 from encode_support import make_tar, read_fields
 from support import CountingFS, read_all, read_samples, run_encode, stock_samples, write_files
 
-from pcrshard import EncodeOptions, Retry, ShardFormat, ShardWriter, encode
+from pcrshard import EncodeOptions, Retry, ShardFormat, ShardWriter, encode, storage
 from pcrshard.encoding.samples import FieldRef
 from pcrshard.encoding.shard_plan import plan
 from pcrshard.encoding.sources import list_source
@@ -458,6 +458,20 @@ def test_a_tar_without_end(tmp_path, monkeypatch):
     tar = make_tar(tmp_path / "a.tar", [(f"{i}.jpg", b"") for i in range(4)])
     with pytest.raises(EncodeError, match=r"at most 3 members.*a\.tar"):
         list_source(tar)
+
+
+def test_a_tar_that_takes_long_to_unpack_is_not_silent(tmp_path, monkeypatch):
+    """A compressed tar may take longer to unpack than a store may take to answer."""
+    make_tar(tmp_path / "a.tar", [("0.jpg", JPEG), ("0.bin", bytes(8 << 20))])
+    write_files(tmp_path, {"a.tgz": gzip.compress((tmp_path / "a.tar").read_bytes())})
+    collected = []
+    collect = storage.collect
+    monkeypatch.setattr(
+        storage, "collect", lambda *how: collected.extend(collect(*how)) or collected
+    )
+    listed = list_tars([FieldRef("a.tgz", str(tmp_path / "a.tgz"))], scratch=str(tmp_path))
+    assert [sample.key for sample in listed.samples] == ["0"]
+    assert len(collected) > 8  # signs of life
 
 
 def test_unsorted_tars_are_encoded_as_webdataset_groups_them(tmp_path, caplog):
