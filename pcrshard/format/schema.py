@@ -133,6 +133,12 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
         others = (field for field in self.fields if field.scan and not field.is_image)
         return tuple((field.name, field.scan) for field in others)
 
+    @lazy
+    def spatial(self) -> frozenset[str]:
+        """The fields that hold places of the picture: masks, boxes and keypoints."""
+        own = {each.name for each in self.fields if each.kind in ("mask", *PART_KINDS)}
+        return frozenset(own | {part.field for part in self.parts})
+
     def names_at(self, position: int) -> tuple[str, ...]:
         """Return the fields at a scan, images first; ``position`` is that of :func:`check_scan`."""
         return tuple(field.name for field in self.fields if field.scan <= position)

@@ -267,6 +267,17 @@ class ImageDecoder:
         where = Geometry.of_boxes(boxes, sizes)
         return [where.take(part) for part in self._parts] if self.views else where.take(0)
 
+    @property
+    def shape(self) -> native.Size | None:
+        """(height, width) of the results without views; ``None`` for that of each crop."""
+        return self._kinds[0].shape
+
+    def place(self, size: Sequence[int], key: int) -> Geometry:
+        """Return the crop and flip of an image of (height, width) pixels, without views."""
+        boxes = draw_boxes(key, (int(size[0]), int(size[1])), self._draws)[None]
+        where: Geometry = at_image(self.geometry(boxes, np.array([size], np.int32)), 0)
+        return where
+
     def __call__(self, jpeg: Jpeg, rng: Rng = None) -> Any:
         """Decode one image.
 

@@ -99,6 +99,20 @@ def _open_image(image: bytes) -> Iterator[Any]:
         raise CorruptJpeg(f"Pillow: {error or type(error).__name__}") from error
 
 
+def decode_indexed(image: bytes) -> Pixels:
+    """Decode an image whose values are numbers: palette indexes stay as they are.
+
+    Returns: (H, W) integers of the file's depth, or (H, W, channels) uint8.
+
+    Raises:
+        CorruptJpeg, UnsupportedJpeg: As for :func:`decode`.
+    """
+    with _open_image(image) as picture:
+        if picture.mode == "1":
+            return np.asarray(picture, np.uint8)
+        return np.array(picture)
+
+
 def compress(pixels: Pixels, quality: int) -> bytes:
     """Compress (H, W, 3) uint8 RGB to a baseline 4:2:0 JPEG."""
     out = io.BytesIO()

@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate, default_convert
 
-from ..errors import PCRError, naming
+from ..errors import FormatError, PCRError, naming
 from ..format.scan import FULL
 from ..format.schema import IMAGE, Field
 from ..format.shard_index import ShardIndex, State
 from ..jpeg.color_profiles import profile_mode
 from ..jpeg.image_decoder import ImageDecoder
+from ..jpeg.orientation import upright_sizes
 from ..jpeg.views import Picture
 from ..lazy import lazy
 from ..memory import borrow_array
@@ -29,6 +30,7 @@ from ..reading.field_values import INTEGER_KINDS, convert
 from ..reading.prefix import OnError, Prefix
 from .sequence import Key
 from .shard_set import Row
+from .spatial import MASK, move
 
 Rows = list[Row]
 Prefixes = list[Prefix]
@@ -209,7 +211,9 @@ class Collator:
         image = self.image
         field = prefix.index.schema.by_name[name]
         if image is None or not field.is_image:
-            return convert(field, prefix.value(place, name), key)
+            value = convert(field, prefix.value(place, name), key)
+            is_moved = value is not None and name in prefix.index.schema.spatial
+            return self._moved(name, value, row) if is_moved else value
         if prefix.scan == FULL and prefix.units_of(place, name):
             # A decoder needs no metadata.
             prefix = prefix.at(prefix.index.num_groups)
@@ -225,10 +229,35 @@ class Collator:
             return list(map(decode, value))
         return None if value is None else decode(value)
 
+    def _moved(self, name: str, value: Any, row: Row) -> Any:
+        """Return a spatial value in the crop of the sample's picture.
+
+        With ``return_geometry``, the caller moves it.
+        """
+        image = self.image
+        number, prefix, place = row
+        if image is None or image.return_geometry or not prefix.streams:
+            return value
+        if image.views or not image.upright:
+            raise ValueError(
+                f"expected an upright decoder without views, because field {name!r} follows one "
+                "crop: use return_geometry=True and move it in transform="
+            )
+        index = prefix.index
+        with naming(prefix.shard.url, index.keys[place]):
+            units = [unit for own in prefix.streams for unit in prefix.units_of(place, own)][:1]
+            [*size] = upright_sizes(index.dims[units], index.orientation[units]).ravel().tolist()
+            if not any(size):
+                raise FormatError(f"field {name!r} needs the size of its picture, which is unknown")
+            where = image.place(size, draw_key(*self.key, number))
+            return move(index.schema, name, value, where, image.shape)
+
     def _column(self, field: Field, values: list[Any]) -> Any:
         """Collate the values of a field; missing ones are ``None``."""
         is_sized = field.kind == IMAGE and self.image is not None and self.image.is_sized
         has_one_each = len(set(map(type, values))) == 1
+        if has_one_each and field.kind == MASK and isinstance(values[0], np.ndarray):
+            is_sized = len({(mask.shape, mask.dtype) for mask in values}) == 1
         if has_one_each and (is_sized or field.kind in INTEGER_KINDS):
             return default_collate(values)
         # Texts and values from JSON stay as they are.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn
 
 import msgspec
 import numpy as np
@@ -94,10 +94,18 @@ def _unchanged(found: Any) -> Any:
 class PCRLoader:
     """An iterable over batches of a :class:`PCRDataset`, in an order fixed by its arguments.
 
-    Each ``for`` loop is the next epoch, even after ``break``: every sample once, with a new order
-    and new crops, and the same number of equal batches on each rank. :meth:`state_dict` returns the
-    position of the loop, and :meth:`load_state_dict` continues at the exact next batch, even with a
-    different number of threads, workers or ranks. Lightning's ``Trainer.fit`` calls both.
+    A batch is a dict of the fields of the samples, or with ``fields=`` a tuple: images of one size
+    a (B, 3, H, W) uint8 tensor, in the decoder's layout and one channel for gray, and per view (B,
+    V, 3, H, W); images of their own sizes a list of (3, H, W) tensors, undecoded ones a list of
+    bytes; integers such as ``cls`` a (B,) int64 tensor; everything else, also ``__key__``, a list.
+    Of a field that only some samples have, the others' values are ``None``. With ``transform=`` a
+    batch is what torch's ``default_collate`` makes of the results.
+
+    Each ``for`` loop is the next epoch, even after ``break`` and ``next(iter(loader))``: every
+    sample once, with a new order and new crops, and the same number of equal batches on each rank.
+    :meth:`state_dict` returns the position of the loop, and :meth:`load_state_dict` continues at
+    the exact next batch, even with a different number of threads, workers or ranks. Lightning's
+    ``Trainer.fit`` calls both.
 
     Args:
         dataset: The dataset, or a view of one.
@@ -220,6 +228,16 @@ class PCRLoader:
     def batch_sampler(self) -> SimpleNamespace:
         """Lightning calls ``batch_sampler.sampler.set_epoch`` before each epoch."""
         return SimpleNamespace(sampler=self)
+
+    @property
+    def sampler(self) -> NoReturn:
+        """Accelerate's ``skip_first_batches``, and the ``Trainer`` of transformers, ask for it."""
+        raise AttributeError(
+            "PCRLoader has no sampler, so batches are not skipped from outside: resume by "
+            "loader.load_state_dict(state), with Accelerate by register_for_checkpointing(loader), "
+            "or skip n batches by loader.load_state_dict(loader.state_dict(), skip=n); a Trainer "
+            "needs ignore_data_skip=True"
+        )
 
     def __repr__(self) -> str:
         return (

@@ -39,3 +39,12 @@ def test_a_job_goes_on_exactly(dataset, tmp_path, stop):
     for _ in range(loader.epoch, 2):
         seen += [batch["__key__"] for batch in loader]
     assert seen == expected
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_skipping_batches_says_how_to_resume(dataset):
+    """``skip_first_batches`` cannot skip in a loader that keeps its position: the error says how."""
+    loader = PCRLoader(PCRDataset(dataset, scan=1), 4)
+    with pytest.raises(AttributeError, match="register_for_checkpointing"):
+        accelerate.skip_first_batches(loader, 2)
+    assert not hasattr(loader, "sampler")

@@ -1,0 +1,121 @@
+"""Masks, boxes and keypoints that follow the crop and flip of their picture."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import FormatError
+from ..format.schema import PART_KINDS, Schema
+from ..jpeg.other_formats import decode_indexed
+from ..jpeg.views import Geometry
+from ..native import Size
+
+MASK = "mask"
+Numbers = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+
+
+def move(schema: Schema, name: str, value: Any, where: Geometry, size: Size | None) -> Any:
+    """Return the value of a spatial field in its crop.
+
+    Args:
+        schema: The schema of the dataset.
+        name: Name of the field.
+        value: Its value: the bytes of a mask, otherwise as :func:`convert` returns it.
+        where: The picture's crop and flip.
+        size: (height, width) to which the crop is resized; ``None`` leaves its size.
+
+    Returns: A mask as (H, W) array of its file's integer type, by nearest neighbor. Boxes and
+        keypoints as float32, in pixels of the crop: boxes are clipped to it, and those outside have
+        no area; keypoints outside get the visibility 0. Their number and order stay, so that labels
+        fit. A JSON field is a copy with the values at its ``parts`` moved.
+
+    Raises:
+        FormatError: The mask has another size than the picture, or the numbers another shape.
+    """
+    y, x, height, width = where.crop.tolist()
+    out = size or (height, width)
+    kind = schema.by_name[name].kind
+    if kind == MASK:
+        mask = decode_indexed(value)
+        if mask.shape[:2] != (wanted := tuple(where.size.tolist())):
+            raise FormatError(
+                f"field {name!r}: expected a mask of the picture's size {wanted}, got "
+                f"{mask.shape[:2]}"
+            )
+        rows = y + (np.arange(out[0]) * 2 + 1) * height // (2 * out[0])
+        columns = x + (np.arange(out[1]) * 2 + 1) * width // (2 * out[1])
+        return mask[np.ix_(rows, columns[::-1] if where.flipped else columns)]
+    if kind in PART_KINDS:
+        return _move_numbers(name, kind, value, where, out)
+    value = copy.deepcopy(value)
+    for part in schema.parts:
+        if part.field == name:
+            *path, last = part.path.split(".")
+            for holder in _holders(value, path):
+                if isinstance(holder, dict) and holder.get(last) is not None:
+                    found = _move_numbers(
+                        f"{name}:{part.path}", part.kind, holder[last], where, out
+                    )
+                    holder[last] = found.tolist()
+    return value
+
+
+def _holders(value: Any, path: list[str]) -> list[Any]:
+    """Return what lies at a path, in each item of the lists on the way."""
+    found = [value]
+    for key in [*path, None]:
+        found = [each for one in found for each in (one if isinstance(one, list) else [one])]
+        if key is not None:
+            found = [one[key] for one in found if isinstance(one, dict) and key in one]
+    return found
+
+
+def _move_numbers(name: str, kind: str, value: Any, where: Geometry, out: Size) -> Numbers:
+    columns = (2, 3) if kind == "keypoints" else (4,)
+    try:
+        numbers = np.array(value, np.float64)
+        if not numbers.size:
+            return np.zeros((0, columns[0]), np.float32)
+        if numbers.shape[-1] not in columns:
+            raise ValueError(f"got the shape {numbers.shape}")
+    except (TypeError, ValueError) as error:
+        wanted = "(x, y) or (x, y, visibility)" if kind == "keypoints" else "4 numbers of each box"
+        raise FormatError(f"field {name!r}: expected {wanted}: {error}") from error
+    moved = _move_points if kind == "keypoints" else partial(_move_boxes, kind)
+    return moved(numbers, where, out).astype(np.float32)
+
+
+def _to_crop(points: Doubles, where: Geometry, out: Size) -> Doubles:
+    """Return (..., 2) points, x and y, in the crop."""
+    y, x, height, width = where.crop.tolist()
+    points = (points - (x, y)) * (out[1] / width, out[0] / height)
+    if where.flipped:
+        points[..., 0] = out[1] - points[..., 0]
+    return points
+
+
+def _move_points(numbers: Doubles, where: Geometry, out: Size) -> Doubles:
+    points = _to_crop(numbers[..., :2], where, out)
+    inside = ((points >= 0) & (points < out[::-1])).all(axis=-1, keepdims=True)
+    return np.concatenate([points, numbers[..., 2:] * inside], axis=-1)
+
+
+def _move_boxes(kind: str, numbers: Doubles, where: Geometry, out: Size) -> Doubles:
+    first, second = numbers[..., :2], numbers[..., 2:]
+    if kind == "boxes:cxcywh":
+        first = first - second / 2
+    if kind != "boxes:xyxy":
+        second = first + second
+    corners = _to_crop(np.stack([first, second], axis=-2), where, out).clip(0, out[::-1])
+    first, second = corners.min(axis=-2), corners.max(axis=-2)
+    if kind != "boxes:xyxy":
+        second = second - first
+    if kind == "boxes:cxcywh":
+        first = first + second / 2
+    return np.concatenate([first, second], axis=-1)
