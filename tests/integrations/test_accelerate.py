@@ -43,7 +43,7 @@ def test_a_job_goes_on_exactly(dataset, tmp_path, stop):
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_skipping_batches_says_how_to_resume(dataset):
-    """``skip_first_batches`` cannot skip in a loader that keeps its position: the error says how."""
+    """``skip_first_batches`` raises an error that says how a loader with a position resumes."""
     loader = PCRLoader(PCRDataset(dataset, scan=1), 4)
     with pytest.raises(AttributeError, match="register_for_checkpointing"):
         accelerate.skip_first_batches(loader, 2)
