@@ -120,7 +120,8 @@ def open_dataset(
                 f"the {DATASET_INDEX} of its folder does not have it; {hint}", url=url
             )
     chosen = [entry_of[storage.file_name(url)] for url in urls]
-    return dataclasses.replace(index, shards=ShardTable.of(chosen), counts=None), urls
+    counts = index.counts if sorted(each.name for each in chosen) == sorted(entry_of) else None
+    return dataclasses.replace(index, shards=ShardTable.of(chosen), counts=counts), urls
 
 
 def _index_of(shards: Sequence[Shard]) -> DatasetIndex:
