@@ -11,6 +11,8 @@ import datasets
 import numpy as np
 import pytest
 import webdataset as wds
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from support import saved
 
@@ -29,6 +31,7 @@ from pcrshard import (
     decode_image,
 )
 from pcrshard.cli.main import main
+from pcrshard.encoding.encode_jpeg import encode_jpeg
 from pcrshard.integrations.dali import DaliSource
 from pcrshard.integrations.grain import PCRSource
 from pcrshard.jpeg.markers import map_jpeg
@@ -61,6 +64,14 @@ def by_pillow(jpeg, mode="RGB"):
         picture.draft("L", picture.size)
     pixels = np.asarray(ImageOps.exif_transpose(picture).convert(mode))
     return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+def number_by_pillow(jpeg):
+    """The orientation that ``exif_transpose`` undoes; it fails itself on other tags that it cannot
+    write again.
+    """
+    number = Image.open(io.BytesIO(jpeg)).getexif().get(0x0112, 1)
+    return next((way for way in range(2, 9) if way == number), 1)
 
 
 @pytest.fixture(scope="module", params=["compact", "preview"])
@@ -219,6 +230,80 @@ def test_a_tag_of_four_bytes_turns_the_picture(order):
     assert np.array_equal(decode_image(jpeg), by_pillow(jpeg))
 
 
+UNITS = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
+
+
+@st.composite
+def exif_headers(draw):
+    """EXIF with an orientation of any type, count and place, among other entries."""
+    order = draw(st.sampled_from("<>"))
+    start = draw(st.integers(8, 12))
+    entries, values = [], b""
+    end = start + 2 + 12 * 4
+    for _ in range(draw(st.integers(0, 4))):
+        tag = draw(st.sampled_from([0x0112, 0x0112, 0x010F, 0x0131]))
+        kind = draw(st.sampled_from([3, 3, 3, 4, *UNITS, 14]))
+        count = draw(st.sampled_from([0, 1, 1, 1, 2, 3, 100]))
+        number = draw(st.integers(0, 9))
+        form = {1: "B", 2: "B", 3: "H", 6: "b", 7: "B", 8: "h", 11: "f", 12: "d", 16: "Q"}
+        form = form.get(kind, "L")
+        numbers = [number] * count if kind not in (5, 10) else [number, 1] * count
+        value = struct.pack(f"{order}{len(numbers)}{form}", *numbers)
+        size = UNITS.get(kind, 4) * count
+        if size > 4:
+            far = draw(st.sampled_from([0, 0, 0, 1 << 20]))
+            value, place = b"", (end + len(values) + far, value)
+            values += place[1]
+            value = struct.pack(order + "L", place[0])
+        entries.append(struct.pack(order + "HHL", tag, kind, count) + value.ljust(4, b"\0")[:4])
+    claimed = draw(st.sampled_from([len(entries), len(entries), len(entries) + 3]))
+    magic = {"<": [b"II*\0", b"II\0*"], ">": [b"MM\0*", b"MM*\0"]}[order]
+    head = draw(st.sampled_from([*magic, magic[0]])) + struct.pack(order + "L", start)
+    body = struct.pack(order + "H", claimed) + b"".join(entries)
+    return b"Exif\0\0" + (head.ljust(start, b"\0") + body).ljust(end, b"\0") + values
+
+
+@st.composite
+def xmp_packets(draw):
+    """XMP with an orientation as an attribute or an element, or one that is neither."""
+    form = draw(
+        st.sampled_from(['tiff:Orientation="%d"', "<tiff:Orientation>%d<", "Orientation%d"])
+    )
+    more = draw(st.sampled_from(["", "tiff:Orientation='1' ", 'tiff:Orientation="x"', "tiff:"]))
+    text = f"<x:xmpmeta {more}{form % draw(st.integers(0, 9))}"
+    return b"http://ns.adobe.com/xap/1.0/\0" + text.encode()
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    exif=st.one_of(st.none(), exif_headers()),
+    xmp=st.lists(xmp_packets(), max_size=2),
+    cut=st.one_of(st.none(), st.integers(7, 60)),
+    first=st.booleans(),
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_any_header_turns_a_picture_as_pillow_does(exif, xmp, cut, first):
+    """Byte order, type, count and place of the tag, EXIF in two segments, and XMP where EXIF has
+    no orientation, mean what they mean to Pillow, in the index and to every decoder.
+    """
+    payloads = [exif] if exif else []
+    if exif and cut:
+        payloads = [exif[:cut], exif[:6] + exif[cut:]]
+    payloads = [*xmp, *payloads] if first else [*payloads, *xmp]
+    segments = [b"\xff\xe1" + (2 + len(body)).to_bytes(2) + body for body in payloads]
+    plain = make_jpeg(5, 16, 24)
+    jpeg = plain[:2] + b"".join(segments) + plain[2:]
+    expected = by_pillow(with_orientation(plain, number_by_pillow(jpeg)))
+    assert np.array_equal(decode_image(jpeg), expected)
+    assert np.array_equal(decode_image([jpeg[:40], jpeg[40:]]), expected)
+    indexed = encode_jpeg(jpeg)
+    prefix = with_orientation(indexed.pieces[0], max(indexed.orientation, 1))
+    assert decode_image(prefix).shape == expected.shape
+    assert np.array_equal(
+        ImageDecoder(layout="hwc")(with_orientation(plain, max(indexed.orientation, 1))), expected
+    )
+
+
 def test_photographs_of_cameras(data_folder):
     """Photographs that cameras and phones wrote with an orientation are Pillow's, bit for bit."""
     seen = set()
@@ -226,8 +311,10 @@ def test_photographs_of_cameras(data_folder):
         jpeg = path.read_bytes()
         try:
             orientation = map_jpeg(jpeg).orientation
-        except PCRError:
+            number = number_by_pillow(jpeg)
+        except (PCRError, OSError, Image.DecompressionBombError):
             continue
+        assert max(orientation, 1) == number, path.name
         if orientation > 1:
             assert np.array_equal(decode_image(jpeg), by_pillow(jpeg)), path.name
             seen.add(orientation)

@@ -12,7 +12,7 @@ from typing import NamedTuple, NoReturn
 
 from ..errors import CorruptJpeg, UnsupportedJpeg
 from ..memory import Buffer
-from ..native import exif_orientation, scan_end
+from ..native import find_orientation, scan_end
 
 SOI = b"\xff\xd8"
 EOI = b"\xff\xd9"
@@ -157,9 +157,8 @@ class JpegMap:
 
     @property
     def orientation(self) -> int:
-        """EXIF orientation 1-8, 0 if there is none."""
-        exif = (segment.payload for segment in self.metadata if segment.code == _APP1)
-        return next(filter(None, map(exif_orientation, exif)), 0)
+        """Orientation 1-8 by EXIF, or else by XMP; 0 if there is none."""
+        return find_orientation(s.payload for s in self.metadata if s.code == _APP1)
 
 
 def map_jpeg(jpeg: bytes) -> JpegMap:
@@ -213,12 +212,15 @@ def _add_segment(found: JpegMap, segment: Segment) -> None:
         payload = segment.payload
         is_jfif = code == APP0 and payload.startswith(b"JFIF\0") and len(payload) >= 14
         is_adobe = code == APP14 and payload.startswith(b"Adobe") and len(payload) >= 12
-        is_turned = code == _APP1 and exif_orientation(payload) > 1
-        if (is_jfif or is_adobe or is_turned) and found.scans:
+        is_turning = False
+        if code == _APP1 and found.scans:
+            moved = [s.payload for s in (*found.metadata, segment) if s.code == _APP1]
+            is_turning = find_orientation(moved) != found.orientation
+        if is_turning or ((is_jfif or is_adobe) and found.scans):
             # Decoders ignore these here, but before the first scan, where the tail puts them, they
             # would change the color space or turn the picture.
             raise UnsupportedJpeg(
-                "JFIF, Adobe or EXIF orientation after the first scan", offset=segment.start
+                "JFIF, Adobe or orientation after the first scan", offset=segment.start
             )
         found.has_jfif |= is_jfif
         if is_adobe:

@@ -6,7 +6,7 @@ It does no I/O, and its only state is one decoder per thread and backend.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -84,13 +84,27 @@ def scan_end(jpeg: bytes, start: int) -> int:
     return int(lib.pcr_scan_end(jpeg, len(jpeg), start))
 
 
-def exif_orientation(payload: bytes) -> int:
-    """Return the EXIF orientation 1-8 in an APP1 payload, 0 if absent or malformed.
+def find_orientation(payloads: Iterable[bytes]) -> int:
+    r"""Return the orientation 1-8 that APP1 segments give a picture, 0 if none.
 
-    >>> exif_orientation(b"http://ns.adobe.com/xap/1.0/")
+    EXIF, which may go on in further segments, counts before XMP, of which the last packet counts:
+    as for Pillow's ``exif_transpose``.
+
+    Args:
+        payloads: The payloads of the APP1 segments before the first scan, in order.
+
+    >>> find_orientation([b"http://ns.adobe.com/xap/1.0/\0 tiff:Orientation='6'"])
     0
     """
-    return int(lib.pcr_exif_orientation(payload, len(payload)))
+    exif = b""
+    xmp = 0
+    for payload in payloads:
+        if payload.startswith(b"Exif\0\0"):
+            exif += payload[6:] if exif else payload
+        found = lib.pcr_xmp_orientation(payload, len(payload))
+        xmp = found if found >= 0 else xmp
+    found = lib.pcr_exif_orientation(exif, len(exif))
+    return int(found if found >= 0 else xmp)
 
 
 def make_request(

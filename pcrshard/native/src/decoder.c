@@ -27,6 +27,7 @@ static void drop_but_output(pcr_decoder *dec, size_t above) {
     drop(&dec->coefficients, above);
     drop(&dec->segment, above);
     drop(&dec->payload, above);
+    drop(&dec->exif, above);
     drop(&dec->filters, above);
     drop(&dec->rows, above);
 }

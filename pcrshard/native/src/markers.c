@@ -80,41 +80,125 @@ static uint32_t read_number(const uint8_t *p, int size, bool big_endian) {
     return number;
 }
 
-/* Tag 0x0112 of the first directory: EXIF 2.3, section 4.6.4. */
-int pcr_exif_orientation(const uint8_t *payload, size_t size) {
-    if (size < 14 || memcmp(payload, "Exif\0\0", 6)) return 0;
-    const uint8_t *tiff = payload + 6;
-    bool big = memcmp(tiff, "MM\0*", 4) == 0;
-    if (!big && memcmp(tiff, "II*\0", 4)) return 0;
-    uint64_t at = read_number(tiff + 4, 4, big);
-    size -= 6;
-    if (at + 2 > size) return 0;
-    uint32_t entries = read_number(tiff + at, 2, big);
+/* The first of some values of a TIFF type as an integer, 0 if it is none that an orientation may be:
+ * Pillow takes any number. */
+static int first_value(const uint8_t *p, uint32_t type, bool big) {
+    uint64_t bits = 0;
+    uint32_t low = read_number(p, 2, big);
+    switch (type) {
+    case 3:
+    case 8: return low <= 8 ? (int)low : 0;
+    case 6: return *p <= 8 ? *p : 0;
+    case 4:
+    case 9:
+    case 13: low = read_number(p, 4, big); return low <= 8 ? (int)low : 0;
+    case 5:
+    case 10: {
+        int64_t over = read_number(p, 4, big), under = read_number(p + 4, 4, big);
+        if (type == 10) over = (int32_t)over, under = (int32_t)under;
+        return under && over % under == 0 && over / under >= 0 && over / under <= 8
+                   ? (int)(over / under)
+                   : 0;
+    }
+    case 11: {
+        float value;
+        low = read_number(p, 4, big);
+        memcpy(&value, &low, 4);
+        return value >= 0 && value <= 8 && value == (float)(int)value ? (int)value : 0;
+    }
+    case 12:
+    case 16: {
+        double value;
+        uint64_t first = read_number(p, 4, big), second = read_number(p + 4, 4, big);
+        bits = big ? first << 32 | second : second << 32 | first;
+        if (type == 16) return bits <= 8 ? (int)bits : 0;
+        memcpy(&value, &bits, 8);
+        return value >= 0 && value <= 8 && value == (double)(int)value ? (int)value : 0;
+    }
+    default: return 0;
+    }
+}
+
+/* Tag 0x0112 of the first directory (EXIF 2.3, section 4.6.4). Where a file breaks the rules, by
+ * those of Pillow: what cannot be read ends the directory, an entry of no value is none. */
+int pcr_exif_orientation(const uint8_t *exif, size_t size) {
+    static const uint8_t units[17] = {0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8};
+    for (int i = 0; i < 2 && size >= 6 && !memcmp(exif, "Exif\0\0", 6); i++) exif += 6, size -= 6;
+    if (size < 8 || (memcmp(exif, "MM", 2) && memcmp(exif, "II", 2))) return -1;
+    if (memcmp(exif + 2, "\0*", 2) && memcmp(exif + 2, "*\0", 2)) return -1;
+    bool big = *exif == 'M';
+    uint64_t at = read_number(exif + 4, 4, big), elsewhere = 0;
+    if (at + 2 > size) return -1;
+    uint32_t entries = read_number(exif + at, 2, big);
     for (at += 2; entries > 0 && at + 12 <= size; entries--, at += 12) {
-        const uint8_t *entry = tiff + at;
-        /* Some writers use LONG (4) where the standard says SHORT (3). */
+        const uint8_t *entry = exif + at, *value = entry + 8;
         uint32_t type = read_number(entry + 2, 2, big);
-        if (read_number(entry, 2, big) != 0x0112 || (type != 3 && type != 4) ||
-            read_number(entry + 4, 4, big) != 1)
+        if (type > 16 || !units[type]) continue;
+        uint64_t bytes = (uint64_t)read_number(entry + 4, 4, big) * units[type];
+        if (bytes > 4) {
+            uint64_t offset = read_number(value, 4, big);
+            elsewhere += bytes;
+            if (elsewhere > size) continue;
+            if (offset > size || bytes > size - offset) return -1;
+            value = exif + offset;
+        }
+        if (bytes && read_number(entry, 2, big) == 0x0112) return first_value(value, type, big);
+    }
+    return -1;
+}
+
+int pcr_xmp_orientation(const uint8_t *payload, size_t size) {
+    static const char header[] = "http://ns.adobe.com/xap/1.0/", tag[] = "tiff:Orientation";
+    if (size < sizeof header || memcmp(payload, header, sizeof header)) return -1;
+    for (size_t at = sizeof header; at + sizeof tag < size; at++) {
+        const uint8_t *found = memchr(payload + at, 't', size - at), *end = payload + size;
+        if (!found || end - found <= (ptrdiff_t)sizeof tag) break;
+        at = (size_t)(found - payload);
+        if (memcmp(found, tag, sizeof tag - 1)) continue;
+        found += sizeof tag - 1;
+        if (*found == '>')
+            found++;
+        else if (found[0] == '=' && found[1] == '"')
+            found += 2;
+        else
             continue;
-        uint32_t value = read_number(entry + 8, type == 3 ? 2 : 4, big);
-        return value <= 8 ? (int)value : 0;
+        if (found < end && *found >= '0' && *found <= '9') return *found <= '8' ? *found - '0' : 0;
     }
     return 0;
 }
 
-static void parse_app(pcr_decoder *dec, int marker, const uint8_t *p, int size) {
-    if (dec->num_scans) return; /* libjpeg chooses the color space at the first scan */
+/* EXIF may go on in further segments; of several XMP packets the last one counts. */
+static int keep_orientation(pcr_decoder *dec, const uint8_t *p, size_t size) {
+    int xmp = pcr_xmp_orientation(p, size);
+    if (xmp >= 0) dec->xmp_orientation = xmp;
+    if (size < 6 || memcmp(p, "Exif\0\0", 6)) return PCR_OK;
+    size_t skip = dec->exif_size ? 6 : 0, need = dec->exif_size + size - skip;
+    if (need > dec->exif.capacity) {
+        uint8_t *grown = realloc(dec->exif.data, need);
+        if (!grown) return pcr_fail(dec, PCR_MEMORY, "expected %zu bytes of memory, got none", need);
+        dec->exif = (pcr_buffer){grown, need};
+    }
+    memcpy(dec->exif.data + dec->exif_size, p + skip, size - skip);
+    dec->exif_size = need;
+    return PCR_OK;
+}
+
+static int find_orientation(const pcr_decoder *dec) {
+    int exif = dec->exif_size ? pcr_exif_orientation(dec->exif.data, dec->exif_size) : -1;
+    return exif >= 0 ? exif : dec->xmp_orientation;
+}
+
+static int parse_app(pcr_decoder *dec, int marker, const uint8_t *p, int size) {
+    if (dec->num_scans) return PCR_OK; /* libjpeg chooses the color space at the first scan */
     if (marker == M_APP0 && size >= 14 && memcmp(p, "JFIF", 5) == 0) {
         dec->saw_jfif = true;
         memcpy(dec->jfif, p + 5, sizeof dec->jfif);
     }
-    if (marker == M_APP1 && !dec->orientation)
-        dec->orientation = pcr_exif_orientation(p, (size_t)size);
     if (marker == M_APP14 && size >= 12 && memcmp(p, "Adobe", 5) == 0) {
         dec->saw_adobe = true;
         dec->adobe_transform = p[11];
     }
+    return marker == M_APP1 ? keep_orientation(dec, p, (size_t)size) : PCR_OK;
 }
 
 /* The color space that libjpeg assumes (jdapimin.c default_decompress_parms). */
@@ -275,8 +359,7 @@ static int parse_segment(pcr_decoder *dec, int marker, const uint8_t *p, int siz
     default:
         if (marker >= M_SOF0 && marker <= M_SOF15 && marker != M_JPG)
             return parse_sof(dec, marker, p, size);
-        parse_app(dec, marker, p, size);
-        return PCR_OK;
+        return parse_app(dec, marker, p, size);
     }
 }
 
@@ -284,7 +367,8 @@ void pcr_start_stream(pcr_decoder *dec, const pcr_piece *pieces, size_t num_piec
     pcr_cursor_init(&dec->cursor, pieces, num_pieces);
     dec->message[0] = 0;
     dec->have_frame = dec->saw_tables = dec->saw_jfif = dec->saw_adobe = false;
-    dec->adobe_transform = dec->orientation = dec->restart_interval = dec->num_scans = 0;
+    dec->exif_size = 0;
+    dec->adobe_transform = dec->orientation = dec->xmp_orientation = dec->restart_interval = dec->num_scans = 0;
     dec->h_max = dec->v_max = 1;
     dec->pending_marker = 0;
     dec->visits = 0;
@@ -331,5 +415,6 @@ int pcr_parse_frame(pcr_decoder *dec) {
 int pcr_parse_to_scan(pcr_decoder *dec, bool *found) {
     int code = parse_until(dec, false, found);
     dec->color = find_color(dec);
+    dec->orientation = find_orientation(dec);
     return code;
 }

@@ -122,8 +122,12 @@ int pcr_decode_views(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_p
 /* The end of the entropy data that begins at `start`: the marker after it, or the fill bytes before
  * that marker; `size` if there is no marker. */
 size_t pcr_scan_end(const uint8_t *data, size_t size, size_t start);
-/* EXIF orientation, 1 to 8, in the payload of an APP1 segment; 0 if it has none. */
-int pcr_exif_orientation(const uint8_t *payload, size_t size);
+/* Orientation, 1 to 8, in EXIF, with or without its header; 0 if what is there is none of these, -1
+ * if there is none. */
+int pcr_exif_orientation(const uint8_t *exif, size_t size);
+/* The same for XMP, in the payload of an APP1 segment; -1 if the payload is no XMP, 0 if it has no
+ * orientation. It counts where EXIF gives -1. */
+int pcr_xmp_orientation(const uint8_t *payload, size_t size);
 
 /* The random state of a key: from the state of the key without its last part, and that part. The
  * state of a key without parts is 0. */

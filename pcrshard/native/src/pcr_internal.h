@@ -188,7 +188,8 @@ struct pcr_decoder {
     int width, height, num_components, h_max, v_max;
     int mcus_w, mcus_h;
     bool progressive, have_frame, saw_tables, saw_jfif, saw_adobe;
-    int adobe_transform, color, orientation;
+    int adobe_transform, color, orientation, xmp_orientation;
+    size_t exif_size; /* bytes of EXIF before the first scan */
     uint8_t jfif[7]; /* version, density unit, densities */
     int restart_interval, num_scans;
     uint64_t visits;
@@ -209,7 +210,7 @@ struct pcr_decoder {
     bool streaming;  /* such a scan, whose coefficients live for two MCU rows */
     int rows_decoded;
     pcr_plan_state plan;
-    pcr_buffer coefficients, segment, payload, filters, rows, output;
+    pcr_buffer coefficients, segment, payload, exif, filters, rows, output;
 };
 
 /* errors.c: writes the message that pcr_message() gives, and returns the code */
