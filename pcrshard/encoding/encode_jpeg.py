@@ -16,7 +16,7 @@ from ..format.scan_script import STANDARD, ScanScript, group_scans, scans_for
 from ..format.shard_index import MAX_PIECE_BYTES, MAX_PROFILE_BYTES, State
 from ..jpeg.color_profiles import read_profile
 from ..jpeg.markers import ScanHeader, map_jpeg
-from ..jpeg.pixels import Rescanned, decode_image, fit_scans, make_progressive
+from ..jpeg.pixels import decode_image, fit_scans, make_progressive
 from ..jpeg.split import check_complete, cut_tail
 
 
@@ -60,7 +60,8 @@ def encode_jpeg(jpeg: bytes, script: ScanScript = STANDARD) -> EncodedImage:
     fitting = fit_scans(scans, source)
     if fitting != scans:
         numbers = group_scans(script, fitting, source.color)
-    groups, header_sizes = _cut_groups(make_progressive(jpeg, source, fitting), numbers, script)
+    progressive = make_progressive(jpeg, source, fitting)
+    groups, header_sizes = _cut_groups(*progressive, numbers, script.num_groups)
     pieces = (*groups, cut_tail(jpeg, source))
     if max(map(len, pieces)) > MAX_PIECE_BYTES:
         raise UnsupportedJpeg(f"a scan group or tail of more than {MAX_PIECE_BYTES} bytes")
@@ -107,7 +108,11 @@ def _plan(
 
 
 def _cut_groups(
-    progressive: Rescanned, numbers: Sequence[int], script: ScanScript
+    jpeg: bytes,
+    starts: Sequence[int],
+    data: Sequence[int],
+    numbers: Sequence[int],
+    num_groups: int,
 ) -> tuple[list[bytes], list[int]]:
     """Return the bytes of each scan group of a progressive JPEG, and the header sizes.
 
@@ -115,13 +120,14 @@ def _cut_groups(
     of its first scan.
 
     Args:
-        progressive: The JPEG.
+        jpeg: The JPEG.
+        starts: Offset of each scan's tables, then that of EOI.
+        data: Offset of each scan's entropy-coded data.
         numbers: The group of each scan, never decreasing.
-        script: The scan script.
+        num_groups: The number of groups.
     """
-    jpeg, starts, data = progressive
     # The first scan of each group; that of an empty one is the next group's.
-    firsts = [bisect_left(numbers, group) for group in range(1, script.num_groups + 2)]
+    firsts = [bisect_left(numbers, group) for group in range(1, num_groups + 2)]
     begins = [0, *(starts[scan] for scan in firsts[1:])]
     groups = [jpeg[start:stop] for start, stop in pairwise(begins)]
     header_sizes = [

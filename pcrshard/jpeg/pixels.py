@@ -15,8 +15,7 @@ import numpy as np
 from .. import native
 from ..errors import FormatError, UnsupportedJpeg
 from ..memory import Buffer
-from ..native import Box, Color, Size
-from ..native import Rescanned as Rescanned
+from ..native import Box, Color, Rescanned, Size
 from . import libjpeg_turbo
 from .color_profiles import first_segments, pixels_to_srgb, profile_mode, read_profile
 from .limits import check_cost
