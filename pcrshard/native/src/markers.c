@@ -80,8 +80,8 @@ static uint32_t read_number(const uint8_t *p, int size, bool big_endian) {
     return number;
 }
 
-/* The first of some values of a TIFF type as an integer, 0 if it is none that an orientation may be:
- * Pillow takes any number. */
+/* The first of some values of a TIFF type as an integer, 0 if it is none that an orientation may
+ * be: Pillow takes any number. */
 static int first_value(const uint8_t *p, uint32_t type, bool big) {
     uint64_t bits = 0;
     uint32_t low = read_number(p, 2, big);
@@ -175,7 +175,8 @@ static int keep_orientation(pcr_decoder *dec, const uint8_t *p, size_t size) {
     size_t skip = dec->exif_size ? 6 : 0, need = dec->exif_size + size - skip;
     if (need > dec->exif.capacity) {
         uint8_t *grown = realloc(dec->exif.data, need);
-        if (!grown) return pcr_fail(dec, PCR_MEMORY, "expected %zu bytes of memory, got none", need);
+        if (!grown)
+            return pcr_fail(dec, PCR_MEMORY, "expected %zu bytes of memory, got none", need);
         dec->exif = (pcr_buffer){grown, need};
     }
     memcpy(dec->exif.data + dec->exif_size, p + skip, size - skip);
@@ -368,7 +369,8 @@ void pcr_start_stream(pcr_decoder *dec, const pcr_piece *pieces, size_t num_piec
     dec->message[0] = 0;
     dec->have_frame = dec->saw_tables = dec->saw_jfif = dec->saw_adobe = false;
     dec->exif_size = 0;
-    dec->adobe_transform = dec->orientation = dec->xmp_orientation = dec->restart_interval = dec->num_scans = 0;
+    dec->orientation = dec->xmp_orientation = 0;
+    dec->adobe_transform = dec->restart_interval = dec->num_scans = 0;
     dec->h_max = dec->v_max = 1;
     dec->pending_marker = 0;
     dec->visits = 0;
