@@ -33,6 +33,21 @@ SENSITIVE = {
     "amax", "amin", "exp", "logsoftmax", "logsumexp", "reciprocal", "rsqrt", "safesoftmax",
     "softmax", "sqrt",
 }  # fmt: skip
+# What an inexact argument ruins, besides divisors, powers, and comparisons with limits.
+_RUINED = {
+    "acos", "asin", "atanh", "amax", "amin", "ceil", "cos", "floor", "fmod", "log", "log10",
+    "log1p", "log2", "logsumexp", "max", "maximum", "min", "minimum", "reciprocal", "remainder",
+    "round", "rsqrt", "sin", "sort", "sqrt", "tan", "topk", "trunc",
+}  # fmt: skip
+_COMPARISONS = {"eq", "ge", "gt", "le", "lt", "ne"}
+# Backward operations that tolerate it, by a part of their names; others do not.
+_TOLERANT = (
+    "avgpool", "batchnorm", "convolution", "elu", "embedding", "glu", "leakyrelu", "maxpool",
+    "mish", "norm", "preluk", "scaleddotproduct", "silu", "softplus", "threshold", "upsample",
+)  # fmt: skip
+_GATES = {"sigmoidbackward", "tanhbackward"}
+# Keeps constant rows finite.
+_LEAST_DEVIATION = 1e-20
 _POOLS = {"maxpool2dwithindices", "maxpool3dwithindices"}
 # Tensors, and the sizes of the tensor that they encode.
 _Packed = tuple[tuple[Tensor, ...], tuple[int, ...]]
@@ -107,17 +122,17 @@ class CompiledHooks:
         row = self.rows[name, node.name] = Row.of(name, _name(producer), tensor)
         row.compiled = True
         index_type = _index_type(node)
-        is_compared = node.name in _compared(context["_bw_graph"])
-        if not (producer.op == "placeholder" or tensor.dtype == torch.float64 or is_compared):
+        if not (producer.op == "placeholder" or tensor.dtype == torch.float64):
             # Secondary results are masks and statistics, such as the logsumexp of attention.
             has_gradient = not _is_second_result(producer) and node in _differentiable(
                 context["_fw_graph"], context["_bw_graph"]
             )
             row.kind = kind_of(row, relatives, self._options, has_gradient=has_gradient)
+        if row.kind == "lossy" and _is_needed_exactly(node.name, context["_bw_graph"]):
+            row.kind = "exact"
         if row.kind == "lossy":
             row.error_bound = math.nan
-            flat = flatten(tensor, order_of(tensor.stride()))
-            parts: tuple[Tensor, ...] = pack(self._width(node), self._bound, in_blocks(flat))
+            parts: tuple[Tensor, ...] = self._packed(node, tensor)
         elif row.kind == "lossless" and tensor.dtype == torch.bool:
             parts = (pack_booleans(flatten(tensor, order_of(tensor.stride()))),)
         elif row.kind == "lossless" and index_type is not None:
@@ -137,12 +152,28 @@ class CompiledHooks:
         node = context["_node"]
         like = node.meta["val"]
         if len(parts) > 1:
-            flat = unpack(self._width(node), *parts)
+            flat = unpack(self._width(node), *parts[:4])
         elif like.dtype != torch.bool:
             return parts[0].to(like.dtype)
         else:
             flat = unpack_booleans(parts[0])
-        return restore(flat[: math.prod(shape)], shape, order_of(like.stride()))
+        values = restore(flat[: math.prod(shape)], shape, order_of(like.stride()))
+        if len(parts) > 4:
+            mean, deviation = parts[4:]
+            values = (values * deviation + mean).to(like.dtype)
+        return values
+
+    def _packed(self, node: fx.Node, tensor: Tensor) -> tuple[Tensor, ...]:
+        """Pack floats, the inputs of normalizations by statistics of their channels or rows."""
+        width, order = self._width(node), order_of(tensor.stride())
+        dims = _normalized_dims(node)
+        if not dims or not isinstance(self._bound, RelativeStd):
+            return pack(width, self._bound, in_blocks(flatten(tensor, order)))
+        values = tensor.float()
+        variance, mean = torch.var_mean(values, dims, correction=0, keepdim=True)
+        deviation = variance.sqrt().clamp(min=_LEAST_DEVIATION)
+        flat = flatten((values - mean) / deviation, order)
+        return *pack(width, Absolute(self._bound.fraction), in_blocks(flat)), mean, deviation
 
     def _width(self, node: fx.Node) -> Width:
         return width_of(self._bound, _name(_producer(node)[0])) if self._use_bits else BYTE
@@ -160,17 +191,87 @@ def _differentiable(forward: fx.Graph, backward: fx.Graph) -> set[fx.Node]:
     return known
 
 
-@functools.lru_cache(maxsize=1)
-def _compared(backward: fx.Graph) -> set[str]:
-    """Return the names of nodes from which the backward graph learns where values are equal.
+def _is_needed_exactly(name: str, backward: fx.Graph) -> bool:
+    """Return whether a backward graph computes something of a saved tensor that must be exact."""
+    saved = next(iter(node for node in backward.nodes if node.name == name), None)
+    if saved is None:
+        return True
+    direct, inexact = {saved}, {saved}
+    users: set[str] = set()
+    for node in backward.nodes:
+        if inexact.isdisjoint(node.all_input_nodes):
+            continue
+        if _is_ruined(node, direct, inexact):
+            return True
+        inexact.add(node)
+        if not direct.isdisjoint(node.all_input_nodes):
+            if _name(node) in VIEWS:
+                direct.add(node)
+            else:
+                users.add(_name(node))
+    # A gate is exact if nothing else is done with it: see consumers.GATES.
+    return users <= _GATES
 
-    A maximum is where a saved tensor equals the result, which no inexact value does.
-    """
-    found: set[fx.Node] = set()
-    for node in reversed(backward.nodes):
-        if _name(node) == "eq" or node in found:
-            found.update(node.all_input_nodes)
-    return {node.name for node in found}
+
+def _is_ruined(node: fx.Node, direct: set[fx.Node], inexact: set[fx.Node]) -> bool:
+    name, args = _name(node), node.args
+    if name in _COMPARISONS:
+        return bool(args[1] != 0)
+    if name.endswith("backward"):
+        is_tolerant = name in _GATES or any(part in name for part in _TOLERANT)
+        if name == "thresholdbackward":
+            is_tolerant = bool(args[2] == 0)
+        return not (is_tolerant or inexact.isdisjoint(args[1:]))
+    if name == "pow":
+        exponent = args[1]
+        return not (isinstance(exponent, int | float) and exponent >= 1)
+    if name == "div":
+        return args[1] in inexact
+    if name == "sub":  # of an error, which may be far smaller than both
+        both = [arg for arg in args[:2] if isinstance(arg, fx.Node)]
+        shapes = [arg.meta["val"].shape for arg in both]
+        are_saved = all(arg in direct or arg.op == "placeholder" for arg in both)
+        return len(both) == 2 and are_saved and shapes[0] == shapes[1]
+    return name in _RUINED
+
+
+def _normalized_dims(node: fx.Node) -> list[int]:
+    """Return the dimensions over which an operation normalizes a node; none if it does not."""
+    found = (_dims_of(user, node) for user in node.users)
+    return next(filter(None, found), [])
+
+
+def _dims_of(user: fx.Node, node: fx.Node) -> list[int]:
+    name, args = _name(user), user.args
+    shape = node.meta["val"].shape
+    count = len(shape)
+    every: list[int] = list(range(count))
+    some: Any = args[1] if len(args) > 1 else ()
+    factors = [arg for arg in args if isinstance(arg, fx.Node) and _name(arg) == "rsqrt"]
+    if name in ("nativelayernorm", "fusedrmsnorm"):
+        every = every[count - len(some) :]
+    elif "batchnorm" in name and args[0] is node:
+        every.remove(1)
+    elif name == "nativegroupnorm":
+        every = every[2:]
+    elif name == "varmean":
+        every = list(some)
+    elif name == "mul" and factors and factors[0].meta["val"].shape[-1] == 1:
+        every = every[-1:]
+    elif name in VIEWS and isinstance(user.meta["val"], Tensor):
+        return _dims_behind(user, shape)
+    else:
+        every = []
+    return every
+
+
+def _dims_behind(view: fx.Node, shape: torch.Size) -> list[int]:
+    """Return the same if the last dimensions of a view, which are normalized, are the node's."""
+    dims, sizes = _normalized_dims(view), view.meta["val"].shape
+    first, ahead = min(dims, default=-1), len(sizes) - len(shape)
+    if first >= max(ahead, 0) and sizes[first:] == shape[first - ahead :]:
+        return [dim - ahead for dim in dims]
+    return []
 
 
 def graph_of(function: Any) -> fx.GraphModule:

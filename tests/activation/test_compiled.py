@@ -152,6 +152,58 @@ def test_what_is_compared_with_a_maximum_is_exact():
     assert torch.allclose(found, gradient_of(forward, values, None))
 
 
+LIMITED = {
+    "relu6": functional.relu6,
+    "clamp": lambda x: x.clamp(-0.5, 1),
+    "division": lambda x: x / (x.roll(1).abs() + 1e-2),
+    "reciprocal": lambda x: (x.abs() + 1e-3).pow(-1),
+    "logarithm": lambda x: (1.001 - x.sigmoid()).log(),
+    "cross entropy": lambda x: functional.binary_cross_entropy(
+        (4 * x).sigmoid(), (x > 0).float(), reduction="none"
+    ),
+    "maximum": lambda x: torch.maximum(x, x.roll(1)),
+    "squared error": lambda x: functional.mse_loss(x, x.detach() + 1e-3, reduction="none"),
+}
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_limits_and_divisors_are_exact(name):
+    """What backward divides by, or compares with a limit, is exact in compiled code, too."""
+    torch.manual_seed(0)
+    values = torch.randn(4, 8, 16, 16).mul(4).requires_grad_()
+
+    def forward(values):
+        return LIMITED[name](values * 1.0)
+
+    saver = compress_activations(nn.Identity(), 0.05, "int8", SMALL)
+    compiled = torch.compile(forward, backend="aot_eager", fullgraph=True)
+    found = gradient_of(lambda values: compiled(values).sum(), values, saver)
+    expected = gradient_of(lambda values: forward(values).sum(), values, None)
+    assert float((found - expected).norm()) <= 0.05 * float(expected.norm())
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm(64), nn.RMSNorm(64), nn.BatchNorm1d(32)])
+def test_rows_and_channels_of_small_deviation_keep_their_gradients(norm):
+    """A row or a channel a thousandth of the others' size has gradients as exact as theirs."""
+    torch.manual_seed(0)
+    size = torch.ones(32)
+    size[::4] = 1e-3
+    values = (torch.randn(16, 32, 64) * size[:, None]).requires_grad_()
+    saver = compress_activations(nn.Identity(), 0.05, "int8", SMALL)
+
+    def forward(values):
+        return norm(values[None].cumsum(0)[0]).square()
+
+    compiled = torch.compile(forward, backend="aot_eager", fullgraph=True)
+    weights = torch.randn(16, 32, 64)
+    found = gradient_of(lambda values: (compiled(values) * weights).sum(), values, saver)
+    expected = gradient_of(lambda values: (forward(values) * weights).sum(), values, None)
+    assert any(row.kind == "lossy" for row in saver.report().rows)
+    for part in (slice(0, None, 4), slice(1, None, 4)):
+        wrong = (found - expected)[:, part].norm() / expected[:, part].norm()
+        assert float(wrong) < 0.1
+
+
 def gradient_of(forward, values, saver):
     torch.manual_seed(3)
     with saver or contextlib.nullcontext():
