@@ -37,6 +37,8 @@ _PRODUCTS = {
     "linalgvectornorm": ("self",),  # of order 2 only
     "var": ("self",),
     "std": ("self",),
+    "mkldnnrnnlayer": ("input",),
+    "cudnnrnn": ("input",),
     "gridsampler2d": ("input",),
     "gridsampler3d": ("input",),
 }
