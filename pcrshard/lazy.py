@@ -14,7 +14,7 @@ class lazy(Generic[T]):  # noqa: N801  # used as a decorator
 
     Not ``functools.cached_property``: before Python 3.12, it holds one lock for all objects of the
     class while it computes, so that requests inside it wait for each other, and a process forked in
-    the meantime waits for ever. Two threads may compute the same value.
+    the meantime hangs. Two threads may compute the same value.
     """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
@@ -36,7 +36,7 @@ class lazy(Generic[T]):  # noqa: N801  # used as a decorator
 class PerProcess(Generic[T]):
     """State that threads share, such as locks and what they guard: each process makes its own.
 
-    A forked child would otherwise inherit locks that threads of its parent hold, and wait for ever.
+    A forked child would otherwise inherit locks that threads of its parent hold, and hang.
 
     >>> shared = PerProcess(dict)
     >>> shared.here is shared.here

@@ -101,9 +101,9 @@ def test_there_are_no_import_cycles():
     graphlib.TopologicalSorter({name: own_imports(name) for name in MODULES}).prepare()
 
 
-# Objects of these that a child inherited while a thread held them would be held for ever.
+# A child that inherits one of these while a thread holds it would hang.
 LOCKS = {"Lock", "RLock", "Condition", "Semaphore", "ThreadPoolExecutor", "ProcessPoolExecutor"}
-# One object of a process, made anew after a fork by its own room.
+# One object of a process, rebuilt after a fork by its own module.
 KEEPERS = {"activation.hooks"}
 
 

@@ -215,7 +215,7 @@ def _are_equivalent(rows: Sequence[Row], one: str, other: str) -> bool:
 
 
 def _may_be_label(rows: Sequence[Row], column: str) -> bool:
-    """Return whether the values of a column are short, and few for so many rows."""
+    """Return whether the values of a column are short and often repeated."""
     values = [row.get(column) for row in rows]
     given = [value for value in values if value not in (None, "")]
     short = all(type(v) in (int, str) and len(str(v)) <= _LONGEST_LABEL for v in given)

@@ -43,11 +43,11 @@ _HTTP_ADVICE = (
     "; a web server may not list its folders: name tars with a brace pattern (x-{000..099}.tar), "
     "or images by a .csv list of URLs"
 )
-# Folders are compared by so many files each, if they are so few.
+# Files of each folder that are compared, and the most folders that are compared.
 _COMPARED = 1000
 _MOST_TOPS = 8
 _PART = re.compile("part|chunk|batch", re.IGNORECASE)
-# Of so many images, one may be in no class folder.
+# One image in this many may be outside all class folders.
 _STRAY = 20
 # The value of `split` that treats the split folders as classes.
 NO_SPLIT = "none"

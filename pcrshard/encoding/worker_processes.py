@@ -88,7 +88,7 @@ def _run_on(
     on_stop: Callable[[], object],
     in_flight: int,
 ) -> Generator[tuple[int, R], None, None]:
-    """Run tasks on an executor, so many at a time, until all are done or it breaks."""
+    """Run tasks on an executor, a bounded number at a time, until all are done or it breaks."""
     waiting = iter(numbers)
     running: dict[Future[R], int] = {}
     try:

@@ -5,7 +5,7 @@ through their coroutines, which fsspec documents under "Async", on their own loo
 can be canceled. A request to any other file system runs in its own thread, which is abandoned if it
 is late.
 
-A file system is made anew, once, when it is refused after it was answered before: keys and signed
+A file system that answered before and is then refused is rebuilt once: keys and signed
 URLs expire while jobs run, and the new ones are where the old ones came from.
 """
 
@@ -93,7 +93,7 @@ class Connection:
         self.has_ranges = self.is_trusted = self.is_refused = False
 
     def renew(self, url: str, options: Mapping[str, Any]) -> None:
-        """Make the file system anew, with the credentials that are there now."""
+        """Rebuild the file system with the current credentials."""
         self.fs, _ = _make(url, {**options, "skip_instance_cache": True})
         self.is_trusted = self.is_refused = False
 
