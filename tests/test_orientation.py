@@ -11,7 +11,7 @@ import datasets
 import numpy as np
 import pytest
 import webdataset as wds
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from support import saved
@@ -280,6 +280,13 @@ def xmp_packets(draw):
     xmp=st.lists(xmp_packets(), max_size=2),
     cut=st.one_of(st.none(), st.integers(7, 60)),
     first=st.booleans(),
+)
+@example(  # an entry that is there twice, the second time beyond the end
+    exif=b"Exif\0\0II*\0\x08\0\0\0\3\0\x0f\1\3\0\1\0\0\0\0\0\0\0\x0f\1\3\0\3\0\0\0:\0\x10\0"
+    b"\x12\1\3\0\1\0\0\0\2\0\0\0" + bytes(20),
+    xmp=[],
+    cut=None,
+    first=False,
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_any_header_turns_a_picture_as_pillow_does(exif, xmp, cut, first):

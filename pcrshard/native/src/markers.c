@@ -127,13 +127,14 @@ int pcr_exif_orientation(const uint8_t *exif, size_t size) {
     if (size < 8 || (memcmp(exif, "MM", 2) && memcmp(exif, "II", 2))) return -1;
     if (memcmp(exif + 2, "\0*", 2) && memcmp(exif + 2, "*\0", 2)) return -1;
     bool big = *exif == 'M';
+    uint8_t seen[1 << 13] = {0}; /* tags, a bit of each: of several entries, the first counts */
     uint64_t at = read_number(exif + 4, 4, big), elsewhere = 0;
     if (at + 2 > size) return -1;
     uint32_t entries = read_number(exif + at, 2, big);
     for (at += 2; entries > 0 && at + 12 <= size; entries--, at += 12) {
         const uint8_t *entry = exif + at, *value = entry + 8;
-        uint32_t type = read_number(entry + 2, 2, big);
-        if (type > 16 || !units[type]) continue;
+        uint32_t tag = read_number(entry, 2, big), type = read_number(entry + 2, 2, big);
+        if (seen[tag / 8] >> tag % 8 & 1 || type > 16 || !units[type]) continue;
         uint64_t bytes = (uint64_t)read_number(entry + 4, 4, big) * units[type];
         if (bytes > 4) {
             uint64_t offset = read_number(value, 4, big);
@@ -142,7 +143,8 @@ int pcr_exif_orientation(const uint8_t *exif, size_t size) {
             if (offset > size || bytes > size - offset) return -1;
             value = exif + offset;
         }
-        if (bytes && read_number(entry, 2, big) == 0x0112) return first_value(value, type, big);
+        if (bytes && tag == 0x0112) return first_value(value, type, big);
+        if (bytes) seen[tag / 8] |= (uint8_t)(1 << tag % 8);
     }
     return -1;
 }
