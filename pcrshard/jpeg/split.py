@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from ..errors import CorruptJpeg, UnsupportedJpeg
 from ..memory import Buffer
 from .markers import APP0, APP14, APPLICATION, COM, EOI, SOI, JpegMap, map_jpeg, read_segment
+from .multi_picture import fit_pictures
 
 # Header, scans, tail.
 Parts = tuple[bytes, list[bytes], bytes]
@@ -98,7 +99,8 @@ def join_pieces(pieces: Sequence[Buffer], tail: bytes = b"") -> bytes:
         pieces: A sample's bytes in scan groups 1..k.
         tail: The sample's tail, to restore metadata and trailing bytes.
 
-    Returns: The pieces with EOI added and metadata inserted after the leading APP0 and APP14.
+    Returns: The pieces with EOI added and metadata inserted after the leading APP0 and APP14. The
+        offsets of further pictures in the trailing bytes fit the new file.
 
     Raises:
         CorruptJpeg: A segment of the header or of the tail is damaged.
@@ -110,7 +112,11 @@ def join_pieces(pieces: Sequence[Buffer], tail: bytes = b"") -> bytes:
     end = _walk(tail, 0, {*APPLICATION, COM})
     if tail[end : end + 2] not in (b"", EOI):
         raise CorruptJpeg("expected APPn and COM segments in the tail, then EOI", offset=end)
-    return b"".join((first[:cut], tail[:end], first[cut:], *pieces[1:], EOI, tail[end + 2 :]))
+    metadata, trailing = tail[:end], tail[end + 2 :]
+    if trailing:
+        size = sum(map(len, pieces)) + len(metadata) + len(EOI)
+        metadata = fit_pictures(metadata, cut, size, trailing)
+    return b"".join((first[:cut], metadata, first[cut:], *pieces[1:], EOI, trailing))
 
 
 def _walk(
