@@ -114,6 +114,22 @@ class ShardIndex:
         """For each image field whether it has a list of images per sample."""
         return [name in self.schema.lists for name in self.schema.streams]
 
+    @lazy
+    def described(self) -> dict[int, tuple[int, bytes]]:
+        """Orientation and ICC profile of the units that have one; an orientation of 1 is none."""
+        found = np.flatnonzero((self.orientation > 1) | (self.profile_numbers > 0)).tolist()
+        return {unit: (int(self.orientation[unit]), self.profile(unit)) for unit in found}
+
+    @lazy
+    def whole(self) -> frozenset[int]:
+        """The units that are files kept whole."""
+        return frozenset(np.flatnonzero(self.states >= State.WHOLE).tolist())
+
+    @lazy
+    def missing(self) -> frozenset[int]:
+        """The units that samples lack."""
+        return frozenset(np.flatnonzero(self.states == State.MISSING).tolist())
+
     def profile(self, unit: int) -> bytes:
         """Return the ICC profile of an image that is divided into scans; empty if none."""
         number = self.profile_numbers[unit]

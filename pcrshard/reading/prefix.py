@@ -18,7 +18,7 @@ from ..format.columns import ABSENT
 from ..format.group_table import GroupTable, decode_tables, group_starts, late_starts
 from ..format.names import numbered
 from ..format.scan import FULL, Scan, check_scan
-from ..format.shard_index import ShardIndex, State
+from ..format.shard_index import ShardIndex
 from ..jpeg.color_profiles import with_profile
 from ..jpeg.markers import EOI
 from ..jpeg.orientation import with_orientation
@@ -241,13 +241,14 @@ class Prefix:
         units = [place]
         if self.index.schema.lists:
             units = list(range(*self.index.first_units[place : place + 2]))
-        return [unit for unit in units if self.index.states[unit]]
+        missing = self.index.missing
+        return [unit for unit in units if unit not in missing] if missing else units
 
     def _described(self, unit: int, jpeg: Buffer) -> Buffer:
         """Return a JPEG with its ICC profile and orientation, which full fidelity has itself."""
-        if profile := self.index.profile(unit):
+        orientation, profile = self.index.described.get(unit, (0, b""))
+        if profile:
             jpeg = with_profile(jpeg, profile)
-        orientation = int(self.index.orientation[unit])
         return with_orientation(jpeg, orientation) if orientation > 1 else jpeg
 
     def table(self, units: list[int]) -> Table:
@@ -277,7 +278,7 @@ class Prefix:
             self._check(unit)
         stop = 2 * self._num_scans
         scans = self._native[unit, :stop]
-        if self.index.states[unit] != State.LAYERED:
+        if unit in self.index.whole:
             return join(scans).tobytes()
         if self.scan != FULL or not self.tables.sizes[-1, unit]:
             return bytes(self._described(unit, join(scans, EOI).tobytes()))
