@@ -192,6 +192,8 @@ def _label_column(
                 url=path,
             )
         return found
+    # Annotations, such as the boxes of a detection list, are no labels, whatever their column.
+    given = [name for name in given if not any(type(row.get(name)) in (list, dict) for row in rows)]
     usual = [name for name in _LABEL_COLUMNS if name in map(str.lower, given)]
     possible = [found for name in usual if (found := _find(given, (name,)))]
     if possible and all(_are_equivalent(rows, possible[0], other) for other in possible[1:]):

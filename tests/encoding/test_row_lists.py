@@ -36,6 +36,12 @@ def write_list(tmp_path):
         pytest.param("a.tsv", f"img/x.jpg\t{'9' * 5000}\n", {"cls": b"0"}, id="long"),
         ("a.tsv", "img/x.jpg\tcat\thello\n", {"cls": b"0", "json": b'{"extra": "hello"}'}),
         ("a.tsv", "path\tlabel\nimg/x.jpg\t7\n", {"cls": b"7"}),
+        # The annotations of a detection list are no label.
+        (
+            "a.jsonl",
+            '{"path": "img/x.jpg", "labels": [1, 2]}',
+            {"json": b'{"labels": [1, 2]}'},
+        ),
         (
             "a.tsv",
             "sha\tclass\tpath\r\nabc\tcat\timg/x.jpg\r\n",
