@@ -45,6 +45,8 @@ class ImageSample:
             for row in rows:
                 label = prefix.value(row, LABEL)
                 for unit in prefix.units_of(row, stream):
+                    if unit in prefix.index.whole:
+                        continue  # it is the same at every scan
                     yield prefix.pieces(unit), label
                 done += 1
                 if on_image is not None:

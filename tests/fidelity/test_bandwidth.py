@@ -12,6 +12,7 @@ from support import shard_entry
 from pcrshard import PCRDataset, PCRLoader, ScanLevel, open_dataset
 from pcrshard.errors import ScanUnavailable
 from pcrshard.fidelity.bandwidth import BandwidthTuner, bytes_per_sample
+from pcrshard.reading.scan_level import Followed
 
 SIZES = [1273, 2729, 3022, 3374, 4589, 6758, 6956, 7330, 7771, 11404, 11427]
 BATCH, SHARD, USED = 16, 64, 0.02
@@ -202,7 +203,7 @@ def test_it_never_asks_a_staged_copy_for_more_than_it_holds(highest):
     """However fast the link is; and a floor above the copy is refused before the job begins."""
     level = ScanLevel(1)
     tuner = BandwidthTuner(level, SIZES)
-    level.follow([shard_entry(highest)], "copy")
+    level.follow(Followed([shard_entry(highest)], {}, "copy"))
     rows = simulate(tuner, lambda time: 9 * SPEED * SIZES[-1], 300)
     assert {row[3] for row in rows[100:]} == {highest}
     assert {row[3] for row in rows} <= {*range(1, highest + 1)}

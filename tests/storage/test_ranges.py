@@ -85,7 +85,7 @@ def test_a_store_that_answers_too_shortly_is_given_up():
 CALLS = {
     "read": lambda url: storage.read(url, 0, 8),
     "read_bytes": storage.read_bytes,
-    "open_file": lambda url: storage.open_file(url).__enter__(),
+    "open_stream": lambda url: storage.open_stream(url).__enter__(),
     "list_files": storage.list_files,
 }
 
