@@ -2,7 +2,8 @@
 
 import pathlib
 
-from support import run_python
+import pytest
+from support import ROOT, run_python
 
 import pcrshard
 
@@ -33,3 +34,26 @@ def test_types_are_shipped():
     assert (folder / "py.typed").exists()
     assert (folder / "__init__.pyi").exists()
     assert (folder / "native" / "_core.pyi").exists()
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_threads_may_read_the_first_shard_together(attempt):
+    """A loader's threads open shards as soon as it starts: none sees half-built types of another
+    thread, which was a crash of the process.
+    """
+    program = f"""
+import sys, threading
+from pcrshard import Shard
+sys.setswitchinterval(1e-6)
+start = threading.Barrier(8)
+def read():
+    start.wait()
+    Shard({str(ROOT / "tests" / "golden" / "v3" / "compact-000000.tar")!r}).load()
+threads = [threading.Thread(target=read) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print("read")
+"""
+    assert run_python("-c", program) == "read\n"

@@ -53,6 +53,14 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 T = TypeVar("T", bound=Record)
 
 
+def know_types(kind: Any) -> None:
+    """Let msgspec look at a type of headers and the types in it, before there are threads.
+
+    It does so at their first use, and crashes if another thread uses what it has seen by then.
+    """
+    msgspec.msgpack.Decoder(kind)
+
+
 def encode(value: Any) -> bytes:
     """Encode plain values or records as msgpack."""
     return msgspec.msgpack.encode(value)

@@ -32,6 +32,7 @@ from .frame import (
     Text,
     damage_named,
     header_limit,
+    know_types,
     pack_frame,
     require,
     unpack_frame,
@@ -105,6 +106,9 @@ class Manifest(Record, frozen=True):
         versions = sorted((*self.versions, *records), key=lambda record: record.number)
         following = max(self.next_version, versions[-1].number + 1)
         return self.replace(next_version=following, versions=tuple(versions))
+
+
+know_types(Manifest)
 
 
 class StoreIO(Folder):

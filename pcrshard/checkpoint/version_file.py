@@ -31,6 +31,7 @@ from .frame import (
     Time,
     damage_named,
     encode,
+    know_types,
     require,
     unpack_frame,
 )
@@ -127,6 +128,9 @@ class Header(_Version, frozen=True, kw_only=True):
             header_bytes=header_bytes,
             raw_bytes=sum(entry.spec.num_bytes for entry in self.tensors),
         )
+
+
+know_types(Header)
 
 
 def content_id(tree: Tree, tensors: Iterable[Entry]) -> bytes:

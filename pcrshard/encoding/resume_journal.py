@@ -107,6 +107,10 @@ def _number(name: str) -> int | None:
     return int(stem) if stem.isdecimal() else None
 
 
+# Journals are read by several threads: see the decoder of schemas, which explains the crash.
+msgspec.json.Decoder(Saved)
+
+
 def read_journal(dst: str, *, options: StorageOptions = None) -> Saved:
     """Return what a dataset's journal says; without one, nothing and the default options.
 

@@ -212,6 +212,11 @@ class _Start(msgspec.Struct):
     version: Any
 
 
+# Made once, before there are threads; see the decoder of schemas.
+_START_DECODER = msgspec.json.Decoder(_Start)
+_FILE_DECODER = msgspec.json.Decoder(_File)
+
+
 @dataclass(frozen=True)
 class DatasetIndex:
     """The index of a dataset (SPEC section 6), stored next to the shards as ``pcr.json``.
@@ -316,8 +321,8 @@ class DatasetIndex:
             require(len(data) <= MAX_DATASET_INDEX_BYTES, "the dataset index is too large")
             text = bytes(data).removeprefix(codecs.BOM_UTF8)
             try:
-                check_version(msgspec.json.decode(text, type=_Start).version)
-                file = msgspec.json.decode(text, type=_File)
+                check_version(_START_DECODER.decode(text).version)
+                file = _FILE_DECODER.decode(text)
             except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
                 message = f"not a dataset index, it begins with {text[:20]!r}: {error}"
                 raise CorruptIndex(message) from error

@@ -179,6 +179,11 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
         require(fits and (is_preview or not shown), "preview_fields do not fit")
 
 
+# Made here, once: msgspec builds what it knows of nested types at their first use, and crashes if
+# another thread uses it meanwhile.
+_DECODER = msgspec.msgpack.Decoder(Schema)
+
+
 @lru_cache(maxsize=64)
 def decode_schema(data: bytes) -> Schema:
     """Parse and check the schema of a shard.
@@ -189,7 +194,7 @@ def decode_schema(data: bytes) -> Schema:
         CorruptIndex: It breaks a rule of SPEC 2.2.
     """
     try:
-        schema = msgspec.msgpack.decode(data, type=Schema)
+        schema = _DECODER.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CorruptIndex(f"schema: {error}") from error
     require(schema.encode() == data, "the schema lacks keys or is not canonical msgpack")

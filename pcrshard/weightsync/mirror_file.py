@@ -24,6 +24,7 @@ from ..checkpoint.frame import (
     Record,
     Text,
     damage_named,
+    know_types,
     pack_frame,
     require,
     unpack_frame,
@@ -60,6 +61,9 @@ class State(Record, frozen=True):
     head: bytes
     tensors: list[tuple[Text, TensorSpec]]
     crcs: bytes
+
+
+know_types(State)
 
 
 def _state_name(file: str) -> str:

@@ -22,6 +22,7 @@ from ..checkpoint.frame import (
     Text,
     damage_named,
     encode,
+    know_types,
     pack_frame,
     require,
     unpack_frame,
@@ -86,6 +87,9 @@ class StepHeader(Record, frozen=True):
         for payload in payloads:
             digest.update(payload)
         return digest.digest()
+
+
+know_types(StepHeader)
 
 
 @dataclasses.dataclass(frozen=True)
