@@ -3,10 +3,12 @@
 import contextlib
 import dataclasses
 import datetime
+import importlib.metadata
 import importlib.util
 import json
 import os
 import re
+import subprocess
 import tarfile
 import tempfile
 from typing import NamedTuple
@@ -215,6 +217,13 @@ def stamp():
         models = re.findall(r"model name\s*: (.+)", file.read())
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return {"date": now, "cpu": [*models, ""][0], "cores": len(os.sched_getaffinity(0))}
+
+
+def versions():
+    """What measured a row: the commit, and PyTorch."""
+    words = ["git", "rev-parse", "--short", "HEAD"]
+    found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    return {"commit": found.stdout.strip(), "torch": str(importlib.metadata.version("torch"))}
 
 
 def unpack(name, folder):

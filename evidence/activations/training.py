@@ -120,14 +120,17 @@ def batches(data, size, generator):
         yield crops(data.train[chosen], size, generator), data.train_labels[chosen]
 
 
+def sgd(model):
+    """The optimizer of the convolutional networks."""
+    return torch.optim.SGD(model.parameters(), RATE, momentum=0.9, nesterov=True, weight_decay=5e-4)
+
+
 def train(spec, data):
     """Train with SGD on a one-cycle learning rate; return the results per epoch."""
     torch.manual_seed(spec.seed)
     model = NETWORKS[spec.network](data.classes)
     saver = compress_activations(model, **ARMS[spec.arm] or {"codec": "none"})
-    optimizer = torch.optim.SGD(
-        model.parameters(), RATE, momentum=0.9, nesterov=True, weight_decay=5e-4
-    )
+    optimizer = sgd(model)
     steps = len(data.train) // BATCH * spec.epochs
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, steps)
     generator = torch.Generator().manual_seed(spec.seed)
