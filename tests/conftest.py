@@ -13,6 +13,7 @@ from support import ROOT, run_tool, write_files
 
 import pcrshard
 from pcrshard.testing import make_jpeg
+from pcrshard.training.shard_set import _OPENED
 
 pytest_plugins = ["slurm"]
 # A fork server that has the imports makes a process in milliseconds.
@@ -52,6 +53,12 @@ def pytest_collection_modifyitems(items):
 def pytest_configure(config):
     # A run in the background of a shell ignores SIGINT, and so would every process that it starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def no_classes_of_other_tests():
+    """A test's datasets are not compared with those of others."""
+    _OPENED.here.clear()
 
 
 @pytest.fixture(scope="session")

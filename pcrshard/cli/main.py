@@ -18,6 +18,7 @@ from .. import __version__
 from ..errors import PCRError
 from ..redaction import PIPE, redact
 from . import checkpoint
+from .check import check
 from .encode import encode
 from .inspect import fidelity, info, plan
 from .parser import Count, Report, UsageError, add_command, run_command
@@ -156,4 +157,4 @@ def demo(photos: str | None = None, *, out: str = "demo-output", epochs: Count =
     return run_demo(photos, out, epochs=epochs)
 
 
-COMMANDS = (encode, info, verify, export, stage, plan, cache, fidelity, card, demo)
+COMMANDS = (encode, info, verify, check, export, stage, plan, cache, fidelity, card, demo)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import operator
 import os
@@ -17,8 +18,11 @@ from torch.utils.data import Dataset
 
 from .. import storage
 from ..arguments import ByteSize, Natural, checked, num_bytes
+from ..checking.check import CheckReport, check_parts
+from ..checking.pictures import Part
 from ..checksum import crc32c
 from ..errors import FormatError, StorageError
+from ..format.dataset_index import DatasetIndex, ShardTable
 from ..format.scan import FULL, Scan
 from ..format.schema import Field
 from ..jpeg.image_decoder import ImageDecoder
@@ -27,6 +31,7 @@ from ..reading.field_values import convert
 from ..reading.options import ReadOptions
 from ..reading.prefix_cache import CacheStats
 from ..reading.scan_level import ScanOrFraction, current_scan, highest_scan
+from ..redaction import redact_url
 from ..storage.retry import Retry
 from .bad_samples import BadSamples, OnError, report
 from .collate import Collator, ImageChoice
@@ -298,6 +303,46 @@ class PCRDataset(Dataset[Any]):
             vars(view).pop(name, None)
         view._ids = None if len(ids) == self.shards.starts[-1] else ids
         return view
+
+    def check(self, *others: PCRDataset, near: bool = False) -> CheckReport:
+        """Look for what makes results wrong, in this training set and in sets that you measure on.
+
+        Views count as sets of their samples. Reads scan 1 of all pictures, and the shards of those
+        that may be the same in two samples whole: see ``pcrshard check``.
+
+        Args:
+            others: Validation and test sets.
+            near: Whether to report pictures that look the same but have other pixels, too.
+
+        Returns:
+            The findings; it is true if none of them makes results wrong, and ``print(report)``
+            shows them.
+
+        Raises:
+            StorageError, FormatError: A dataset cannot be read any more.
+        """
+        parts = self._as_parts("train")
+        for number, other in enumerate(others, 1):
+            if not isinstance(other, PCRDataset):
+                raise TypeError(f"expected PCRDatasets to compare with, got {other!r}")
+            parts += other._as_parts("validation" if len(others) == 1 else f"validation {number}")
+        return check_parts(parts, near=near)
+
+    def _as_parts(self, split: str) -> list[Part]:
+        """Return the datasets of this one, each with its samples in this view."""
+        own, parts = self.shards, []
+        for schema, (first, stop) in zip(
+            own.schemas, itertools.pairwise(own.datasets), strict=True
+        ):
+            table = ShardTable.of(own.entries[first:stop])
+            index = DatasetIndex(schema, table, own.classes, own.num_classes)
+            low, high = own.starts[first], own.starts[stop]
+            ids = None
+            if self._ids is not None:
+                ids = self._ids[(self._ids >= low) & (self._ids < high)] - low
+            name = redact_url(storage.parent(own.urls[first]))
+            parts.append(Part(name, split, index, [own.open(n) for n in range(first, stop)], ids))
+        return parts
 
     @checked(lengths="fractions", generator="seed")
     def split(

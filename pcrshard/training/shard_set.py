@@ -6,6 +6,7 @@ import bisect
 import itertools
 import os
 import threading
+import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -110,6 +111,7 @@ class ShardSet:
         self.schemas = [index.schema for index, _ in found]
         _check_alike(self.schemas, [redact_url(urls[0]) for _, urls in found])
         self.classes = next(iter(named_by), ())
+        _compare_classes(self.classes, redact_url(self.urls[0]))
         self.num_classes = max(index.num_classes for index, _ in found)
         self.name = " and ".join(redact_url(os.fspath(url)) for url in named)
 
@@ -195,6 +197,31 @@ class ShardSet:
             with suppress(FormatError, StorageError):
                 return load(other % count)
         raise error
+
+
+# The class names of the datasets that this process has opened, each with a shard of one.
+_OPENED: PerProcess[dict[tuple[str, ...], str]] = PerProcess(dict)
+
+
+def _compare_classes(classes: tuple[str, ...], shard: str) -> None:
+    """Warn if another dataset of this process numbers the same classes differently."""
+    opened = _OPENED.here
+    if not classes or classes in opened:
+        return
+    for other, its_shard in list(opened.items()):
+        # Of another task, most names are others.
+        alike = 2 * len({*classes} & {*other}) >= min(len(classes), len(other))
+        pairs = enumerate(zip(classes, other, strict=False))
+        number = next((number for number, (name, its) in pairs if name != its), None)
+        if alike and number is not None:
+            warnings.warn(
+                f"two datasets number their classes differently: class {number} is "
+                f"{classes[number]!r} in {shard} and {other[number]!r} in {its_shard}; if you "
+                "train on one and validate on the other, encode one with --classes-of the other",
+                stacklevel=5,
+            )
+            break
+    opened[classes] = shard
 
 
 def _check_alike(schemas: Sequence[Schema], names: Sequence[str]) -> None:

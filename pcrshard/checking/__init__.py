@@ -1,0 +1,1 @@
+"""Is a dataset what a user believes it is: classes, duplicates across splits, shortcuts."""

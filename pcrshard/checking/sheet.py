@@ -1,0 +1,76 @@
+"""An HTML page with the pictures of the worst findings."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+from .. import storage
+from ..errors import PCRError
+from ..format.shard_index import State
+from ..jpeg.image_decoder import ImageDecoder
+from ..jpeg.other_formats import compress
+from ..reading.prefix import Prefix
+from ..reading.shard import Shard
+from .duplicates import Picture
+from .findings import Facts, Finding
+
+_MAX_GROUPS = 24
+_MAX_OF_GROUP = 6
+_SIDE = 160
+_QUALITY = 85
+_SCAN = 5
+_STYLE = """body { font: 15px/1.4 system-ui, sans-serif; margin: 2em auto; max-width: 75em }
+h2 { font-size: 1.1em; margin: 2em 0 0.5em } .wrong { color: #b91c1c }
+.group { display: inline-flex; gap: 2px; margin: 0 14px 14px 0; vertical-align: top }
+figure { margin: 0; width: 160px } img { display: block; width: 160px; height: 160px }
+figcaption { font-size: 11px; overflow-wrap: anywhere }
+"""
+
+
+def write_sheet(facts: Sequence[Facts], findings: Sequence[Finding], path: str) -> None:
+    """Write the page; see :meth:`pcrshard.checking.check.CheckReport.sheet`."""
+    parts = [f"<!doctype html><meta charset=utf-8><title>Check</title><style>{_STYLE}</style>"]
+    if not findings:
+        parts.append("<p>Nothing found.")
+    for found in findings:
+        name = "wrong" if found.is_wrong else "note"
+        parts.append(f"<h2 class={name}>{name}: {html.escape(found.text)}</h2>")
+        for group in found.groups[:_MAX_GROUPS]:
+            shown = "".join(_figures(facts, group[:_MAX_OF_GROUP]))
+            parts.append(f"<div class=group>{shown}</div>")
+        if len(found.groups) > _MAX_GROUPS:
+            parts.append(f"<p>... and {len(found.groups) - _MAX_GROUPS} more</p>")
+    with storage.atomic_write(path) as file:
+        file.write("\n".join(parts).encode())
+
+
+def _figures(facts: Sequence[Facts], group: Sequence[Picture]) -> Iterator[str]:
+    for each in group:
+        own = facts[each.part]
+        caption = f"{own.part.name}: {each.key} ({own.label_name(each.label)})"
+        picture = _picture(own, each)
+        source = f"data:image/jpeg;base64,{base64.b64encode(picture).decode()}"
+        image = f'<img src="{source}">' if picture else "<p>cannot be decoded</p>"
+        yield f"<figure>{image}<figcaption>{html.escape(caption)}</figcaption></figure>"
+
+
+@lru_cache(maxsize=4)
+def _load(shard: Shard, scan: int) -> Prefix:
+    """Read a shard; the pictures of a group are often of a few shards."""
+    return shard.load(scan)
+
+
+def _picture(own: Facts, each: Picture) -> bytes:
+    """Return the middle of a picture as a small JPEG; empty if it cannot be decoded."""
+    try:
+        index = own.part.index
+        prefix = _load(own.part.shards[each.shard], min(_SCAN, index.scan or index.num_groups))
+        if prefix.index.states[each.unit] == State.UNDECODABLE:
+            return b""
+        decoder = ImageDecoder(_SIDE, "center", layout="hwc")
+        return compress(decoder(prefix.pieces(each.unit)), _QUALITY)
+    except PCRError:
+        return b""
