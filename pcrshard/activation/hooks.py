@@ -209,7 +209,9 @@ class Hooks:
         self._entries.clear()
         self._waiting.clear()
         self._first = torch._C._autograd._get_sequence_nr()
-        self._visited = set()
+        self._visited.clear()
+        self._savers.clear()
+        self._before_relu.clear()
         self._decoded.clear()
 
     def pack(self, tensor: Tensor) -> Any:

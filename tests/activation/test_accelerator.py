@@ -26,6 +26,7 @@ def stand_in(monkeypatch):
     """Without an accelerator, nothing runs in the native core."""
     if not HAS_CUDA:
         monkeypatch.setattr("pcrshard.activation.blocks.CORE_DEVICE", "none")
+        monkeypatch.setattr("pcrshard.activation.blocks._HAS_TRITON", False)
 
 
 def network():
