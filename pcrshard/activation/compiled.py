@@ -19,16 +19,12 @@ from torch import Tensor, fx
 from ..errorbound import Absolute, RelativeStd
 from .bits import pack_booleans, unpack_booleans
 from .fixed_size import BYTE, Width, in_blocks, pack, unpack, width_of
+from .graph_nodes import VIEWS, canonical
 from .layout import flatten, order_of, restore, size_hint
 from .options import ActivationOptions
 from .report import Row
 
 # Operations, by their canonical names.
-VIEWS = {
-    "alias", "asstrided", "clone", "convertelementtype", "detach", "expand", "permute", "reshape",
-    "reshapealias", "select", "slice", "split", "splitwithsizes", "squeeze", "t", "tocopy",
-    "transpose", "unbind", "unsafeview", "unsqueeze", "view",
-}  # fmt: skip
 SENSITIVE = {
     "amax", "amin", "exp", "logsoftmax", "logsumexp", "reciprocal", "rsqrt", "safesoftmax",
     "softmax", "sqrt",
@@ -301,15 +297,6 @@ def _producer(node: fx.Node) -> tuple[fx.Node, list[torch.Size]]:
         views.append(node)
     values = [view.meta["val"] for view in views]
     return node, [value.shape for value in values if isinstance(value, Tensor)]
-
-
-def canonical(name: str) -> str:
-    """Return the name that eager and compiled code share for an operation.
-
-    >>> canonical("ToCopy") == canonical("_to_copy")
-    True
-    """
-    return name.replace("_", "").lower()
 
 
 def _name(node: fx.Node) -> str:

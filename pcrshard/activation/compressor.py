@@ -32,6 +32,7 @@ from .noise import (
     profile_convolutions,
 )
 from .options import ActivationOptions
+from .pooling import Windows, encode_index
 from .quantizer import (
     MARGIN,
     MAX_CODE,
@@ -225,12 +226,14 @@ class Compressor:
             warnings.warn(message, stacklevel=stacklevel)
 
     def _encode(
-        self, tensor: Tensor, layout: Layout, row: Row, norm: Norm | None
+        self, tensor: Tensor, layout: Layout, row: Row, by: Norm | Windows | None
     ) -> Content | None:
         """Encode a tensor; return ``None`` to keep the tensor itself."""
         codec = self._codec
         if codec == "auto":
             codec = "zstd" if has_core(tensor.device) else "bits"
+        if isinstance(by, Windows):
+            return encode_index(tensor, layout, by, codec)
         if row.kind == "lossless" or tensor.dtype == torch.bool:
             return pack_exactly(flatten(tensor, layout.order), codec)
         if self._only is not None and row.position not in self._only:
@@ -239,8 +242,8 @@ class Compressor:
         is_simple = self._options.rounding == "nearest" and tensor.dtype != torch.float64
         is_fixed = is_simple and codec in ("int8", "bits") and not is_native
         is_own = row.identity in self._bounds or isinstance(self._fixed, Absolute)
-        if norm is not None and not is_own and is_simple and (is_native or is_fixed):
-            return self._encode_by(norm, tensor, layout, row, codec)
+        if by is not None and not is_own and is_simple and (is_native or is_fixed):
+            return self._encode_by(by, tensor, layout, row, codec)
         rows = rows_of(tensor, layout)
         if is_fixed:
             return self._encode_in_fixed_size(rows.reshape(-1), row, use_bits=codec == "bits")

@@ -62,15 +62,12 @@ _ACTIVATIONS = {
     "prelukernel": ("self",),
     "abs": ("self",),
 }
-# Their backward passes read only the shape, or indices that are saved as well.
-_POOLS = dict.fromkeys(
-    (
-        *(f"{kind}avgpool{dims}d" for kind in ("", "adaptive") for dims in (1, 2, 3)),
-        *(f"maxpool{dims}dwithindices" for dims in (2, 3)),
-        *(f"adaptivemaxpool{dims}d" for dims in (2, 3)),
-    ),
-    ("self",),
-)
+# Their backward passes read only the shape, and indices.
+_POOLS = {
+    **{f"{kind}avgpool{dims}d": ("self",) for kind in ("", "adaptive") for dims in (1, 2, 3)},
+    **{f"maxpool{dims}dwithindices": ("self", "result1") for dims in (2, 3)},
+    **{f"adaptivemaxpool{dims}d": ("self", "result1") for dims in (2, 3)},
+}
 _ATTENTION = {
     f"scaleddotproduct{name}": ("query", "key", "value", "output", "result")
     for name in (

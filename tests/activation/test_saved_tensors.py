@@ -1,5 +1,6 @@
 """What comes back of any tensor that autograd saves: the bound, zeros, signs, masks, memory."""
 
+import contextlib
 import math
 
 import pytest
@@ -173,7 +174,43 @@ def test_what_has_no_gradient_comes_back(flags, numbers, floats, dtype, codec):
         assert torch.equal(back.view(torch.uint8), values.view(torch.uint8))
 
 
-@pytest.mark.parametrize(("codec", "ratio"), [("zstd", 12), ("int8", 3.9)])
+POOLS = {
+    "2d": (functional.max_pool2d, (3, 4, 23, 29), (2,)),
+    "2d, overlapping": (functional.max_pool2d, (3, 4, 23, 29), (3, 2, 1)),
+    "2d, dilated, rounded up": (functional.max_pool2d, (3, 4, 23, 29), (3, 1, 1, 2, True)),
+    "2d, oblong": (functional.max_pool2d, (4, 23, 29), ((3, 5), (2, 1), (1, 2), (1, 2))),
+    "2d, too large for a byte": (functional.max_pool2d, (3, 4, 40, 40), (17, 3)),
+    "3d": (functional.max_pool3d, (2, 3, 9, 9, 9), (3, 2, 1)),
+    "1d": (functional.max_pool1d, (2, 8, 90), (3, 2)),
+    "adaptive": (functional.adaptive_max_pool2d, (3, 4, 23, 29), (5,)),
+}
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("name", POOLS)
+def test_max_pooling_has_its_gradients_from_places_in_windows(name, codec):
+    """Windows of any kind, in any order of memory: the gradient is that of the exact indices."""
+    pool, shape, settings = POOLS[name]
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(0)).relu()
+    for layout in (torch.contiguous_format, torch.channels_last):
+        if len(shape) == 4:
+            values = values.contiguous(memory_format=layout)
+        leaf = values.clone().requires_grad_()
+        found = []
+        saver = compress_activations(nn.Identity(), 0.05, codec, options())
+        for context in (contextlib.nullcontext(), saver):
+            with context:
+                out = pool(leaf * 1.0, *settings)
+            found.append(torch.autograd.grad(out.square().sum(), leaf)[0])
+        assert torch.equal(*found)
+        (row,) = [row for row in saver.report().rows if row.dtype == torch.int64]
+        assert row.kind == "lossless"
+        if "too large" not in name and name != "adaptive":
+            assert row.raw_bytes > (7 if name == "3d" else 13) * row.stored_bytes
+        assert saver.ledger.live_bytes == 0
+
+
+@pytest.mark.parametrize(("codec", "ratio"), [("zstd", 25), ("int8", 15)])
 def test_indices_and_masks_shrink(codec, ratio):
     """int64 indices of max-pooling, boolean masks, and CPU dropout's masks of two floats."""
     values = torch.randn(8, 8, 32, 32, requires_grad=True)
