@@ -105,7 +105,7 @@ def test_there_are_no_import_cycles():
 # A child that inherits one of these while a thread holds it would hang.
 LOCKS = {"Lock", "RLock", "Condition", "Semaphore", "ThreadPoolExecutor", "ProcessPoolExecutor"}
 # One object of a process, rebuilt after a fork by its own module.
-KEEPERS = {"activation.hooks"}
+KEEPERS = {"activation.entries"}
 
 
 def test_nothing_that_reaches_a_child_holds_a_lock():
