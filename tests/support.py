@@ -38,7 +38,7 @@ MARKDOWN = [
 def write_shard(url, samples, fmt, *given):
     """Write a shard of encoded samples, whose schema they decide; return its entry."""
     schema = shard_writer.decide_schema(samples, fmt, *given)
-    return shard_writer.write_shard(str(url), samples, schema).entry
+    return shard_writer.write_shard(str(url), samples, schema)[0].entry
 
 
 def run_tool(*command, data):

@@ -15,7 +15,6 @@ from ..format.dataset_index import DatasetIndex
 from ..format.shard_index import State
 from ..jpeg.color_profiles import is_wide
 from ..jpeg.image_decoder import ImageDecoder
-from ..jpeg.orientation import upright_sizes
 from ..jpeg.pixels import decode_image
 from ..jpeg.quality import estimate_quality
 from ..native.pool import Pool
@@ -164,7 +163,7 @@ def _look_at(prefix: Prefix, start: int, pool: Pool) -> Pictures:
         sample=start + owners,
         unit=units,
         label=np.array(list(_labels(prefix)), np.int64)[owners],
-        sides=upright_sizes(index.dims, index.orientation)[units].astype(np.int64),
+        sides=index.upright_dims[units].astype(np.int64),
         quality=np.array([_quality(prefix, unit) for unit in units.tolist()], np.int64),
         hash=hashes,
         is_gray=is_gray & ~is_broken,

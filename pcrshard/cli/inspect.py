@@ -17,7 +17,7 @@ from ..fidelity import advice, measure, plots
 from ..fidelity.contact_sheet import contact_sheet as draw_contact_sheet
 from ..fidelity.costs import scan_costs
 from ..fidelity.msssim import require_opencv
-from ..format.dataset_index import ShardEntry, resolve_scan
+from ..format.dataset_index import DatasetIndex, ShardEntry, resolve_scan
 from ..format.scan import FULL
 from ..jpeg import libjpeg_turbo
 from ..reading.dataset_folder import (
@@ -100,18 +100,9 @@ def info(
     def describe(url: str, _: str) -> Report:
         index, urls = open_dataset(url, storage_options=storage_option)
         schema = index.schema
-        counts = {}
-        if index.counts is not None:
-            images, whole, undecodable, wide = index.counts
-            counts = {
-                "images": images,
-                "kept_whole": whole,
-                "undecodable": undecodable,
-                "wide_color": wide,
-            }
         figures: dict[str, Any] = {
             "samples": index.num_samples,
-            **counts,
+            **image_counts(index),
             "shards": len(index.shards),
             "script": schema.script,
             "layout": schema.layout,
@@ -133,6 +124,12 @@ def info(
         return Report(figures | {"scans": scan_costs(index)})
 
     return by_split(src, storage_option, describe)
+
+
+def image_counts(index: DatasetIndex) -> dict[str, int]:
+    """Return the numbers of images as they are shown; nothing if they are not known."""
+    names = ("images", "kept_whole", "undecodable", "wide_color")
+    return dict(zip(names, index.counts or (), strict=False))
 
 
 def by_split(

@@ -20,7 +20,7 @@ from ..upkeep.export import export_shard
 from ..upkeep.stage import Staged
 from ..upkeep.stage import stage as stage_dataset
 from ..upkeep.verify import verify as verify_dataset
-from .inspect import by_split
+from .inspect import by_split, image_counts
 from .parser import Count, Parallel, Report, ScanOrFraction, StorageOptions, problem_report
 from .progress import ProgressBar
 
@@ -56,6 +56,7 @@ def verify(
         index, _ = open_dataset(url, storage_options=storage_option)
         figures = {
             "samples": index.num_samples,
+            **image_counts(index),
             "shards": len(index.shards),
             "against": against,
         }

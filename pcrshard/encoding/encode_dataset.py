@@ -14,17 +14,27 @@ import multiprocessing
 import os
 import pathlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 from .. import storage
 from ..errors import EncodeError, StorageError
-from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ImageCounts, ShardTable
+from ..format.dataset_index import (
+    DATASET_INDEX,
+    DatasetIndex,
+    ImageCounts,
+    ShardEntry,
+    ShardTable,
+)
 from ..format.names import shard_name
+from ..format.sample_columns import SampleColumns
+from ..format.shard_head import HEAD_STOP, read_head
+from ..format.shard_index import decode_index
 from ..redaction import get_logger, redact_url
 from .resume_journal import (
     JOURNAL,
     KEPT,
     PARTS,
+    READS,
     SKIPPED,
     Part,
     Run,
@@ -213,4 +223,18 @@ def commit(run: Run, planned: Plan) -> DatasetIndex | None:
             num_classes,
             counts=functools.reduce(ImageCounts.plus, (shard.counts for shard in shards)),
         )
-        return write_dataset_index(dst, index, options=options)
+        columns = _read_columns(dst, index.shards, options)
+        return write_dataset_index(dst, index, columns, options=options)
+
+
+def _read_columns(dst: str, table: ShardTable, options: StorageOptions) -> SampleColumns:
+    """Read the columns of finished shards from their indexes."""
+
+    def read(entry: ShardEntry) -> SampleColumns:
+        url = storage.join(dst, entry.name)
+        data = storage.read(url, 0, entry.index_stop, options=options).data
+        head = read_head(data, url=url)
+        return SampleColumns.of(decode_index(head, data[HEAD_STOP : head.body_stop], url=url))
+
+    with ThreadPoolExecutor(READS) as threads:
+        return SampleColumns.join(list(threads.map(read, table)))

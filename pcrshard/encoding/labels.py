@@ -6,15 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from .. import storage
 from ..errors import EncodeError, PCRError
+from ..format.sample_columns import label_of
 from .samples import LABEL_FIELD, SampleRef, StorageOptions, read_samples
-
-_MAX_DIGITS = 9
-
-
-def label_of(fields: Mapping[str, bytes]) -> int | None:
-    """Return a sample's label: its field ``cls`` if that is one to nine decimal digits."""
-    text = fields.get(LABEL_FIELD, b"").strip()
-    return int(text) if text.isdigit() and len(text) <= _MAX_DIGITS else None
 
 
 def count_classes(samples: Iterable[Mapping[str, bytes]]) -> int:
@@ -23,7 +16,7 @@ def count_classes(samples: Iterable[Mapping[str, bytes]]) -> int:
     >>> count_classes([{"cls": b"2"}, {"cls": b"7"}, {"txt": b"9"}])
     8
     """
-    labels = map(label_of, samples)
+    labels = (label_of(fields.get(LABEL_FIELD)) for fields in samples)
     return max((label + 1 for label in labels if label is not None), default=0)
 
 
@@ -58,7 +51,7 @@ def check_label(key: str, fields: Mapping[str, bytes], classes: Sequence[str]) -
     Raises:
         EncodeError: The label is not less than the number of names.
     """
-    label = label_of(fields)
+    label = label_of(fields.get(LABEL_FIELD))
     if classes and label is not None and label >= len(classes):
         raise EncodeError(
             f"expected labels below {len(classes)}, the number of class names, got {label}",

@@ -35,8 +35,8 @@ SKIPPED = "skipped.jsonl"
 KEPT = "kept.jsonl"
 PARTS = "encode-parts"
 Part = tuple[int, int]
-# Journal files read at a time.
-_READS = 16
+# Files of a run read at a time.
+READS = 16
 
 
 def report_of(row: Unlayered) -> str:
@@ -283,7 +283,7 @@ class Run(NamedTuple):
         def read(name: str) -> Saved | None:
             return _read(storage.join(self.dst, name), self.dst_options)
 
-        with ThreadPoolExecutor(_READS) as threads:
+        with ThreadPoolExecutor(READS) as threads:
             found = list(threads.map(read, wanted))
         # The files of the tasks are newer.
         saved = [each for each in reversed(found) if each is not None]

@@ -64,7 +64,7 @@ def encode_shard(task: ShardTask) -> ShardResult:
         rows += notes
     written = None
     if encoded:
-        written = write_shard(
+        written, _ = write_shard(
             storage.join(run.dst, shard_name(run.options.name, task.number)),
             encoded,
             run.schema,

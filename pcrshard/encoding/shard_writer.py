@@ -8,6 +8,7 @@ in parallel.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
 import json
 import numbers
@@ -42,6 +43,7 @@ from ..format.names import (
     valid_field,
     valid_key,
 )
+from ..format.sample_columns import COLUMNS, SampleColumns, encode_columns
 from ..format.schema import IMAGE, IMAGE_LIST, Schema
 from ..format.shard_format import ShardFormat
 from ..format.shard_head import BLOCK, TRAILER, Head
@@ -233,7 +235,7 @@ def write_shard(
     *,
     options: storage.Options = None,
     replace: bool = True,
-) -> WrittenShard:
+) -> tuple[WrittenShard, SampleColumns]:
     """Write one shard, atomically.
 
     Args:
@@ -244,7 +246,7 @@ def write_shard(
         replace: Whether the file may exist already.
 
     Returns:
-        What was written.
+        What was written, and the columns of its samples.
 
     Raises:
         EncodeError: Two samples have the same key, or one contradicts the schema.
@@ -264,10 +266,12 @@ def write_shard(
         for data in itertools.chain(contents, [TRAILER]):
             file.write(data)
             crc = crc32c(data, crc)
-    return WrittenShard(ShardEntry.of_head(name, index.head), crc, _count(index))
+    written = WrittenShard(ShardEntry.of_head(name, index.head), crc, count_images(index))
+    return written, SampleColumns.of(index)
 
 
-def _count(index: ShardIndex) -> ImageCounts:
+def count_images(index: ShardIndex) -> ImageCounts:
+    """Return the numbers of images of a shard."""
     wide = [number for number, profile in enumerate(index.profiles, 1) if is_wide(profile)]
     found = (
         index.states != State.MISSING,
@@ -448,6 +452,7 @@ class ShardWriter:
         self._pending: list[EncodedSample] = []
         self._entries: list[ShardEntry] = []
         self._counts = ImageCounts()
+        self._columns: list[SampleColumns] = []
         self._given = read_kinds(kinds, lists)
         self._schema: Schema | None = None
         self._num_classes = 0
@@ -485,9 +490,10 @@ class ShardWriter:
     def _flush(self) -> None:
         self._schema = self._schema or decide_schema(self._pending, self.fmt, self._given)
         url = storage.join(self.dst, shard_name(self.name, len(self._entries)))
-        written = write_shard(
+        written, columns = write_shard(
             url, self._pending, self._schema, options=self._options, replace=False
         )
+        self._columns.append(columns)
         self._entries.append(written.entry)
         self._counts = self._counts.plus(written.counts)
         self._pending = []
@@ -512,7 +518,8 @@ class ShardWriter:
             self._num_classes,
             counts=self._counts,
         )
-        write_dataset_index(self.dst, index, options=self._options, replace=False)
+        columns = SampleColumns.join(self._columns)
+        index = write_dataset_index(self.dst, index, columns, options=self._options, replace=False)
         give_up_folder(self.dst, options=self._options)
         return index
 
@@ -527,10 +534,22 @@ class ShardWriter:
 
 
 def write_dataset_index(
-    dst: str, index: DatasetIndex, *, options: storage.Options = None, replace: bool = True
+    dst: str,
+    index: DatasetIndex,
+    columns: SampleColumns,
+    *,
+    options: storage.Options = None,
+    replace: bool = True,
 ) -> DatasetIndex:
-    """Write ``pcr.json`` into a folder, atomically; return the index."""
-    url = storage.join(dst, DATASET_INDEX)
-    with storage.atomic_write(url, options=options, replace=replace) as file:
-        file.write(index.encode())
+    """Write ``pcr.columns`` and then ``pcr.json`` into a folder, each atomically.
+
+    Returns:
+        The index as it was written, which says what the columns are.
+    """
+    data, entries = encode_columns(index.shards, columns)
+    index = dataclasses.replace(index, columns=entries)
+    for name, parts in ((COLUMNS, data), (DATASET_INDEX, (index.encode(),))):
+        url = storage.join(dst, name)
+        with storage.atomic_write(url, options=options, replace=replace) as file:
+            file.writelines(parts)
     return index

@@ -39,6 +39,14 @@ DATASET_INDEX = "pcr.json"
 MAX_DATASET_INDEX_BYTES = 1 << 28
 _Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
+# Of Column: name, width, checksum.
+_Column = tuple[
+    Annotated[str, msgspec.Meta(max_length=64)],
+    Annotated[int, msgspec.Meta(ge=1, le=256)],
+    Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)],
+]
+# What columns that have a meaning take.
+_WIDTHS = {"labels": 4, "sizes": 4, "flags": 1}
 # Braces would be expanded as a pattern.
 _ShardName = Annotated[str, msgspec.Meta(pattern=r"^[^/\\{}\x00-\x1f\x7f]{1,251}\.tar\Z")]
 # Columns of the table: samples, head checksum, scan of a staged copy, then stops.
@@ -129,6 +137,20 @@ class ImageCounts(NamedTuple):
         return ImageCounts(*map(operator.add, self, other))
 
 
+class Column(NamedTuple):
+    """A column of ``pcr.columns`` (SPEC 6.1).
+
+    Attributes:
+        name: Its name.
+        width: Bytes of a sample.
+        crc32c: CRC-32C of all shards' head checksums and the column.
+    """
+
+    name: str
+    width: int
+    crc32c: int
+
+
 class ShardTable(Sequence[ShardEntry]):
     """The entries of all shards, as arrays: an entry is made when it is asked for.
 
@@ -201,6 +223,7 @@ class _File(msgspec.Struct, kw_only=True):
     slopes: tuple[float, ...] = ()
     similarity: tuple[tuple[_Fraction, _Fraction], ...] = ()
     counts: tuple[_Number, _Number, _Number, _Number] | None = None
+    columns: Annotated[tuple[_Column, ...], msgspec.Meta(max_length=256)] = ()
     names: Annotated[tuple[_ShardName, ...], msgspec.Meta(min_length=1)]
     table: bytes
 
@@ -231,6 +254,7 @@ class DatasetIndex:
         similarity: For each group, estimated MS-SSIM of its prefix: mean over images, and 5th
             percentile; empty if not known.
         counts: Numbers of images; ``None`` if not known.
+        columns: What ``pcr.columns`` holds, in its order; empty if there is none.
     """
 
     schema: Schema
@@ -240,6 +264,7 @@ class DatasetIndex:
     slopes: tuple[float, ...] = ()
     similarity: tuple[tuple[float, float], ...] = ()
     counts: ImageCounts | None = None
+    columns: tuple[Column, ...] = ()
 
     def __post_init__(self) -> None:
         at_least = max(self.num_classes, len(self.classes))
@@ -273,6 +298,12 @@ class DatasetIndex:
         scans = self.shards.rows[:, 2]
         return int(scans[scans > 0].min()) if scans.any() else None
 
+    def column_range(self, column: Column) -> tuple[int, int]:
+        """Return where a column is in ``pcr.columns``: a half-open range of bytes."""
+        before = self.columns[: self.columns.index(column)]
+        start = sum(each.width for each in before) * self.num_samples
+        return start, start + column.width * self.num_samples
+
     def prefix_bytes(self, scan: Scan) -> int:
         """Return the bytes of all shards' prefixes at a scan.
 
@@ -300,6 +331,7 @@ class DatasetIndex:
             slopes=self.slopes,
             similarity=self.similarity,
             counts=self.counts,
+            columns=self.columns,
         )
         found = {name: value for name, value in msgspec.to_builtins(file).items() if value}
         found = {"format": "pcrshard", "version": VERSION} | found
@@ -349,7 +381,9 @@ class DatasetIndex:
                 file.slopes,
                 file.similarity,
                 file.counts and ImageCounts(*file.counts),
+                tuple(Column(*each) for each in file.columns),
             )
+            _check_columns(index.columns)
             total = index.num_samples
             require(file.num_samples == total, f"expected num_samples to be the sum, {total}")
         return index
@@ -365,6 +399,13 @@ def _check_rows(rows: NDArray[np.uint32], num_groups: int) -> None:
     most = (stops[:, 0] - HEAD_STOP) * MAX_EXPANSION // MIN_SAMPLE_BYTES
     fits = (samples >= 1) & (samples <= np.minimum(most, MAX_SAMPLES))
     require(fits.all(), "a shard has no samples, or more than its index has room for")
+
+
+def _check_columns(columns: Sequence[Column]) -> None:
+    require(are_distinct([each.name for each in columns]), "names of columns repeat")
+    for name, width, _ in columns:
+        expected = _WIDTHS.get(name, width)
+        require(width == expected, f"expected {expected} bytes a sample of {name}, got {width}")
 
 
 def most_shards(num_groups: int, name_bytes: int) -> int:

@@ -102,6 +102,12 @@ class ShardIndex:
         """Number of units, including missing images."""
         return len(self.states)
 
+    @property
+    def upright_dims(self) -> NDArray[np.uint16]:
+        """(U, 2) uint16, height and width in pixels of each unit's upright picture."""
+        # Orientations 5 to 8 swap height and width.
+        return np.where(self.orientation[:, None] >= 5, self.dims[:, ::-1], self.dims)
+
     @lazy
     def unit_counts(self) -> I64:
         """(S, M) units of each sample in each stream."""

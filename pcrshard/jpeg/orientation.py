@@ -1,32 +1,11 @@
-"""EXIF orientation: the sizes of upright pictures, and the tag of JPEGs at every scan."""
+"""EXIF orientation: the tag of JPEGs at every scan."""
 
 from __future__ import annotations
 
 import struct
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ..memory import Buffer
 from .markers import APP0, SOI
-
-
-def upright_sizes(
-    sizes: NDArray[Any],
-    orientations: NDArray[np.uint8],
-) -> NDArray[Any]:
-    """Return the sizes of pictures after rotation to upright.
-
-    Args:
-        sizes: (N, 2) height and width as stored, such as ``index.dims``.
-        orientations: (N,) EXIF orientations, 0 for none, such as ``index.orientation``.
-
-    Returns:
-        (N, 2) height and width.
-    """
-    # Orientations 5 to 8 swap height and width.
-    return np.where(orientations[:, None] >= 5, sizes[:, ::-1], sizes)
 
 
 def with_orientation(jpeg: Buffer, orientation: int) -> bytes:

@@ -10,8 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .. import storage
-from ..errors import FormatError, StorageError
+from ..errors import FormatError, StorageError, naming
 from ..format.dataset_index import (
     DATASET_INDEX,
     MAX_DATASET_INDEX_BYTES,
@@ -19,8 +22,12 @@ from ..format.dataset_index import (
     ShardEntry,
     ShardTable,
 )
+from ..format.sample_columns import COLUMNS, decode_column
+from ..redaction import get_logger
 from ..storage.retry import Retry
 from .shard import Shard
+
+log = get_logger(__name__)
 
 # A dataset index and the URLs of its shards.
 Opened = tuple[DatasetIndex, list[str]]
@@ -112,6 +119,11 @@ def open_dataset(
         return _index_of([Shard(url, storage_options=store) for url in urls]), urls
     if not by_name:
         return index, [storage.join(storage.parent(found), entry.name) for entry in index.shards]
+    return _choose(index, urls), urls
+
+
+def _choose(index: DatasetIndex, urls: Sequence[str]) -> DatasetIndex:
+    """Return the index of some shards, in their order."""
     entry_of = {entry.name: entry for entry in index.shards}
     for url in urls:
         if storage.file_name(url) not in entry_of:
@@ -119,9 +131,12 @@ def open_dataset(
             raise StorageError(
                 f"the {DATASET_INDEX} of its folder does not have it; {hint}", url=url
             )
-    chosen = [entry_of[storage.file_name(url)] for url in urls]
-    counts = index.counts if sorted(each.name for each in chosen) == sorted(entry_of) else None
-    return dataclasses.replace(index, shards=ShardTable.of(chosen), counts=counts), urls
+    chosen = [storage.file_name(url) for url in urls]
+    if chosen != list(entry_of):
+        # What is said of all shards does not hold.
+        table = ShardTable.of(entry_of[name] for name in chosen)
+        index = dataclasses.replace(index, shards=table, counts=None, columns=())
+    return index
 
 
 def _index_of(shards: Sequence[Shard]) -> DatasetIndex:
@@ -183,6 +198,42 @@ def check_claims(
         storage.read(url, stop - 1, stop, options=storage_options)
 
 
+def read_column(
+    index: DatasetIndex,
+    folder: str,
+    name: str,
+    *,
+    storage_options: storage.Access = None,
+) -> NDArray[Any] | None:
+    """Read a column of all samples of a dataset; one request.
+
+    Args:
+        index: The dataset index.
+        folder: Its folder.
+        name: One of the names of :class:`SampleColumns`.
+        storage_options: fsspec storage options.
+
+    Returns:
+        The column, as in :class:`SampleColumns`; ``None`` without one of these shards.
+
+    Raises:
+        StorageError: It cannot be read, though it is there.
+    """
+    for column in index.columns:
+        if column.name == name:
+            url = storage.join(folder, COLUMNS)
+            try:
+                data = storage.read(url, *index.column_range(column), options=storage_options).data
+                with naming(url):
+                    return decode_column(column, index.shards, data)
+            except (FormatError, StorageError) as error:
+                gone = isinstance(error.__cause__, FileNotFoundError)
+                if not (gone or isinstance(error, FormatError)):
+                    raise
+                log.warning("%s; reading the index of each shard instead", error)
+    return None
+
+
 def count_classes(
     index: DatasetIndex,
     urls: Sequence[str],
@@ -191,17 +242,24 @@ def count_classes(
 ) -> dict[str, int]:
     """Count the samples of each class, by class name, or by label in the field ``cls``.
 
-    The largest class comes first. One request per shard, for its index; images are not read.
+    The largest class comes first. One request for all labels; where some are no numbers, or there
+    is no ``pcr.columns``, one per shard, for its index. Images are not read.
     """
     labels: collections.Counter[bytes | None] = collections.Counter()
     store = storage.Store.of(storage_options)
+    numbers = read_column(index, storage.parent(urls[0]), "labels", storage_options=store)
 
     def labels_of(url: str, entry: ShardEntry) -> Sequence[bytes | None]:
         fields = Shard(url, entry=entry, storage_options=store).index.fields
         return fields.get("cls", [None] * entry.num_samples)
 
-    for found in map_shards(labels_of, urls, index.shards):
-        labels.update(found)
+    if numbers is not None and (numbers >= 0).all():
+        values, sums = np.unique(numbers, return_counts=True)
+        found = zip(values.tolist(), sums.tolist(), strict=True)
+        labels.update({str(label).encode(): count for label, count in found})
+    else:
+        for own in map_shards(labels_of, urls, index.shards):
+            labels.update(own)
     names = {str(label).encode(): name for label, name in enumerate(index.classes)}
     counts = {}
     for label, count in labels.most_common():

@@ -124,7 +124,7 @@ class Buckets:
         """Return the (n,) buckets of (n, 2) heights and widths, by nearest aspect ratio."""
         ratios = np.log([width / height for height, width in self.shapes])
         middles = (ratios[1:] + ratios[:-1]) / 2
-        return np.searchsorted(middles, np.log(sizes[:, 1] / sizes[:, 0]))
+        return np.searchsorted(middles, np.log(sizes[:, 1] / sizes[:, 0].astype(np.float64)))
 
     def regroup(self, sizes: Ints, layout: Layout) -> Layout:
         """Move samples between steps; with sizes bound, ``regroup`` of :class:`EpochOrder`.

@@ -20,7 +20,6 @@ from ..format.schema import IMAGE, Field
 from ..format.shard_index import ShardIndex, State
 from ..jpeg.color_profiles import profile_mode
 from ..jpeg.image_decoder import ImageDecoder
-from ..jpeg.orientation import upright_sizes
 from ..jpeg.views import Picture
 from ..lazy import lazy
 from ..memory import borrow_array
@@ -246,7 +245,7 @@ class Collator:
         index = prefix.index
         with naming(prefix.shard.url, index.keys[place]):
             units = [unit for own in prefix.streams for unit in prefix.units_of(place, own)][:1]
-            [*size] = upright_sizes(index.dims[units], index.orientation[units]).ravel().tolist()
+            [*size] = index.upright_dims[units].ravel().tolist()
             if not any(size):
                 raise FormatError(f"field {name!r} needs the size of its picture, which is unknown")
             where = image.place(size, draw_key(*self.key, number))

@@ -23,6 +23,7 @@ from ..checking.pictures import Part
 from ..checksum import crc32c
 from ..errors import FormatError, StorageError
 from ..format.dataset_index import DatasetIndex, ShardTable
+from ..format.sample_columns import UNDECODABLE
 from ..format.scan import FULL, Scan
 from ..format.schema import Field
 from ..jpeg.image_decoder import ImageDecoder
@@ -167,17 +168,20 @@ class PCRDataset(Dataset[Any]):
     @lazy
     def keys(self) -> tuple[str, ...]:
         """The key of each sample. Reads the index of each shard once, in parallel."""
-        found = self.shards.columns.keys
+        found = self.shards.metadata.keys
         return tuple(found) if self._ids is None else tuple(found[each] for each in self._ids)
 
     @lazy
     def labels(self) -> Ints:
-        """The ``cls`` of each sample, (N,) int64. Reads the index of each shard once, in parallel.
+        """The ``cls`` of each sample, (N,) int64. Costs one request for a whole dataset.
 
         Raises:
             ValueError: A sample has no integer ``cls``.
         """
-        keys, found = self.shards.columns[:2]
+        labels = self.shards.labels.take(self.ids)
+        if (labels >= 0).all():
+            return labels.astype(np.int64)
+        keys, found, _ = self.shards.metadata
         try:
             numbers = [convert(_LABEL, found[each] or b"", keys[each]) for each in self.ids]
         except ValueError as error:
@@ -190,19 +194,18 @@ class PCRDataset(Dataset[Any]):
     def sizes(self) -> Ints:
         """The height and width in pixels of first images, upright, (N, 2) int64; 0, 0 if unknown.
 
-        Reads the index of each shard once, in parallel.
+        Costs one request for a whole dataset.
         """
-        sizes = self.shards.columns.sizes
-        return sizes if self._ids is None else sizes[self._ids]
+        return self.shards.sizes.take(self.ids, axis=0).astype(np.int64)
 
     @property
     def decodable(self) -> NDArray[np.bool_]:
         """Whether a decoder could decode each image of each sample, (N,) bool, when encoded.
 
         ``dataset.subset(dataset.decodable)`` leaves out the files that ``encode --on-error keep``
-        kept although nothing could decode them. Reads the index of each shard once, in parallel.
+        kept although nothing could decode them. Costs one request for a whole dataset.
         """
-        return self.shards.columns.decodable.take(self.ids)
+        return ~np.bitwise_and(self.shards.flags.take(self.ids), UNDECODABLE).astype(np.bool_)
 
     @property
     def shard_sizes(self) -> Ints:

@@ -396,7 +396,7 @@ class PCRLoader:
         """Start a batch; see :meth:`Collator.begin`. With buckets, its images get one shape."""
         if self.buckets is not None:
             ids = [sample for sample, _, _ in rows]
-            collate = self.buckets.fit(collate, self.dataset.shards.columns.sizes[ids])
+            collate = self.buckets.fit(collate, self.dataset.shards.sizes[ids].astype(np.int64))
         return collate.begin(rows, pool, pin)
 
     def _order(self, cursor: _Cursor) -> EpochOrder:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +20,17 @@ from numpy.typing import NDArray
 from .. import storage
 from ..checksum import crc32c
 from ..errors import FormatError, StorageError
+from ..format.sample_columns import SampleColumns
 from ..format.scan import Scan
 from ..format.schema import Schema
-from ..format.shard_index import State
-from ..jpeg.orientation import upright_sizes
 from ..lazy import PerProcess, lazy
-from ..reading.dataset_folder import check_claims, is_shard, map_shards, open_dataset
+from ..reading.dataset_folder import (
+    check_claims,
+    is_shard,
+    map_shards,
+    open_dataset,
+    read_column,
+)
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
 from ..reading.prefix import OnError, Prefix
@@ -47,22 +52,12 @@ Result = TypeVar("Result")
 Finish = Callable[[], Result]
 
 
-class Columns(NamedTuple):
-    """Metadata of all samples, from the shard indexes.
-
-    Attributes:
-        keys: The key of each sample.
-        labels: ``cls`` of each sample, as bytes, or ``None``.
-        sizes: (N, 2) int64, height and width in pixels of each sample's first image, upright; 0, 0
-            if unknown.
-        decodable: (N,) bool, whether a decoder could decode every image of the sample when it was
-            encoded.
-    """
+class Metadata(NamedTuple):
+    """What the indexes of all shards say of their samples: keys, ``cls`` or ``None``, columns."""
 
     keys: list[str]
     labels: list[bytes | None]
-    sizes: Ints
-    decodable: NDArray[np.bool_]
+    columns: SampleColumns
 
 
 class ShardSet:
@@ -97,6 +92,7 @@ class ShardSet:
         found = [open_dataset(list(urls), storage_options=store) for _, urls in groups]
         for opened in found:
             check_claims(*opened, storage_options=store)
+        self._indexes = [index for index, _ in found]
         self.urls = [url for _, urls in found for url in urls]
         self.entries = [entry for index, _ in found for entry in index.shards]
         self.starts = np.cumsum([0, *(entry.num_samples for entry in self.entries)])
@@ -125,34 +121,54 @@ class ShardSet:
         return crc32c("\n".join(lines).encode())
 
     @lazy
-    def columns(self) -> Columns:
-        """Read the keys, labels and sizes of all samples: one request per shard, for its index.
+    def metadata(self) -> Metadata:
+        """Read the keys, labels and columns of all samples: one request per shard, for its index.
 
         Raises:
             FormatError, StorageError: A shard cannot be read.
         """
-        found = map_shards(self._read_columns, range(len(self.urls)))
-        keys, labels, sizes, decodable = zip(*found, strict=True)
-        chained = itertools.chain.from_iterable
-        return Columns(
-            list(chained(keys)),
-            list(chained(labels)),
-            np.concatenate(sizes),
-            np.concatenate(decodable),
-        )
 
-    def _read_columns(self, shard: int) -> Columns:
-        index = self.open(shard).index
-        labels = index.fields.get("cls", [None] * index.num_samples)
-        # The sample of each unit.
-        owners = np.repeat(np.arange(index.num_samples), index.unit_counts.sum(axis=1))
-        sizes = np.zeros((index.num_samples, 2), np.int64)
-        known = np.flatnonzero(index.dims[:, 0])[::-1]
-        # Of several, the last assignment counts: that of the first image.
-        sizes[owners[known]] = upright_sizes(index.dims, index.orientation)[known]
-        decodable = np.ones(index.num_samples, np.bool_)
-        decodable[owners[index.states == State.UNDECODABLE]] = False
-        return Columns(list(index.keys), list(labels), sizes, decodable)
+        def read(shard: int) -> Metadata:
+            index = self.open(shard).index
+            labels = index.fields.get("cls", [None] * index.num_samples)
+            return Metadata(list(index.keys), list(labels), SampleColumns.of(index))
+
+        keys, labels, columns = zip(*map_shards(read, range(len(self.urls))), strict=True)
+        chained = itertools.chain.from_iterable
+        return Metadata(list(chained(keys)), list(chained(labels)), SampleColumns.join(columns))
+
+    @lazy
+    def labels(self) -> NDArray[np.int32]:
+        """The labels of all samples, -1 for none; see :meth:`_column`."""
+        return self._column("labels")
+
+    @lazy
+    def sizes(self) -> NDArray[np.uint16]:
+        """The sizes of all samples' first images; see :meth:`_column`."""
+        return self._column("sizes")
+
+    @lazy
+    def flags(self) -> NDArray[np.uint8]:
+        """The flags of all samples; see :meth:`_column`."""
+        return self._column("flags")
+
+    def _column(self, name: str) -> NDArray[Any]:
+        """Read a column of all samples: one request per dataset.
+
+        If one has no ``pcr.columns``, one per shard, for its index.
+        """
+        found = []
+        if "metadata" not in vars(self):
+            for index, first in zip(self._indexes, self.datasets, strict=False):
+                folder = storage.parent(self.urls[first])
+                own = read_column(index, folder, name, storage_options=self.options.store)
+                if own is None:
+                    break
+                found.append(own)
+            else:
+                return np.concatenate(found)
+        column: NDArray[Any] = getattr(self.metadata.columns, name)
+        return column
 
     def places(self, samples: Ints) -> Iterator[tuple[int, int, int]]:
         """Return the (sample, shard, row) of each of (samples,) int64 ids."""

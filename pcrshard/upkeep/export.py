@@ -11,9 +11,9 @@ from functools import partial
 from typing import BinaryIO
 
 from .. import storage
-from ..encoding.labels import label_of
 from ..errors import EncodeError, FormatError, PCRError
 from ..format.names import is_jpeg_field, is_other_image, valid_key
+from ..format.sample_columns import label_of
 from ..format.scan import FULL, Scan
 from ..format.shard_head import BLOCK, TRAILER
 from ..format.tar_members import tar_header
@@ -172,7 +172,7 @@ def _path(
     this path, append a number.
     """
     key: str = sample["__key__"]
-    label = label_of(sample)
+    label = label_of(sample.get("cls"))
     number = len(classes) if label is None else label
     if number < len(classes) and not key.startswith(classes[number] + "/"):
         folder = classes[number].replace("/", "_")

@@ -16,11 +16,19 @@ from typing import NamedTuple
 
 from .. import storage
 from ..errors import CorruptIndex, EncodeError, FormatError
-from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry, ShardTable, resolve_scan
+from ..format.dataset_index import (
+    DATASET_INDEX,
+    Column,
+    DatasetIndex,
+    ShardEntry,
+    ShardTable,
+    resolve_scan,
+)
+from ..format.sample_columns import COLUMNS
 from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_head import HEAD_STOP, TRAILER, read_head
 from ..memory import Buffer
-from ..reading.dataset_folder import open_dataset
+from ..reading.dataset_folder import open_dataset, read_column
 from ..reading.shard import Shard
 from ..storage.locks import hold_lock
 from .verify import check_layout
@@ -99,10 +107,31 @@ def stage(
             pool.shutdown(cancel_futures=True)
             raise
         entries = (future.result().entry for future in futures)
-        index = replace(source, shards=ShardTable.of(entries))
+        columns = _copy_columns(source, storage.parent(urls[0]), dst, storage_options, retry)
+        index = replace(source, shards=ShardTable.of(entries), columns=columns)
         with storage.atomic_write(os.path.join(dst, DATASET_INDEX)) as file:
             file.write(index.encode())
     return index
+
+
+def _copy_columns(
+    source: DatasetIndex,
+    folder: str,
+    dst: str,
+    options: storage.Options,
+    retry: storage.Retry,
+) -> tuple[Column, ...]:
+    """Copy ``pcr.columns``, and return what is in the copy: nothing if it is not of the shards."""
+    store = storage.Store.of(options, retry)
+    found = [
+        read_column(source, folder, each.name, storage_options=store) for each in source.columns
+    ]
+    held = [column for column in found if column is not None]
+    if not held or len(held) < len(found):
+        return ()
+    with storage.atomic_write(os.path.join(dst, COLUMNS)) as file:
+        file.writelines(column.tobytes() for column in held)
+    return source.columns
 
 
 def _check_destination(dst: str, source: DatasetIndex) -> None:

@@ -15,10 +15,12 @@ from ..encoding.resume_journal import read_journal
 from ..encoding.sample_table import keys_of
 from ..encoding.samples import SampleRef, read_samples
 from ..encoding.shard_plan import list_samples
+from ..encoding.shard_writer import count_images
 from ..encoding.worker_processes import run_tasks
 from ..errors import EncodeError, FormatError, PCRError
-from ..format.dataset_index import ShardEntry
+from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ImageCounts, ShardEntry
 from ..format.group_table import GroupTable, decode_tables
+from ..format.sample_columns import COLUMNS, SampleColumns
 from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_head import BLOCK, TRAILER, round512
 from ..format.shard_index import ShardIndex, State
@@ -26,9 +28,10 @@ from ..format.tar_members import Member, index_name, plan_members
 from ..jpeg.markers import SOI, map_jpeg
 from ..jpeg.other_formats import decode
 from ..jpeg.pixels import make_baseline
-from ..reading.dataset_folder import is_shard, open_dataset
+from ..reading.dataset_folder import is_shard, open_dataset, read_column
 from ..reading.prefix import Prefix, Sample, number_lists
 from ..reading.shard import Shard
+from ..redaction import redact_url
 
 
 def verify(
@@ -97,11 +100,13 @@ def _verify(
         own = sources and _sources_of(url, sources, storage_options)
         return VerifyTask(url, index.shards[number], own, storage_options)
 
+    claims = _Claims(index, urls, storage_options)
     done = 0
-    problems: list[str] = []
+    problems = claims.missing
     with closing(run_tasks(verify_shard, task, range(len(urls)), workers=workers)) as results:
         for number, result in results:
             problems += result.problems
+            problems += claims.compare(number, result)
             # If a shard is unreadable, it is unknown which samples are missing.
             if result.keys:
                 missing.difference_update(result.keys)
@@ -110,7 +115,41 @@ def _verify(
             if progress is not None:
                 done += index.shards[number].num_samples
                 progress(done, index.num_samples)
+    problems += claims.compare_counts()
     return problems + [f"the source's sample {key} is in no shard" for key in sorted(missing)]
+
+
+class _Claims:
+    """What ``pcr.json`` and ``pcr.columns`` say of the samples of all shards."""
+
+    def __init__(self, index: DatasetIndex, urls: Sequence[str], options: storage.Options) -> None:
+        self._claimed, self._urls = index.counts, urls
+        self._found: ImageCounts | None = ImageCounts()
+        self._starts = np.cumsum([0, *index.shards.num_samples])
+        folder, store = storage.parent(urls[0]), storage.Store.of(options)
+        names = [each.name for each in index.columns]
+        read = [read_column(index, folder, name, storage_options=store) for name in names]
+        known = zip(names, read, strict=True)
+        self._columns = {name: column for name, column in known if column is not None}
+        self.missing = [
+            f"{COLUMNS}: the {name} are missing, damaged or of other shards"
+            for name in names
+            if name not in self._columns
+        ]
+
+    def compare(self, number: int, result: VerifyResult) -> Iterator[str]:
+        """Yield what differs from a shard, and count its images."""
+        self._found = self._found and result.counts and self._found.plus(result.counts)
+        for name, claimed in self._columns.items():
+            own = getattr(result.columns, name, None)
+            start, stop = self._starts[number : number + 2]
+            if own is not None and not np.array_equal(claimed[start:stop], own):
+                yield f"{COLUMNS}: the {name} are not those of {redact_url(self._urls[number])}"
+
+    def compare_counts(self) -> Iterator[str]:
+        """Yield what differs from the images of all shards, if they could be read."""
+        if self._found and self._claimed not in (None, self._found):
+            yield f"{DATASET_INDEX}: expected {self._found}, got {self._claimed}"
 
 
 def _sources_of(
@@ -144,10 +183,19 @@ class VerifyTask(NamedTuple):
 
 
 class VerifyResult(NamedTuple):
-    """One line per problem of a shard, and its samples' keys; none if it is unreadable."""
+    """What is known of a shard.
+
+    Attributes:
+        problems: One line per problem.
+        keys: Keys of the samples; none if it is unreadable.
+        counts: Numbers of images; ``None`` if it is unreadable.
+        columns: The columns of its samples; ``None`` if it is unreadable.
+    """
 
     problems: tuple[str, ...]
     keys: tuple[str, ...]
+    counts: ImageCounts | None = None
+    columns: SampleColumns | None = None
 
 
 def verify_shard(task: VerifyTask) -> VerifyResult:
@@ -163,6 +211,7 @@ def verify_shard(task: VerifyTask) -> VerifyResult:
     shard = Shard(url, entry=entry, storage_options=task.storage_options)
     problems: list[PCRError] = []
     keys: tuple[str, ...] = ()
+    counts = columns = None
     try:
         index = shard.index
         scan = (entry and entry.scan) or FULL
@@ -176,9 +225,10 @@ def verify_shard(task: VerifyTask) -> VerifyResult:
             problems.append(PCRError(f"expected a file of {stop} bytes, got {size}", url=url))
         problems += _check_samples(shard, task, scan)
         keys = index.keys
+        counts, columns = count_images(index), SampleColumns.of(index)
     except PCRError as error:
         problems.append(error)
-    return VerifyResult(tuple(map(str, problems)), keys)
+    return VerifyResult(tuple(map(str, problems)), keys, counts, columns)
 
 
 def check_layout(

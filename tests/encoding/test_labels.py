@@ -8,8 +8,9 @@ from support import read_all, read_samples, run_encode, write_files
 
 from pcrshard import EncodeOptions, Shard, ShardWriter, open_dataset
 from pcrshard.cli.main import main
-from pcrshard.encoding.labels import label_of, read_classes
+from pcrshard.encoding.labels import read_classes
 from pcrshard.errors import EncodeError
+from pcrshard.format.sample_columns import label_of
 from pcrshard.testing import make_jpeg
 
 LABELS = [3, 0, 9, 9, 1, 4, 0, 2]
@@ -60,7 +61,7 @@ def test_names_of_classes_are_checked_at_once(tmp_path, classes):
 @pytest.mark.parametrize("value", [b"", b"-1", b"cat", b"1.5", b"9" * 10, b"\xd9\xa1"])
 def test_what_is_no_label_is_not_counted(value):
     """Names, unlabeled samples and identifiers do not make a layer of a billion outputs."""
-    assert label_of({"cls": value}) is None
+    assert label_of(value) is None
 
 
 def test_names_for_numbers(tar, tmp_path):

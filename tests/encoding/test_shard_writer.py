@@ -209,5 +209,5 @@ def test_a_writer_takes_empty_folders_only(tmp_path):
     with ShardWriter(tmp_path / "out") as writer:
         writer.write({"__key__": "a", "jpg": make_jpeg()})
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "data-000000.tar", "pcr.json",
+        "data-000000.tar", "pcr.columns", "pcr.json",
     ]  # fmt: skip

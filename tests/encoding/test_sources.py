@@ -388,7 +388,7 @@ def test_a_tar_on_a_web_server_without_ranges(tmp_path, web_server):
     run_encode(f"{web_server}/a.tar", tmp_path / "dst", num_shards=1)
     assert read_samples(tmp_path / "dst").keys() == {"0", "1", "2"}
     names = {path.name for path in (tmp_path / "dst").iterdir()}
-    assert names == {"data-000000.tar", "pcr.json", "encode-journal.json"}
+    assert names == {"data-000000.tar", "pcr.columns", "pcr.json", "encode-journal.json"}
 
 
 PACKERS = {

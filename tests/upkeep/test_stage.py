@@ -44,9 +44,8 @@ def assert_staged(dst, dataset, index, scan):
         assert pathlib.Path(dst, entry.name).read_bytes() == whole[: size_at(entry, scan)]
     assert open_dataset(dst)[0].scan == (None if scan == "full" else scan)
     assert read_samples(dst, scan) == read_samples(dataset, scan)
-    assert sorted(path.name for path in pathlib.Path(dst).iterdir()) == sorted(
-        [*(e.name for e in index.shards), "pcr.json"]
-    )
+    names = sorted([*(e.name for e in index.shards), "pcr.columns", "pcr.json"])
+    assert sorted(path.name for path in pathlib.Path(dst).iterdir()) == names
 
 
 def moved(server):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import shutil
-from types import SimpleNamespace
 
 import fsspec
 import numpy as np
@@ -14,6 +13,7 @@ from pcrshard.cli.main import main
 from pcrshard.encoding.samples import SampleRef, Source
 from pcrshard.errors import EncodeError
 from pcrshard.format.dataset_index import ShardTable
+from pcrshard.format.schema import Schema
 from pcrshard.native import rescan
 from pcrshard.testing import make_jpeg
 from pcrshard.upkeep.verify import VerifyResult, VerifyTask, verify, verify_shard
@@ -226,8 +226,7 @@ def test_a_store_that_does_not_tell_sizes(whole, capsys):
 def test_bookkeeping_grows_with_the_samples_only(tmp_path, monkeypatch):
     """What verify notes of each shard does not take longer in a dataset of many."""
     keys = [f"{i:06d}" for i in range(200_000)]
-    shards = [shard_entry() for _ in range(2000)]
-    index = SimpleNamespace(scan=None, classes=(), shards=shards, num_samples=len(keys))
+    index = DatasetIndex(Schema("standard", 10 * ("",)), [shard_entry()] * 2000)
     module = "pcrshard.upkeep.verify"
     monkeypatch.setattr(f"{module}.open_dataset", lambda *_, **__: (index, ["a/b.tar"] * 2000))
     monkeypatch.setattr(f"{module}._sources_of", lambda *_: {})
