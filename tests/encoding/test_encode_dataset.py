@@ -41,7 +41,7 @@ def test_a_dataset_is_its_source(synthetic_folder, dataset):
         assert np.array_equal(
             pixels.decode(samples[key]["jpg"], mode), pixels.decode(path.read_bytes(), mode)
         )
-    names = {entry.name for entry in index.shards} | {"pcr.json", JOURNAL}
+    names = {entry.name for entry in index.shards} | {"pcr.columns", "pcr.json", JOURNAL}
     assert {p.name for p in dataset.iterdir()} == names
 
 
