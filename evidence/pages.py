@@ -16,7 +16,7 @@ import jinja2
 import numpy as np
 import yaml
 
-from pcrshard.fidelity.tuner import confidence
+from pcrshard.fidelity.intervals import confidence
 
 from .plots import label
 

@@ -303,18 +303,25 @@ def fidelity(
                 storage_options=storage_option,
             )
         first = rows[0]
+        found = advice.recommend(rows, min_msssim)
         if plot:
             title = f"{first.num_images} images of {redact_url(url)}"
-            plots.plot_fidelity(rows, _of_split(plot, split), title=title)
+            enough = None if network else min_msssim
+            path = _of_split(plot, split)
+            plots.plot_fidelity(rows, path, title=title, enough=enough, recommended=found.scan)
         if contact_sheet:
             path = _of_split(contact_sheet, split)
-            draw_contact_sheet(url, path, seed=seed, storage_options=storage_option)
-        found = advice.recommend(rows, min_msssim)
+            draw_contact_sheet(
+                url, path, recommended=found.scan, seed=seed, storage_options=storage_option
+            )
         return Report(
             {
                 "num_images": first.num_images,
                 "recommended": found.scan,
                 "reason": found.reason,
+                "lowest_possible": None if found.images is None else found.lowest,
+                "images_to_tell": found.images,
+                "question": advice.accuracy_question(rows),
                 "scans": advice.with_throughput(rows, bandwidth, cores),
             }
         )

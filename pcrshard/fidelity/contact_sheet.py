@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..format.scan import FULL, Scan
 from ..jpeg.pixels import decode_image
 from ..storage import Options
 from .costs import human_bytes
@@ -19,6 +20,7 @@ def contact_sheet(
     path: str,
     scans: Sequence[int] = (1, 2, 5),
     *,
+    recommended: Scan | None = None,
     num_images: int = 3,
     seed: int = 0,
     side: int = 224,
@@ -32,6 +34,7 @@ def contact_sheet(
         url: The dataset's folder.
         path: Target file, a PNG.
         scans: Scans shown before the last one; others are left out.
+        recommended: A scan that is shown, too, and marked.
         num_images: Number of images.
         seed: Random seed; the same seed picks the same images.
         side: Maximum side in pixels of the square center crop shown of each image.
@@ -44,7 +47,9 @@ def contact_sheet(
     """
     sample = draw_images(url, num_images, seed, num_images, storage_options)
     last = sample.dataset.scan or sample.dataset.num_groups
-    shown = [*(scan for scan in scans if scan < last), last]
+    marked = last if recommended == FULL else recommended
+    wanted = sorted({*scans, *([] if marked is None else [marked])})
+    shown = [*(scan for scan in wanted if scan < last), last]
     with saved_figure(path, 2.3 * len(shown), 4.9 * num_images) as figure:
         axes = figure.subplots(2 * num_images, len(shown), squeeze=False)
         for plot in axes.flat:
@@ -55,8 +60,9 @@ def contact_sheet(
             for scan, picture, difference in zip(shown, upper, lower, strict=True):
                 pixels = decode_image(pieces[:scan])
                 size = human_bytes(sum(map(len, pieces[:scan])))
-                caption = f"scan {scan}: {size}\nMS-SSIM {compare(pixels):.3f}"
-                picture.set_title(caption, fontsize=13)
+                mark = " (recommended)" if scan == marked else ""
+                caption = f"scan {scan}: {size}{mark}\nMS-SSIM {compare(pixels):.3f}"
+                picture.set_title(caption, fontsize=11)
                 picture.imshow(middle(pixels, side))
                 amplified = 128 + 4 * (middle(pixels, side) - middle(full, side).astype(np.int16))
                 difference.imshow(np.clip(amplified, 0, 255).astype(np.uint8))

@@ -18,6 +18,7 @@ from ..jpeg.pixels import decode_image
 from ..storage import Options
 from .advice import ScanFidelity
 from .costs import scan_costs
+from .intervals import Interval, confidence, of_change
 from .msssim import Reference, count_scales, require_opencv
 from .sampled_images import LABEL, OnImage, Pieces, draw_images
 
@@ -90,20 +91,31 @@ def measure(
         )
     # Shape: (scans, 3 figures, images).
     figures = np.array(measured).transpose(1, 2, 0)
-    top1 = np.mean(right, axis=0).tolist() if right else [None] * len(costs)
+    top1: list[float | None] = [None] * len(costs)
+    changes: list[Interval | None] = [None] * len(costs)
+    if right:
+        answers = np.array(right)
+        top1 = answers.mean(axis=0).tolist()
+        gained = (answers & ~answers[:, -1:]).sum(axis=0).tolist()
+        lost = (~answers & answers[:, -1:]).sum(axis=0).tolist()
+        changes = [of_change(*pair, len(right)) for pair in zip(gained, lost, strict=True)]
     return [
         ScanFidelity(
             scan=cost.scan,
             bytes_per_image=cost.bytes_per_sample,
             saving=cost.saving,
             msssim=float(msssims.mean()),
+            msssim_interval=confidence(msssims.tolist())[1:] if len(measured) > 1 else None,
             msssim_quartile=float(np.quantile(msssims, 0.25)),
             psnr=psnr(float(errors.mean())),
             decode_seconds=float(seconds.mean()),
             num_images=len(measured),
             top1=own,
+            top1_change=change,
         )
-        for cost, (msssims, errors, seconds), own in zip(costs, figures, top1, strict=True)
+        for cost, (msssims, errors, seconds), own, change in zip(
+            costs, figures, top1, changes, strict=True
+        )
     ]
 
 

@@ -7,7 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..errors import MissingDependency, StorageError
+from ..format.scan import Scan
 from .advice import ScanFidelity
+
+# Least distance of labels, as a fraction of the width of a plot.
+_LABEL_WIDTH = 0.03
 
 
 def figure_class() -> Any:
@@ -41,22 +45,75 @@ def saved_figure(path: str, width: float, height: float) -> Iterator[Any]:
         raise StorageError(f"cannot save the picture: {error}", url=path) from error
 
 
-def plot_fidelity(rows: Sequence[ScanFidelity], path: str, *, title: str) -> None:
+def plot_fidelity(
+    rows: Sequence[ScanFidelity],
+    path: str,
+    *,
+    title: str,
+    enough: float | None = None,
+    recommended: Scan | None = None,
+) -> None:
     """Plot MS-SSIM against bytes per sample, one point per scan, saved as PNG.
 
     Args:
         rows: Figures of each scan, from :func:`measure`.
         path: Target file.
         title: Text above the figure.
+        enough: Minimum MS-SSIM, drawn as a line.
+        recommended: The recommended scan, which is marked.
     """
     points = [(row.bytes_per_image / 1000, row.msssim) for row in rows]
     with saved_figure(path, 8, 4) as figure:
         axes = figure.subplots()
         axes.plot(*zip(*points, strict=True), "o-", color="#2b6cb0")
+        bounds = [row.msssim_interval or (row.msssim, row.msssim) for row in rows]
+        sizes = [size for size, _ in points]
+        axes.fill_between(sizes, *zip(*bounds, strict=True), color="#2b6cb0", alpha=0.15, lw=0)
+        if enough is not None:
+            axes.axhline(enough, color="#b91c1c", linewidth=1, linestyle="--")
+            axes.annotate(
+                f"enough: {enough:g}",
+                (1, enough),
+                (-4, -4),
+                xycoords=("axes fraction", "data"),
+                textcoords="offset points",
+                ha="right",
+                va="top",
+                fontsize=9,
+                color="#b91c1c",
+            )
         for row, point in zip(rows, points, strict=True):
-            axes.annotate(str(row.scan), point, (5, -12), textcoords="offset points", fontsize=9)
+            if row.scan == recommended:
+                axes.plot(*point, "o", markersize=12, fillstyle="none", color="#b91c1c")
+        for names, point in _labels(rows, points):
+            axes.annotate(
+                names, point, (0, -15), textcoords="offset points", fontsize=9, ha="center"
+            )
         axes.set_xlabel("kB per sample, cumulative")
         axes.set_ylabel("mean MS-SSIM against full fidelity")
         axes.spines[["top", "right"]].set_visible(False)
-        axes.set_title(title, fontsize=11)
+        marked = "" if recommended is None else f"\nrecommended: {recommended}"
+        axes.set_title(title + marked, fontsize=11)
+        axes.margins(y=0.12)
         axes.grid(alpha=0.3)
+
+
+def _labels(
+    rows: Sequence[ScanFidelity], points: Sequence[tuple[float, float]]
+) -> list[tuple[str, tuple[float, float]]]:
+    """Return a label for each point, and one for points so close that labels would collide."""
+    width = max(size for size, _ in points)
+    groups: list[list[int]] = []
+    for place, (size, _) in enumerate(points):
+        if groups and size - points[groups[-1][-1]][0] < _LABEL_WIDTH * width:
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+    labels = []
+    for group in groups:
+        scans = [str(rows[place].scan) for place in group]
+        text = scans[0] if len(scans) == 1 else f"{scans[0]}-{scans[-1]}"
+        # Below the lowest, in the middle.
+        middle = (points[group[0]][0] + points[group[-1]][0]) / 2
+        labels.append((text, (middle, min(points[place][1] for place in group))))
+    return labels

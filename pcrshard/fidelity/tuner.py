@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import math
 import random
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,18 +20,15 @@ from ..arguments import Positive, check_fields
 from ..format.dataset_index import prefix_totals
 from ..format.scan import FULL, Scan
 from ..reading.scan_level import ScanLevel
+from ..redaction import get_logger
 from ..training.loader import PCRLoader
 from ..training.sequence import Dataset, Rules, one_pass
+from .intervals import confidence
 from .schedule import ScanPolicy
 
+log = get_logger(__name__)
 Loss = Callable[[nn.Module, Any], Tensor]
 State = dict[str, Any]
-# Quantiles 0.975 of Student's t distribution for 1, 2, ... degrees of freedom.
-_T975 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093),
-)
-_NORMAL975 = 1.96
 _MIN_STEP = 1.1
 # Epoch numbers beyond any training epoch, so that tuning draws different crops.
 _TUNING_EPOCHS = 1 << 31
@@ -93,25 +88,6 @@ def candidate_scans(prefix_bytes: Sequence[int]) -> list[int]:
     return chosen
 
 
-def confidence(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the mean of some cosines and its 95 % confidence interval by Student's t.
-
-    A single trial has no interval. If a cosine is NaN because the model has diverged, the mean is 0
-    and the bounds are -1 and 1.
-
-    >>> confidence([0.9, 0.9, 0.9])
-    (0.9, 0.9, 0.9)
-    """
-    if not all(map(math.isfinite, values)):
-        return 0.0, -1.0, 1.0
-    mean = statistics.fmean(values)
-    if len(values) < 2:
-        return mean, mean, mean
-    quantile = [*_T975, _NORMAL975][min(len(values) - 2, len(_T975))]
-    half = quantile * statistics.stdev(values) / math.sqrt(len(values))
-    return mean, mean - half, mean + half
-
-
 def choose(
     similarities: Sequence[Similarity],
     threshold: float,
@@ -125,9 +101,11 @@ def choose(
 class ScanTuner(ScanPolicy):
     """A policy that picks the lowest scan whose gradient is close to that of full fidelity.
 
-    Tuning leaves the parameters, BatchNorm statistics, ``.grad`` and random states unchanged. Each
-    scan sees the same images, crops and dropout. With ``torch.distributed``, the images are divided
-    among the ranks and gradients are averaged before the cosine, so all ranks choose the same scan.
+    A tuning reads ``images * trials * (candidates + 1)`` images; a warning is logged if that is
+    more than an epoch. It leaves the parameters, BatchNorm statistics, ``.grad`` and random states
+    unchanged. Each scan sees the same images, crops and dropout. With ``torch.distributed``, the
+    images are divided among the ranks and gradients are averaged before the cosine, so all ranks
+    choose the same scan.
 
     For a staged copy, the highest scan that it holds replaces full fidelity, unless the loader
     reads the original dataset: the level then still follows the copy.
@@ -176,6 +154,20 @@ class ScanTuner(ScanPolicy):
         for scan in self.candidates:
             shards.check_scan(scan)
             self.level.check(scan)
+        if self._images_read > len(self.loader.dataset):
+            log.warning(
+                "each tuning reads %d images, more than the epoch of %d: pass a smaller images= or "
+                "trials=, or choose a scan before training with `pcrshard fidelity`",
+                self._images_read,
+                len(self.loader.dataset),
+            )
+
+    @property
+    def _images_read(self) -> int:
+        """Images that all ranks decode in a tuning."""
+        dataset = self.loader.dataset
+        scans = {*self.candidates, dataset.max_scan}
+        return min(self.images, len(dataset)) * self.trials * len(scans)
 
     def step(self, model: nn.Module, epoch: int) -> TunerReport | None:
         """Tune if due; call it on every rank before iterating over the epoch.
@@ -193,10 +185,8 @@ class ScanTuner(ScanPolicy):
         begun = time.monotonic()
         similarities = tuple(self.measure(model, epoch))
         scan = choose(similarities, self.threshold, self.level.highest)
-        dataset = self.loader.dataset
-        scans = {*self.candidates, dataset.max_scan}
-        images = min(self.images, len(dataset)) * self.trials * len(scans)
-        report = TunerReport(epoch, scan, similarities, images, time.monotonic() - begun)
+        seconds = time.monotonic() - begun
+        report = TunerReport(epoch, scan, similarities, self._images_read, seconds)
         self.reports.append(report)
         self.level.value = scan
         return report

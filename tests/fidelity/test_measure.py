@@ -77,8 +77,13 @@ def test_the_network_decides_what_is_recommended(dataset):
     rows = measure(str(dataset), rounds=1, model=RightAtTheTop(labels))
     assert [row.top1 for row in rows] == [0] * 8 + [1, 1]
     advice = recommend(rows, min_msssim=0)
-    assert advice.scan == 9
+    # 24 equal answers do not say that of 100 none would differ.
+    assert (advice.lowest, advice.scan, advice.images) == (9, 10, 1400)
+    assert "cannot tell from 24 images: between scans 9 and 10" in advice.reason
     assert "100.0% of your network" in advice.reason
+    low, high = rows[8].top1_change
+    assert low == -high < -0.05
+    assert rows[0].top1_change[1] < -0.75
 
 
 def test_a_dataset_without_labels_says_so(large_dataset):

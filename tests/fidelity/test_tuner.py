@@ -11,7 +11,8 @@ from torch import nn
 
 from pcrshard import Buckets, ImageDecoder, PCRDataset, PCRLoader, ScanLevel, ScanTuner, stage
 from pcrshard.errors import ScanUnavailable
-from pcrshard.fidelity.tuner import Similarity, choose, confidence
+from pcrshard.fidelity.intervals import confidence
+from pcrshard.fidelity.tuner import Similarity, choose
 
 # On a loaded machine, threads spend most of their time waiting for each other.
 torch.set_num_threads(1)
@@ -52,6 +53,15 @@ def test_the_full_scan_agrees_with_itself(dataset):
     assert high.mean == pytest.approx(1, abs=1e-5)
     assert low.mean < 0.999
     assert low.lower <= low.mean <= low.upper
+
+
+def test_a_tuning_of_more_than_an_epoch_is_named(dataset, caplog):
+    """A tuner whose probing costs more than the epoch that it is for says what it reads."""
+    loader = make_loader(dataset)
+    ScanTuner(loader, loss, ScanLevel(), candidates=[1], images=4, trials=3)
+    assert caplog.text == ""
+    ScanTuner(loader, loss, ScanLevel(), candidates=[1, 2])
+    assert "each tuning reads 216 images, more than the epoch of 24" in caplog.text
 
 
 def test_nothing_of_the_training_changes(dataset):
