@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -15,7 +16,6 @@ from ..encoding.clusters import dask_executor, encode_on_slurm
 from ..encoding.encode_dataset import EncodeOptions
 from ..encoding.labels import read_classes
 from ..encoding.resume_journal import read_journal, report_of
-from ..encoding.shard_plan import advise_script
 from ..encoding.sources import find_splits
 from ..errors import EncodeError
 from ..fidelity.costs import scan_costs
@@ -151,6 +151,8 @@ def encode(
     if keep_order:
         options = replace(options, seed=None)
     reports = {}
+    # What will be written is said before.
+    logging.getLogger("pcrshard").setLevel(logging.INFO)
     try:
         splits = _splits(src, options, storage_option)
         with dask_executor(scheduler) if scheduler else nullcontext() as executor:
@@ -214,8 +216,6 @@ def _report(dst: str, index: DatasetIndex | None, storage_options: storage.Optio
         "classes": index.classes,
         "num_classes": index.num_classes,
     }
-    if advice := advise_script(index.script, journal.quality):
-        figures["note"] = advice
     if index.counts is not None and index.counts.wide:
         figures["wide_color"] = (
             f"{index.counts.wide} images have an ICC profile other than sRGB; color='srgb' of "

@@ -45,7 +45,7 @@ from .resume_journal import (
     scratch_of,
 )
 from .samples import StorageOptions
-from .shard_plan import EncodeOptions, Plan, plan, sources_digest
+from .shard_plan import EncodeOptions, Plan, announce, plan, sources_digest
 from .shard_task import ShardTask, encode_shard
 from .shard_writer import write_dataset_index
 from .worker_processes import run_tasks
@@ -124,6 +124,7 @@ def encode(
         # Before large tars are listed or unpacked.
         raise already_holds(DATASET_INDEX, dst)
     planned = plan(src, options, src_options, scratch=scratch_of(dst))
+    _log.info("%s", announce(planned))
     shards = planned.shards
     run = new_run(dst, planned, src_options, dst_options, part)
     numbers = range(first, len(shards), step)

@@ -141,7 +141,7 @@ def test_wrong_options(wrong):
 )
 def test_the_script_follows_the_quality_of_the_sources(tmp_path, capsys, qualities, is_high):
     """``--script auto`` takes q95 if most of the sources have quality 90 or more, and says so; with
-    the standard script, ``encode`` of such sources ends with what q95 would bring.
+    the standard script, ``encode`` of such sources says before it writes what q95 would bring.
     """
     jpegs = {quality: make_jpeg(0, 16, 16, quality=quality) for quality in qualities}
     files = {f"{number:03}.jpg": jpegs[quality] for number, quality in enumerate(qualities)}
@@ -150,10 +150,14 @@ def test_the_script_follows_the_quality_of_the_sources(tmp_path, capsys, qualiti
     for script in ("auto", "standard"):
         options = ["--script", script, "--workers", "1"]
         assert main(["encode", src, str(tmp_path / script), *options]) == 0
-        said[script] = capsys.readouterr().out
+        said[script] = capsys.readouterr()
     chosen = "q95" if is_high else "standard"
-    assert f"script: {chosen}\n" in said["auto"]
-    assert ("reach MS-SSIM 0.95 with 0.16 of their bytes" in said["standard"]) == is_high
+    assert f"script: {chosen}\n" in said["auto"].out
+    assert f"writing {len(qualities)} samples to " in said["auto"].err
+    assert f"script {chosen}" in said["auto"].err
+    better = "reach MS-SSIM 0.95 with 0.16 of their"
+    assert (better in said["standard"].err) == is_high
+    assert better not in said["standard"].out + said["auto"].err
 
 
 def test_a_source_without_images_is_refused(tmp_path):
