@@ -1,9 +1,11 @@
 """Shared fixtures: real data, synthetic datasets, outside tools."""
 
+import functools
 import multiprocessing
 import os
 import pathlib
 import signal
+import subprocess
 import tarfile
 
 import pytest
@@ -45,7 +47,16 @@ FIRST = [
 ]
 
 
+@functools.cache
+def _changed(*paths):
+    return subprocess.run([ROOT / "scripts" / "changed", *paths], check=False).returncode == 0
+
+
 def pytest_collection_modifyitems(items):
+    for item in items:
+        for mark in item.iter_markers("changed"):
+            if not _changed(*mark.args):
+                item.add_marker("long")
     # Long files are begun first, so that none is left to one process at the end.
     items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else 99)
 

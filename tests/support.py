@@ -4,12 +4,15 @@ import contextlib
 import hashlib
 import io
 import json
+import multiprocessing
 import os
 import pathlib
+import runpy
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from typing import NamedTuple
@@ -62,10 +65,40 @@ def run_python(*words, env=(), **options):
     return done.stdout
 
 
-def torchrun(script, *words, ranks=2):
-    """What the ranks of a script print, started by torchrun."""
-    launch = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
-    return run_python(*launch, script, *words, env={"OMP_NUM_THREADS": "1"}, timeout=300)
+def _rank(script, words, environment, log):
+    """Run a script as one rank; what it prints goes to a file."""
+    os.environ.update(environment)
+    file = os.open(log, os.O_CREAT | os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    sys.argv = [str(script), *map(str, words)]
+    multiprocessing.set_start_method(None, force=True)  # the default again, as in a shell
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def run_ranks(script, *words, ranks=2):
+    """What the ranks of a script print, started as torchrun does, but forked with torch imported:
+    an address for the ranks to meet at, and the numbers of ranks, are in their environment.
+    """
+    from torch.distributed import TCPStore
+
+    meeting = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(meeting.port)}
+    where |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    where |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
+    context = multiprocessing.get_context("forkserver")
+    with tempfile.TemporaryDirectory() as folder:
+        logs = [pathlib.Path(folder, str(rank)) for rank in range(ranks)]
+        started = []
+        for rank, log in enumerate(logs):
+            environment = where | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            started.append(context.Process(target=_rank, args=(script, words, environment, log)))
+            started[-1].start()
+        for process in started:
+            process.join(120)
+        said = "".join(log.read_text() for log in logs if log.exists())
+        assert [process.exitcode for process in started] == [0] * ranks, said[-3000:]
+    return said
 
 
 # What PyTurboJPEG looks for, and the list that says where it is.

@@ -38,6 +38,7 @@ def rendered(tmp_path_factory):
     return out
 
 
+@pytest.mark.changed("evidence")
 @pytest.mark.parametrize("page", [f"{subject}/README.md" for subject in SUBJECTS])
 def test_pages_say_what_the_data_say(rendered, page):
     """A reader sees the numbers that were measured: the page is its template and its data."""
@@ -82,6 +83,7 @@ def results(out, subject, name):
     return json.loads((out / subject / f"{name}.json").read_text())["results"]
 
 
+@pytest.mark.long
 def test_parts_are_measured_once_and_the_rest_is_said_to_be_missing(tmp_path):
     """A stopped command resumes: what is there is kept, and a page never has a gap."""
     out = tmp_path / "evidence"

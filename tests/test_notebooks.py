@@ -7,18 +7,22 @@ import nbformat
 import pytest
 from support import ROOT, run_python
 
-FIRST = "01-encode-and-look"
-# Trainings, of which the last needs real photographs and a pretrained network.
-LONG = ["02-train-from-a-prefix", "03-let-it-tune-itself", "04-accuracy-against-bytes"]
-EACH = [FIRST, *(pytest.param(name, marks=pytest.mark.long) for name in LONG)]
+# The last needs real photographs and a pretrained network.
+NAMES = [
+    "01-encode-and-look",
+    "02-train-from-a-prefix",
+    "03-let-it-tune-itself",
+    "04-accuracy-against-bytes",
+]
 
 
 def test_every_notebook_is_tested():
     """A notebook that nobody runs is soon wrong."""
-    assert sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb")) == [FIRST, *LONG]
+    assert sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb")) == NAMES
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_runs_and_is_the_one_that_is_kept(name, tmp_path):
     """Each cell runs, there is a picture, and what readers see on the web has the same cells."""
     environment = os.environ | {"PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}

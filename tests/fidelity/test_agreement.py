@@ -4,7 +4,7 @@ import json
 import time
 
 import pytest
-from support import torchrun
+from support import run_ranks
 
 from pcrshard.fidelity.agreement import Agreement
 
@@ -32,13 +32,13 @@ open({out!r} + str(rank), "w").write(json.dumps(scans))
 """
 
 
-def run_ranks(tmp_path, steps, *, together, end="dist.destroy_process_group()"):
+def scans_of(tmp_path, steps, *, together, end="dist.destroy_process_group()"):
     """The scans of each step on two ranks."""
     out = str(tmp_path / "rank")
     script = tmp_path / "ranks.py"
     script.write_text(RANKS.format(steps=steps, together=together, out=out, end=end))
     begun = time.monotonic()
-    torchrun(script)
+    run_ranks(script)
     assert time.monotonic() - begun < 120
     return [json.loads((tmp_path / f"rank{rank}").read_text()) for rank in range(2)]
 
@@ -51,7 +51,7 @@ def test_alone_a_number_is_agreed_at_once():
 
 def test_all_ranks_read_what_the_slowest_link_carries(tmp_path):
     """Rank 0 alone would stay at full; both settle where rank 1 no longer waits."""
-    fast, slow = run_ranks(tmp_path, "600, 600", together=True)
+    fast, slow = scans_of(tmp_path, "600, 600", together=True)
     assert fast[-100:].count(3) > 60
     same = sum(a == b for a, b in zip(fast, slow, strict=True))
     assert same > 560, "they follow within a few steps"
@@ -68,5 +68,5 @@ def test_all_ranks_read_what_the_slowest_link_carries(tmp_path):
 )
 def test_ranks_with_other_numbers_of_steps_never_wait(tmp_path, steps, end):
     """A rank that is done holds nobody up, during the loop and at the end of the process."""
-    scans = run_ranks(tmp_path, steps, together=False, end=end)
+    scans = scans_of(tmp_path, steps, together=False, end=end)
     assert [len(taken) for taken in scans] == [int(count) for count in steps.split(",")]

@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 import torch
-from support import torchrun
+from support import run_ranks
 from torch import nn
 
 from pcrshard import Buckets, ImageDecoder, PCRDataset, PCRLoader, ScanLevel, ScanTuner, stage
@@ -195,7 +195,7 @@ def test_ranks_average_their_gradients(dataset, tmp_path):
     """Two ranks under DDP find the cosines of one process on the same images, and choose alike."""
     out, script = str(tmp_path / "rank"), tmp_path / "ranks.py"
     script.write_text(RANKS.format(tests=os.path.dirname(__file__), folder=str(dataset), out=out))
-    torchrun(script)
+    run_ranks(script)
     first, second = (json.loads((tmp_path / f"rank{rank}").read_text()) for rank in range(2))
     assert first == second == pytest.approx(mean_cosines(dataset), abs=1e-4)
 

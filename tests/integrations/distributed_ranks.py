@@ -1,6 +1,6 @@
 """What each rank of test_distributed_checkpoint.py does.
 
-Usage: torchrun distributed_ranks.py save|load FOLDER
+Usage, for each rank: distributed_ranks.py save|load FOLDER
 """
 
 import sys

@@ -9,7 +9,7 @@ import pytest
 import servers
 import torch
 import torch.distributed.checkpoint as dcp
-from support import torchrun
+from support import run_ranks
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.utils._pytree import tree_map_only
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 RANKS = pathlib.Path(__file__).with_name("distributed_ranks.py")
 
 
-def run_ranks(what, folder, world):
+def digests(what, folder, world):
     """Run the ranks, and return the digests that rank 0 prints."""
-    said = torchrun(RANKS, what, folder, ranks=world)
+    said = run_ranks(RANKS, what, folder, ranks=world)
     return [line for line in said.splitlines() if line.startswith("digest")]
 
 
@@ -33,15 +33,15 @@ def run_ranks(what, folder, world):
 def saved(tmp_path_factory):
     """Return the folder and the digests of two versions that two ranks saved with FSDP."""
     folder = tmp_path_factory.mktemp("dcp")
-    return folder, run_ranks("save", folder, 2)
+    return folder, digests("save", folder, 2)
 
 
 @pytest.mark.parametrize("world", [1, pytest.param(4, marks=pytest.mark.long)])
 def test_shards_of_two_ranks_are_loaded_on_other_numbers(saved, world):
     """Parameters and plain values load bit for bit in both versions."""
-    folder, digests = saved
-    assert len(set(digests)) == 2
-    assert run_ranks("load", folder, world) == digests
+    folder, expected = saved
+    assert len(set(expected)) == 2
+    assert digests("load", folder, world) == expected
 
 
 def test_ranks_keep_deltas(saved):

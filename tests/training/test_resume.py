@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from numbered import flat, ids, loader_of, numbered, through_json, write
-from support import torchrun
+from support import run_ranks
 
 from pcrshard import Buckets, PCRDataset, PCRLoader
 
@@ -337,9 +337,9 @@ os._exit(0)
 
 
 def test_losses_are_bit_equal_after_a_resume(folder, tmp_path):
-    """Two torchrun ranks read each sample once per epoch between them, whatever starts their
+    """Two ranks read each sample once per epoch between them, whatever starts their
     workers, and when they resume in mid-epoch with threads instead of workers, they reproduce the
     losses of an uninterrupted run bit for bit.
     """
     (tmp_path / "job.py").write_text(JOB)
-    assert torchrun(tmp_path / "job.py", folder, tmp_path).count("equal") == 2
+    assert run_ranks(tmp_path / "job.py", folder, tmp_path).count("equal") == 2
