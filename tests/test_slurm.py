@@ -15,6 +15,7 @@ from pcrshard.testing import make_jpeg
 
 SUBMIT = ROOT / "scripts" / "slurm" / "submit"
 MINIMAL = str(ROOT / "scripts" / "slurm" / "train_minimal.py")
+trains = pytest.mark.changed("scripts/slurm", "conf/slurm", "docs/slurm.md")
 
 
 @pytest.fixture
@@ -93,11 +94,12 @@ def stop(cluster, job, run, steps):
     cluster.run("scancel", "--signal=USR1", "--batch", job)
 
 
+@trains
 def test_a_requeued_job_goes_on_exactly(cluster, jobs, pictures, tmp_path):
     """A job stopped at its limit, requeued, and continued with one task reads what an unbroken one
     of one task reads; only the sums of gradients are rounded differently.
     """
-    options = ["--batch", "8", "--epochs", "15"]
+    options = ["--batch", "8", "--epochs", "10"]
     whole, run = tmp_path / "whole", tmp_path / "run"
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     reference = subprocess.Popen(
@@ -107,7 +109,7 @@ def test_a_requeued_job_goes_on_exactly(cluster, jobs, pictures, tmp_path):
     job = jobs("train", pictures, run, *options, TRAIN=MINIMAL)
     stop(cluster, job, run, 3)
     wait_for(lambda: "goes back into the queue" in log_of(tmp_path, job), 30)
-    assert 3 <= len(read_log(run)) < 180, log_of(tmp_path, job)
+    assert 3 <= len(read_log(run)) < 120, log_of(tmp_path, job)
     stop(cluster, job, run, 3)
     wait_for(lambda: cluster.state(job) == "PENDING", 30)
     cluster.run("scancel", job)
@@ -118,10 +120,10 @@ def test_a_requeued_job_goes_on_exactly(cluster, jobs, pictures, tmp_path):
     assert worlds == sorted(worlds, reverse=True)
     assert set(worlds) == {2, 1}
     assert sequence(run) == sequence(whole)
-    assert len(sequence(run)) == 180
+    assert len(sequence(run)) == 120
     losses, unbroken = ([row["loss"] for row in read_log(each)] for each in (run, whole))
     assert losses == pytest.approx(unbroken, rel=1e-3)
-    for epoch in range(15):
+    for epoch in range(10):
         keys = [key for *_, own in sequence(run)[12 * epoch : 12 * epoch + 12] for key in own]
         assert len(set(keys)) == 96
 
@@ -129,6 +131,7 @@ def test_a_requeued_job_goes_on_exactly(cluster, jobs, pictures, tmp_path):
 # scripts/train.py, which `submit CLUSTER train` runs
 
 
+@trains
 def test_the_training_job_stages_to_its_scratch_folder(cluster, jobs, pictures, tmp_path):
     """Two tasks train from a copy of scan 2, say where they are, and may go on where they ended."""
     settings = ["batch_size=16", "size=32", "workers=0", "epochs=2", f"data.val={pictures}"]
@@ -249,6 +252,7 @@ if __name__ == "__main__":
 """
 
 
+@trains
 def test_the_listing_of_the_course(cluster, pictures, tmp_path):
     """The course's loader with ``.pcr_scan(5)`` gives every sample once over all ranks."""
     script = tmp_path / "course.py"

@@ -179,7 +179,8 @@ def plan(
         batch: Batch size per rank; at most an equal part of the samples.
         lanes_per_rank: Lanes per rank; ideally a multiple of the number of workers.
         shuffle_shards: Number of shards mixed together within a lane.
-        samples: Number of samples, if the dataset is part of a larger one.
+        samples: Number of samples to assume, such as those of a larger dataset (default: the
+            dataset's own).
         simulate: Simulate an epoch in which each accelerator trains on this many images per
             second.
         threads: Decoding threads per rank, instead of workers, with --simulate.

@@ -18,7 +18,7 @@ from .schedule import ScanPolicy
 
 # Maximum fraction of the measured bandwidth that a scan may need.
 _MARGIN = 0.95
-# Maximum fraction of ``max_wait`` that tries of higher scans may take.
+# Maximum fraction of ``max_wait`` to spend on trying higher scans.
 _MAX_TRIES = 0.6
 # Minimum ratio of bytes for a higher scan to be worth trying.
 _WORTH_TRYING = 1.2
@@ -55,7 +55,8 @@ class BandwidthTuner(ScanPolicy):
     the bandwidth can deliver at the loop's own speed (X = W / E[s], Theorem 4.1).
 
     **Up with care.** After ``window`` steps within ``max_wait``, the tuner tries the next higher
-    scan, once the waits that the last try caused are below 60 % of ``max_wait`` of the time since.
+    scan. Before it tries again, the waiting that the last try caused must have fallen below 60 % of
+    ``max_wait``, as a fraction of the time since that try.
 
     **Waits not caused by bandwidth.** If the lowest scan waits as long per sample as a scan with
     many more bytes did, the bottleneck is the CPU, not the link: the tuner goes back up and

@@ -73,5 +73,5 @@ def check_cost(found: JpegMap, num_bytes: int) -> None:
     most_visits = min(VISITS_PER_BYTE * num_bytes + FREE_VISITS, MAX_BLOCK_VISITS)
     if visits > most_visits:
         raise UnsupportedJpeg(
-            f"expected at most {most_visits} visits of blocks, got {visits} by the scans"
+            f"expected scans that visit at most {most_visits} blocks, got {visits}"
         )

@@ -1,7 +1,7 @@
 """Parse the markers of a JPEG: locate its parts (ITU-T T.81 annex B).
 
 Pure functions on bytes: no decoder, no I/O. Entropy-coded data is only searched for its end, never
-decoded. What decodes an image checks the rest: precision, legal scans, and claims of its size.
+decoded. Decoders check the rest: precision, legal scans, and the stated size.
 """
 
 from __future__ import annotations

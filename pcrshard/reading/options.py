@@ -26,8 +26,8 @@ class ReadOptions:
         prefetch: Prefixes to fetch while another is in use.
         cache_dir: Folder on local disk that keeps prefixes.
         cache_bytes: Limit of the cache, a number or a size such as ``"50GB"``. At the limit, shards
-            that this job has used stay, others that it reads are not kept, and shards last used
-            before it began are evicted first.
+            last used before this job began are evicted first; after them, the cache keeps what it
+            has and stores no further shards.
         begun: Start of the job, in seconds since 1970; by default the time at which the options are
             created.
 

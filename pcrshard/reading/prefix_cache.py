@@ -363,7 +363,7 @@ class PrefixCache:
                 continue
             stops = [stop for stop in _stops(file.path)[1:] if stop < file.num_bytes]
             if not is_idle:
-                # To read a head or an index is not to read at a lower scan.
+                # Reading a head or an index does not count as reading at a lower scan.
                 stops = [stop for stop in stops if stop == self._read_stops.get(file.path)]
             if stops:
                 # The highest scan that is low enough.

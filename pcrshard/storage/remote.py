@@ -33,8 +33,8 @@ _LOUD_FAILURES = 3
 _CHUNK_BYTES = 256 << 10
 _OUT_OF_RANGE = re.compile(r"invalidrange|range (is )?not satisfiable", re.IGNORECASE)
 # glibc returns freed memory to the system above thresholds that rise with the largest block freed
-# so far. Without this block, which is never touched, the memory of each part would fault in again:
-# measured, up to the CPU time of the request.
+# so far. Without this block, which is never touched, the memory of each part would fault in again,
+# which was measured to cost as much CPU time as the request itself.
 bytes(16 << 20)
 
 

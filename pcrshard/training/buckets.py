@@ -36,8 +36,8 @@ class Buckets:
 
     ``Buckets(pixels=2_000_000)``: images keep their own sizes, and a batch has at most this many
     pixels and ``batch_size`` images. Whatever ``drop_last`` says, all ranks have the same number
-    of batches, of different sizes, and every sample appears once; but if each batch has only one
-    image, fewer samples than there are ranks may appear twice, to make the numbers equal.
+    of batches, of different sizes, and every sample appears once. The exception: if each batch has
+    one image, up to ``world_size - 1`` samples appear twice, so that the numbers are equal.
 
     Both orders are pure functions of seed and epoch, and resume exactly.
 
