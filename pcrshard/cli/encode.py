@@ -20,9 +20,10 @@ from ..encoding.sources import find_splits
 from ..errors import EncodeError
 from ..fidelity.costs import scan_costs
 from ..format.dataset_index import DatasetIndex
+from ..format.levels import Levels
 from ..format.scan import Scan
 from ..format.scan_script import ScanScript, parse_script
-from ..format.shard_format import AUTO, SCRIPTS
+from ..format.shard_format import NAMES, ShardFormat
 from ..reading.dataset_folder import open_dataset
 from ..redaction import redact_url
 from .inspect import of_splits
@@ -45,7 +46,7 @@ ALL_SPLITS = "all"
 
 def _script(name: str) -> ScanScript | str:
     """Return a built-in script by name, or read a script from a file."""
-    if name in (*SCRIPTS, AUTO):
+    if name in NAMES:
         return name
     stem, _ = os.path.splitext(os.path.basename(name))
     try:
@@ -59,6 +60,10 @@ def _deferred(text: str) -> tuple[str, Scan | float]:
     return field, parse_scan(scan)
 
 
+def _shares(text: str) -> tuple[float, ...]:
+    return convert(tuple[float, ...], text.split(","))
+
+
 def _names(text: str) -> tuple[str, ...]:
     return () if text in ("none", "") else tuple(text.split(","))
 
@@ -68,6 +73,7 @@ Options = Annotated[
     {
         "classes": from_file(read_classes),
         "script": from_file(_script, "SCRIPT"),
+        "level_shares": {"type": _shares, "metavar": "A,B"},
         "preview_fields": {"type": _names, "metavar": "A,B"},
         "deferred": pairs(_deferred, "FIELD=SCAN")
         | {
@@ -97,6 +103,7 @@ def encode(
     *,
     options: Options,
     classes_of: str | None = None,
+    levels_of: str | None = None,
     keep_order: bool = False,
     workers: Count | None = None,
     engine: Annotated[str, Keywords(choices=("local", "dask", "slurm"))] = "local",
@@ -120,6 +127,7 @@ def encode(
         dst: Folder for the shards, local or a URL. With --split all, each split gets a subfolder.
         options: Options for splitting, ordering and encoding the dataset.
         classes_of: Number the classes as another dataset does, such as the training set.
+        levels_of: Cut images at the slopes of another dataset, which this one extends.
         keep_order: Keep the source order instead of shuffling.
         workers: Worker processes (default: one per usable CPU), or concurrent SLURM jobs (default:
             8).
@@ -148,6 +156,9 @@ def encode(
             raise UsageError(f"argument {text}")
     if classes_of is not None:
         options = replace(options, classes=_classes_of(classes_of, options, storage_option))
+    if levels_of is not None:
+        levels = _levels_of(levels_of, fmt, storage_option)
+        options = replace(options, fmt=replace(fmt, script=levels))
     if keep_order:
         options = replace(options, seed=None)
     reports = {}
@@ -189,6 +200,19 @@ def _classes_of(
     if not index.classes:
         raise EncodeError("expected a dataset with class names, its labels are numbers", url=url)
     return index.classes
+
+
+def _levels_of(url: str, fmt: ShardFormat, storage_options: storage.Options) -> Levels:
+    """Return the levels of another dataset."""
+    default = ShardFormat()
+    for name in ("script", "levels", "level_shares", "train_size"):
+        if getattr(fmt, name) != getattr(default, name):
+            flag = name.replace("_", "-")
+            raise UsageError(f"argument --levels-of: not allowed with --{flag}")
+    index, _ = open_dataset(url, storage_options=storage_options)
+    if index.levels is None:
+        raise EncodeError(f"expected a dataset with levels, its script is {index.script}", url=url)
+    return index.levels
 
 
 def _splits(src: str, options: EncodeOptions, storage_options: storage.Options) -> Sequence[str]:

@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import EncodeError, MissingDependency
 from ..format.dataset_index import DatasetIndex
 from .encode_dataset import EncodeOptions, commit, encode
-from .resume_journal import Part, new_run, scratch_of
+from .resume_journal import Part, new_run, read_calibration, scratch_of
 from .samples import StorageOptions
 from .shard_plan import plan
 
@@ -103,8 +103,11 @@ def encode_on_slurm(
             cpus = int(os.environ.get("SLURM_CPUS_PER_TASK", "1"))
             encode(src, dst, options, part=part, resume=True, workers=cpus, **how)
 
-    planned = plan(src, options, storage_options.get("src_options"), scratch=scratch_of(dst))
-    run = new_run(dst, planned, dst_options=storage_options.get("dst_options"))
+    dst_options = storage_options.get("dst_options")
+    known = read_calibration(dst, options=dst_options) if resume else None
+    src_options = storage_options.get("src_options")
+    planned = plan(src, options, src_options, scratch=scratch_of(dst), known=known)
+    run = new_run(dst, planned, dst_options=dst_options)
     if not resume:
         with run.open(range(len(planned.shards)), resume=resume):
             pass  # refuse a folder that is in use now, not after jobs have waited in the queue

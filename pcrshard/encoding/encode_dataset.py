@@ -41,6 +41,7 @@ from .resume_journal import (
     Saved,
     already_holds,
     new_run,
+    read_calibration,
     report_of,
     scratch_of,
 )
@@ -123,7 +124,9 @@ def encode(
     if not resume and part == (0, 1) and storage.exists(index_url, options=dst_options):
         # Before large tars are listed or unpacked.
         raise already_holds(DATASET_INDEX, dst)
-    planned = plan(src, options, src_options, scratch=scratch_of(dst))
+    continues = resume or part != (0, 1)
+    known = read_calibration(dst, options=dst_options) if continues else None
+    planned = plan(src, options, src_options, scratch=scratch_of(dst), known=known)
     _log.info("%s", announce(planned))
     shards = planned.shards
     run = new_run(dst, planned, src_options, dst_options, part)
@@ -196,7 +199,7 @@ def commit(run: Run, planned: Plan) -> DatasetIndex | None:
         return None
     # The last two parts may end at the same time.
     with run.lock(wait=True):
-        journal = Saved(run.fingerprint, found, run.options, planned.quality, planned.skipped)
+        journal = Saved(run.fingerprint, found, run.options, run.calibration, planned.skipped)
         for name in (SKIPPED, KEPT):
             lines = [
                 json.dumps({k: v for k, v in row._asdict().items() if v is not None}) + "\n"
@@ -222,6 +225,8 @@ def commit(run: Run, planned: Plan) -> DatasetIndex | None:
             ShardTable.of(shard.entry for shard in shards),
             run.options.classes,
             num_classes,
+            run.calibration.levels,
+            run.calibration.similarity,
             counts=functools.reduce(ImageCounts.plus, (shard.counts for shard in shards)),
         )
         columns = _read_columns(dst, index.shards, options)

@@ -25,6 +25,7 @@ from ..format.names import shard_name
 from ..format.schema import Schema
 from ..storage.locks import hold_lock
 from ..storage.stores import mapped_errors
+from .calibrate import Calibration
 from .samples import StorageOptions, Unlayered
 from .shard_plan import EncodeOptions, Plan
 from .shard_writer import WrittenShard
@@ -34,6 +35,8 @@ LOCK = ".encode.lock"
 SKIPPED = "skipped.jsonl"
 KEPT = "kept.jsonl"
 PARTS = "encode-parts"
+# A run's first journal file.
+_START = "start"
 Part = tuple[int, int]
 # Files of a run read at a time.
 READS = 16
@@ -82,7 +85,7 @@ class Saved(msgspec.Struct):
     fingerprint: str
     shards: Results
     options: EncodeOptions = EncodeOptions()
-    quality: float = 0.0
+    calibration: Calibration | None = None
     skipped: tuple[Unlayered, ...] = ()
 
     @property
@@ -125,6 +128,20 @@ def read_journal(dst: str, *, options: StorageOptions = None) -> Saved:
     return _read(storage.join(dst, JOURNAL), options) or Saved("", {})
 
 
+def read_calibration(dst: str, *, options: StorageOptions = None) -> Calibration | None:
+    """Return what an earlier run in a folder, or another part, decided by a sample of the images.
+
+    Raises:
+        EncodeError: The journal is damaged.
+        StorageError: It cannot be read.
+    """
+    for name in (f"{PARTS}/{_START}.json", JOURNAL):
+        found = _read(storage.join(dst, name), options)
+        if found is not None and found.calibration is not None:
+            return found.calibration
+    return None
+
+
 def _read(url: str, options: StorageOptions) -> Saved | None:
     """Return the content of a journal file, ``None`` if it does not exist."""
     try:
@@ -150,6 +167,7 @@ class Run(NamedTuple):
         dst: Folder of the shards.
         options: How they are encoded.
         schema: The schema of all shards.
+        calibration: What a sample of the images decided.
         fingerprint: The fingerprint of the plan.
         src_options: fsspec storage options of the source.
         dst_options: fsspec storage options of the folder.
@@ -160,6 +178,7 @@ class Run(NamedTuple):
     dst: str
     options: EncodeOptions
     schema: Schema
+    calibration: Calibration
     fingerprint: str
     src_options: StorageOptions
     dst_options: StorageOptions
@@ -187,7 +206,8 @@ class Run(NamedTuple):
     def write(self, name: str, results: Results) -> None:
         """Save results, from which an interrupted run can resume, as a file of this name."""
         url = storage.join(self.dst, f"{PARTS}/{name}.json")
-        Saved(self.fingerprint, results).write(url, self.dst_options)
+        known = self.calibration if name == _START else None
+        Saved(self.fingerprint, results, calibration=known).write(url, self.dst_options)
 
     @contextlib.contextmanager
     def open(self, numbers: range, *, resume: bool) -> Iterator[Results]:
@@ -252,7 +272,7 @@ class Run(NamedTuple):
         if self.part == (0, 1):
             storage.remove_temporary_files(self.dst)
         # A run that is killed while it writes its first shards can resume, too.
-        self.write("start", {})
+        self.write(_START, {})
         return {number: results[number] for number in numbers if number in results}
 
     def _read(
@@ -333,6 +353,7 @@ def new_run(
         dst,
         plan.options,
         plan.schema,
+        plan.calibration,
         plan.fingerprint,
         src_options,
         dst_options,

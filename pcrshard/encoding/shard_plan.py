@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import random
-import statistics
 from array import array
-from collections.abc import Iterable, Mapping, MutableSequence, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from .. import storage
-from ..errors import EncodeError
+from ..errors import EncodeError, FormatError
 from ..format.dataset_index import DATASET_INDEX, most_shards
 from ..format.kinds import decide_kinds, find_lists, read_kinds
 from ..format.names import (
@@ -23,11 +23,11 @@ from ..format.names import (
     place_in_list,
     shard_name,
 )
-from ..format.scan_script import Q95, STANDARD
 from ..format.schema import IMAGE_LIST, Schema
-from ..format.shard_format import AUTO, ShardFormat
-from ..jpeg.quality import HIGH_QUALITY, estimate_quality
+from ..format.shard_format import ShardFormat
 from ..redaction import redact_url
+from .calibrate import Calibration, calibrate, draw_sample
+from .encode_jpeg import convert_image
 from .labels import check_classes, read_labels
 from .sample_table import Rows, SampleTable
 from .samples import SampleRef, Source, StorageOptions, Unlayered
@@ -38,14 +38,12 @@ ON_ERROR = ("raise", "keep", "reencode", "skip")
 _MOST = dict.fromkeys(
     ("num_shards", "samples_per_shard", "resize_short", "for_ranks", "for_workers"), 1 << 24
 ) | {"reencode_quality": 100}
-# Number of files sampled to choose the scan script, and the bytes read of each: few, or with a
-# large thumbnail before the tables.
+# Files of the sample that are read at a time.
 _PROBES = 32
 IF_NOT_JPEG = (
     "--on-error keep stores other images unchanged, --reencode-quality Q converts PNG, WebP, BMP "
     "(lossy)"
 )
-_PROBE_BYTES = (4 << 10, 64 << 10)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,9 +126,8 @@ class Plan(NamedTuple):
     Attributes:
         shards: The samples of each shard.
         schema: The schema of all samples.
-        options: The options, with the scan script ``auto`` and the class names resolved.
-        quality: Median JPEG quality of a sample of the source's files, read for the scripts
-            ``auto`` and ``standard``; 0 if unknown.
+        options: The options, with the scan script and the class names resolved.
+        calibration: What a sample of the images decided.
         skipped: What was left out of the listing.
         fingerprint: Hash of the keys in each shard and of the options, except ``on_error``, so
             that a run that failed on a bad file can resume with another choice.
@@ -139,7 +136,7 @@ class Plan(NamedTuple):
     shards: list[Rows[SampleRef]]
     schema: Schema
     options: EncodeOptions
-    quality: float
+    calibration: Calibration
     skipped: tuple[Unlayered, ...]
     fingerprint: str
 
@@ -163,26 +160,24 @@ def plan(
     src_options: StorageOptions = None,
     *,
     scratch: str | None = None,
+    known: Calibration | None = None,
 ) -> Plan:
     """List a source and assign its samples to shards.
 
-    Tars that cannot be read in ranges are unpacked into the local folder ``scratch``.
-
-    With the script ``auto`` or ``standard``, reads the first 4 or 64 KiB of 32 JPEGs to estimate
-    their quality; with ``stratify``, reads the labels of tars.
+    Tars that cannot be read in ranges are unpacked into the local folder ``scratch``. Without what
+    an earlier run is ``known`` to have decided, reads a sample of the images: 2 % of them, but at
+    least 64 and at most 1,000, or with a given script 64. With ``stratify``, reads the labels of
+    tars.
 
     Raises:
         EncodeError: The source or the options are invalid.
         StorageError: The source cannot be read.
     """
     source = list_samples(src, options, src_options, scratch=scratch)
-    quality = 0.0
-    if options.fmt.script in (AUTO, STANDARD.name):
-        quality = _source_quality(source.samples, src_options)
-    if options.fmt.script == AUTO:
-        script = Q95 if quality >= HIGH_QUALITY else STANDARD
-        fmt = dataclasses.replace(options.fmt, script=script.name)
-        options = dataclasses.replace(options, fmt=fmt)
+    jpegs = _read_jpegs(source.samples, options, src_options)
+    found = known or calibrate(options.fmt, jpegs)
+    fmt = dataclasses.replace(options.fmt, script=found.script)
+    options = dataclasses.replace(options, fmt=fmt)
     schema = plan_schema(source.samples, options)
     labels = read_labels(source.samples, src_options) if options.stratify else None
     shards = plan_shards(source.samples, options, labels)
@@ -194,7 +189,7 @@ def plan(
         shards,
         schema,
         dataclasses.replace(options, classes=source.classes),
-        quality,
+        found,
         source.skipped,
         digest.hexdigest(),
     )
@@ -207,7 +202,7 @@ def _check_index_bytes(num_shards: int, options: EncodeOptions) -> None:
         EncodeError: Already its entries would take more than 256 MiB.
     """
     name = shard_name(options.name, num_shards)
-    most = most_shards(options.fmt.scan_script.num_groups, len(name))
+    most = most_shards(options.fmt.num_groups, len(name))
     if num_shards > most:
         raise EncodeError(
             f"expected at most {most} shards, whose {DATASET_INDEX} readers accept, "
@@ -242,18 +237,18 @@ def list_samples(
     return convert_names(source, options)
 
 
-def _source_quality(samples: Sequence[SampleRef], src_options: StorageOptions) -> float:
-    """Return the median JPEG quality of a sample of a source's files; 0 if unknown."""
-    some = samples[:: -(-len(samples) // _PROBES) or 1]
-    unknown = [ref for sample in some for ref in sample.refs if is_jpeg_field(ref.name)][:_PROBES]
-    found: list[float] = []
-    for most in _PROBE_BYTES:
-        ranges = [(r.url, r.start, r.stop and min(r.stop, r.start + most)) for r in unknown]
-        heads = storage.read_ranges(ranges, options=src_options)
-        known = [isinstance(head, bytes) and estimate_quality(head) for head in heads]
-        found += [quality for quality in known if quality]
-        unknown = [ref for ref, quality in zip(unknown, known, strict=True) if not quality]
-    return statistics.median(found or [0])
+def _read_jpegs(
+    samples: Sequence[SampleRef], options: EncodeOptions, src_options: StorageOptions
+) -> Iterator[bytes]:
+    """Yield the JPEGs of a random sample of a source, as they are encoded; not what fails."""
+    for start in range(0, len(drawn := draw_sample(len(samples))), _PROBES):
+        some = [samples[number] for number in drawn[start : start + _PROBES]]
+        refs = [ref for sample in some for ref in sample.refs if is_jpeg_field(ref.name)]
+        ranges = [(ref.url, ref.start, ref.stop if ref.start else None) for ref in refs]
+        for image in storage.read_ranges(ranges, options=src_options):
+            with contextlib.suppress(FormatError):
+                if isinstance(image, bytes):
+                    yield convert_image(image, options.reencode_quality, options.resize_short)
 
 
 def convert_names(source: Source, options: EncodeOptions) -> Source:
@@ -371,18 +366,10 @@ def plan_shards(
 
 
 def announce(planned: Plan) -> str:
-    """Return what will be written, and whether another scan script suits the sources better."""
+    """Return what will be written."""
     samples = sum(map(len, planned.shards))
-    text = f"writing {samples} samples to {len(planned.shards)} shards, script "
-    text += planned.schema.script
-    if planned.quality >= HIGH_QUALITY:
-        text += f"; a sample of the sources has JPEG quality {planned.quality:.0f}"
-        if planned.schema.script == STANDARD.name:
-            text += (
-                ": with --script q95 (or auto) such images reach MS-SSIM 0.95 with 0.16 of their "
-                "bytes instead of 0.44"
-            )
-    return text
+    script = planned.schema.script
+    return f"writing {samples} samples to {len(planned.shards)} shards, script {script}"
 
 
 def default_num_shards(num_samples: int) -> int:

@@ -10,14 +10,13 @@ from ..errors import FormatError, PCRError
 from ..format.names import is_jpeg_field, numbered, shard_name
 from ..format.schema import Schema
 from ..format.shard_index import State
-from ..jpeg.markers import SOI, map_jpeg
 from ..jpeg.other_formats import to_jpeg
 from ..redaction import redact, redact_url
-from .encode_jpeg import EncodedImage, encode_jpeg, keep_whole
+from .encode_jpeg import EncodedImage, convert_image, encode_jpeg, keep_whole
 from .labels import check_label, count_classes
 from .resume_journal import Run, ShardResult
 from .samples import SampleRef, Unlayered, read_samples
-from .shard_plan import EncodeOptions, sources_digest
+from .shard_plan import sources_digest
 from .shard_writer import EncodedSample, encode_sample, write_shard
 
 # JPEG quality for re-encoding a file that cannot be rearranged.
@@ -133,7 +132,10 @@ def _encode_image(
     reason = ""
     if is_jpeg_field(name):
         try:
-            return encode_jpeg(_to_jpeg(file, run.options), run.options.fmt.scan_script)
+            return encode_jpeg(
+                convert_image(file, run.options.reencode_quality, run.options.resize_short),
+                run.options.fmt.scan_script,
+            )
         except FormatError as error:
             if run.options.on_error != "keep":
                 raise
@@ -153,17 +155,3 @@ def _gather_lists(fields: dict[str, Any], schema: Schema) -> None:
         while (field := numbered(name, len(images))) in fields:
             images.append(fields.pop(field))
         fields[name] = images
-
-
-def _to_jpeg(image: bytes, options: EncodeOptions) -> bytes:
-    """Convert an image that is not a JPEG or needs resizing; return any other image unchanged."""
-    if image[:2] != SOI:
-        if options.reencode_quality is None:
-            return image
-    elif options.resize_short is None:
-        return image
-    else:
-        frame = map_jpeg(image).frame
-        if min(frame.height, frame.width) <= options.resize_short:
-            return image
-    return to_jpeg(image, options.reencode_quality, options.resize_short)

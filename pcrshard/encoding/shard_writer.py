@@ -57,6 +57,7 @@ from ..format.shard_index import (
 from ..format.tar_members import Member, index_name, lay_out, plan_members
 from ..jpeg.color_profiles import is_wide
 from ..storage.ownership import give_up_folder, take_folder
+from .calibrate import SAMPLE, calibrate
 from .encode_jpeg import EncodedImage, encode_jpeg, keep_whole
 from .labels import check_classes, count_classes
 
@@ -412,7 +413,8 @@ class ShardWriter:
         name: Prefix of the shard names, before the number.
         samples_per_shard: Samples per shard, 1024 by default. The current shard is held in memory
             until it is full.
-        fmt: Script and layout.
+        fmt: Script and layout. Where the images decide, the first 64 samples wait in memory until
+            they have, and errors of their images come then.
         kinds: What fields hold, where their names do not say: ``{"mask.png": "mask",
             "json:objects.bbox": "boxes:xywh"}``. These, and the fields of the first shard, are the
             schema of all shards: a later sample that has another field, or one of another kind,
@@ -449,6 +451,9 @@ class ShardWriter:
         self.fmt = fmt
         self.classes = classes
         self._options = storage_options
+        # Of the first samples; and these themselves, until a script is chosen by them.
+        self._first_jpegs: list[bytes] = []
+        self._waiting: list[Mapping[str, Any]] | None = [] if fmt.is_open else None
         self._pending: list[EncodedSample] = []
         self._entries: list[ShardEntry] = []
         self._counts = ImageCounts()
@@ -470,6 +475,25 @@ class ShardWriter:
         """
         if self._closed:
             raise EncodeError("expected an open writer, got a closed one", url=self.dst)
+        if len(self._first_jpegs) < SAMPLE:
+            files = (value for name, value in sample.items() if is_jpeg_field(name))
+            self._first_jpegs += [bytes(file) for file in files if isinstance(file, _BYTES)]
+        if self._waiting is None:
+            self._encode(sample)
+        else:
+            self._waiting.append(dict(sample))
+            if len(self._waiting) == SAMPLE:
+                self._encode_waiting()
+
+    def _encode_waiting(self) -> None:
+        waiting, self._waiting = self._waiting or [], None
+        self.fmt = dataclasses.replace(
+            self.fmt, script=calibrate(self.fmt, self._first_jpegs).script
+        )
+        for sample in waiting:
+            self._encode(sample)
+
+    def _encode(self, sample: Mapping[str, Any]) -> None:
         script = self.fmt.scan_script
 
         def encode_image(name: str, file: bytes) -> EncodedImage:
@@ -505,17 +529,22 @@ class ShardWriter:
             EncodeError: No sample was written.
             StorageError: The shard or the index cannot be written.
         """
+        if self._waiting:
+            self._encode_waiting()
         if self._pending:
             self._flush()
         if self._schema is None:
             give_up_folder(self.dst, options=self._options)
             raise EncodeError("no sample was written", url=self.dst)
         self._closed = True
+        calibration = calibrate(self.fmt, self._first_jpegs)
         index = DatasetIndex(
             self._schema,
             ShardTable.of(self._entries),
             tuple(self.classes),
             self._num_classes,
+            calibration.levels,
+            calibration.similarity,
             counts=self._counts,
         )
         columns = SampleColumns.join(self._columns)

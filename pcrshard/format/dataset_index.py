@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ..errors import CorruptIndex, ScanUnavailable, naming
 from ..lazy import lazy
 from ..memory import Buffer
+from .levels import Levels
 from .names import are_distinct
 from .scan import Scan, check_scan, is_fraction
 from .schema import Schema
@@ -220,7 +221,7 @@ class _File(msgspec.Struct, kw_only=True):
     schema: Schema
     classes: tuple[str, ...] = ()
     num_classes: _Number = 0
-    slopes: tuple[float, ...] = ()
+    levels: Levels | None = None
     similarity: tuple[tuple[_Fraction, _Fraction], ...] = ()
     counts: tuple[_Number, _Number, _Number, _Number] | None = None
     columns: Annotated[tuple[_Column, ...], msgspec.Meta(max_length=256)] = ()
@@ -250,7 +251,7 @@ class DatasetIndex:
         classes: Names of the labels, empty if they have none.
         num_classes: Outputs that a classifier needs: the highest integer label + 1, but at least
             the number of names; 0 for a dataset without labels.
-        slopes: With the script ``levels``, the slope at which each group cuts an image.
+        levels: With the script ``levels``, what divides images into groups.
         similarity: For each group, estimated MS-SSIM of its prefix: mean over images, and 5th
             percentile; empty if not known.
         counts: Numbers of images; ``None`` if not known.
@@ -261,7 +262,7 @@ class DatasetIndex:
     shards: ShardTable
     classes: tuple[str, ...] = ()
     num_classes: int = 0
-    slopes: tuple[float, ...] = ()
+    levels: Levels | None = None
     similarity: tuple[tuple[float, float], ...] = ()
     counts: ImageCounts | None = None
     columns: tuple[Column, ...] = ()
@@ -328,7 +329,7 @@ class DatasetIndex:
             # Folders need not have names in UTF-8, which JSON needs.
             classes=tuple(name.encode(errors="replace").decode() for name in self.classes),
             num_classes=self.num_classes,
-            slopes=self.slopes,
+            levels=self.levels,
             similarity=self.similarity,
             counts=self.counts,
             columns=self.columns,
@@ -367,18 +368,19 @@ class DatasetIndex:
             rows = np.frombuffer(file.table, "<u4").reshape(-1, width)
             _check_rows(rows, num_groups)
             require(are_distinct(file.names), "shard names repeat")
-            for name, lengths in (
-                ("slopes", (0, num_groups)),
-                ("similarity", (0, num_groups)),
-            ):
-                found = len(getattr(file, name))
-                require(found in lengths, f"expected {name} of {num_groups} groups, got {found}")
+            if file.levels is not None:
+                file.levels.check()
+                fits = file.levels.groups == file.schema.groups
+                require(fits, "levels do not have the slopes of the schema")
+            found = len(file.similarity)
+            fits = found in (0, num_groups)
+            require(fits, f"expected similarity of {num_groups} groups, got {found}")
             index = cls(
                 file.schema,
                 ShardTable(file.names, rows),
                 file.classes,
                 file.num_classes,
-                file.slopes,
+                file.levels,
                 file.similarity,
                 file.counts and ImageCounts(*file.counts),
                 tuple(Column(*each) for each in file.columns),

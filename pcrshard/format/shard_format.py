@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 
 from ..errors import CorruptIndex, EncodeError, ScanUnavailable
+from .levels import DEFAULT_LEVELS, LEVELS, Levels
 from .names import is_jpeg_field, is_other_image
 from .scan import Scan, check_scan
-from .scan_script import Q95, STANDARD, ScanScript
+from .scan_script import MAX_GROUPS, Q95, STANDARD, ScanScript
 from .schema import IMAGE, IMAGE_LIST, Field, Kind, Part, Schema, decode_schema
 
 SCRIPTS = {script.name: script for script in (STANDARD, Q95)}
 # The script that `encode` chooses by the quality of the sources.
 AUTO = "auto"
+NAMES = (LEVELS, *SCRIPTS, AUTO)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,9 +24,15 @@ class ShardFormat:
     """How shards are written.
 
     Attributes:
-        script: Scan script, or the name of a built-in one: ``standard``, or ``q95`` for sources of
-            JPEG quality 90 and above. For ``encode``, ``auto`` chooses by the quality of the
-            sources.
+        script: ``levels`` cuts each image where a further byte is worth less than at the same level
+            in others, chosen by a sample of the images. A scan script cuts all alike: ``standard``,
+            ``q95`` for sources of JPEG quality 90 and above, ``auto``, which chooses one of these
+            by the quality of the images, or your own.
+        levels: Number of levels, 1 to 32.
+        level_shares: Share of the full bytes at each level, rising to 1. Default: a geometric
+            ladder from 0.05, or from what the first scans take.
+        train_size: Side in pixels at which networks see the images, which decides what levels count
+            as loss; 0 if unknown.
         layout: ``compact``, or ``preview`` to show base scans as ordinary image members.
         base: Scan groups in a preview member.
         deferred: First scan at which a field is present: ``{"npy": 5, "json": "full"}``; a key is
@@ -35,19 +44,31 @@ class ShardFormat:
         EncodeError: A value is out of range, or two options conflict.
     """
 
-    script: ScanScript | str = STANDARD.name
+    script: ScanScript | Levels | str = STANDARD.name
     layout: str = "compact"
     base: int = 2
     preview_fields: tuple[str, ...] = ()
     deferred: Mapping[str, Scan] = dataclasses.field(default_factory=dict)
+    levels: int = DEFAULT_LEVELS
+    level_shares: tuple[float, ...] = ()
+    train_size: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.script, str) and self.script not in (known := [*SCRIPTS, AUTO]):
-            raise EncodeError(f"expected a scan script of {known}, got {self.script!r}")
+        if isinstance(self.script, str) and self.script not in NAMES:
+            raise EncodeError(f"expected a scan script of {[*NAMES]}, got {self.script!r}")
+        if not 1 <= self.levels <= MAX_GROUPS:
+            raise EncodeError(f"expected 1 to {MAX_GROUPS} levels, got {self.levels}")
+        shares = self.level_shares
+        rising = all(a < b for a, b in itertools.pairwise((0.0, *shares)))
+        if shares and not (rising and shares[-1] == 1 and len(shares) <= MAX_GROUPS):
+            raise EncodeError(
+                f"expected level shares that rise to 1, as in 0.1,0.3,1, got {list(shares)}"
+            )
+        if not 0 <= self.train_size < 1 << 16:
+            raise EncodeError(f"expected a train size of 0 to 65535, got {self.train_size}")
         if self.layout not in ("compact", "preview"):
             raise EncodeError(f"expected layout 'compact' or 'preview', got {self.layout!r}")
-        # Both scripts that `auto` stands for have the same number of groups.
-        most = STANDARD.num_groups if self.script == AUTO else self.scan_script.num_groups
+        most = self.num_groups
         if not 1 <= self.base <= most:
             raise EncodeError(f"expected base of 1 to {most}, got {self.base}")
         if "cls" in self.deferred:
@@ -59,15 +80,32 @@ class ShardFormat:
                 raise EncodeError(f"deferred field {field!r}: {error}") from error
 
     @property
-    def scan_script(self) -> ScanScript:
-        """The script itself.
+    def num_groups(self) -> int:
+        """Number of scan groups."""
+        if self.script == LEVELS:
+            return len(self.level_shares) or self.levels
+        # Both scripts that `auto` stands for have the same number.
+        return STANDARD.num_groups if self.script == AUTO else self.scan_script.num_groups
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a sample of the images decides what divides them into scan groups."""
+        return self.script in (LEVELS, AUTO)
+
+    @property
+    def scan_script(self) -> ScanScript | Levels:
+        """What divides images into scan groups.
 
         Raises:
-            EncodeError: It is ``auto``, which only ``encode`` resolves.
+            EncodeError: A sample of the images has to decide it first.
         """
-        if self.script == AUTO:
-            raise EncodeError("script 'auto' needs `encode`, which reads the sources first")
-        return SCRIPTS[self.script] if isinstance(self.script, str) else self.script
+        if not isinstance(self.script, str):
+            return self.script
+        if self.is_open:
+            raise EncodeError(
+                f"expected a script, got {self.script!r}, which a sample has to decide"
+            )
+        return SCRIPTS[self.script]
 
     def schema(self, kinds: Mapping[str, str], parts: tuple[Part, ...] = ()) -> Schema:
         """Return the schema of a dataset.

@@ -15,7 +15,7 @@ import numpy as np
 from .. import native
 from ..errors import FormatError, UnsupportedJpeg
 from ..memory import Buffer
-from ..native import Box, Color, Rescanned, Size
+from ..native import Box, Color, LossWeights, Rescanned, Size
 from . import libjpeg_turbo
 from .color_profiles import first_segments, pixels_to_srgb, profile_mode, read_profile
 from .limits import check_cost
@@ -40,7 +40,12 @@ def fit_scans(scans: Sequence[ScanHeader], found: JpegMap) -> tuple[ScanHeader, 
     return tuple(scans)
 
 
-def make_progressive(jpeg: bytes, found: JpegMap, scans: Sequence[ScanHeader]) -> Rescanned:
+def make_progressive(
+    jpeg: bytes,
+    found: JpegMap,
+    scans: Sequence[ScanHeader],
+    loss: LossWeights | None = None,
+) -> Rescanned:
     """Transcode a JPEG losslessly into progressive scans, without metadata.
 
     With the scans of libjpeg's script, the result equals that of ``jpegtran -copy none
@@ -50,6 +55,7 @@ def make_progressive(jpeg: bytes, found: JpegMap, scans: Sequence[ScanHeader]) -
         jpeg: A JPEG.
         found: Its parts, from :func:`pcrshard.jpeg.markers.map_jpeg`.
         scans: The scans to produce, from :func:`fit_scans`.
+        loss: What the loss after each scan consists of.
 
     Returns: A progressive, Huffman-coded JPEG with the same coefficients, and where its scans are;
         no APPn except JFIF and Adobe, no restart markers.
@@ -62,7 +68,7 @@ def make_progressive(jpeg: bytes, found: JpegMap, scans: Sequence[ScanHeader]) -
         check_cost(found, len(jpeg))
         jpeg = libjpeg_turbo.make_progressive(jpeg)
     try:
-        return native.rescan(jpeg, scans)
+        return native.rescan(jpeg, scans, loss=loss)
     except FormatError:
         raise
     except ValueError as error:

@@ -38,6 +38,7 @@ _ERRORS: dict[int, type[Exception]] = {2: UnsupportedJpeg, 4: MemoryError, 5: Va
 AUTO = 0
 STORED = 1
 _MAX_INT = 2**31 - 1
+_PLACE = np.dtype([("start", np.uintp), ("data", np.uintp), ("loss", np.float64)])
 
 
 # The decoders of each thread, by backend, created at first use.
@@ -210,6 +211,22 @@ def decode(
     return out
 
 
+class LossWeights(NamedTuple):
+    """What the loss of an image at a scan consists of.
+
+    It is a weighted sum over scales; of each, the mean over cells of 8x8 pixels of
+    ``e / (2 v + e + c)``, with the variances e of the error and v of the image, of all components,
+    and SSIM's constant c for contrast.
+
+    Attributes:
+        components: Weight of the squares of each component, at most 4.
+        scales: Weight of the image as it is, halved once, and so on; at most 9.
+    """
+
+    components: tuple[float, ...]
+    scales: tuple[float, ...]
+
+
 class Rescanned(NamedTuple):
     """A transcoded JPEG and where its scans are.
 
@@ -217,17 +234,21 @@ class Rescanned(NamedTuple):
         jpeg: The file.
         starts: Offset of each scan's first byte, which is that of its tables; then that of EOI.
         data: Offset of each scan's entropy-coded data, after its tables and header.
+        losses: For each scan, the loss of the image where it ends after the scan.
     """
 
     jpeg: bytes
     starts: list[int]
     data: list[int]
+    losses: list[float]
 
 
 def rescan(
     jpeg: bytes,
     script: Sequence[tuple[Sequence[int], int, int, int, int]],
     backend: Backend = "auto",
+    *,
+    loss: LossWeights | None = None,
 ) -> Rescanned:
     """Transcode losslessly to the given progressive scans, keeping only JFIF and Adobe metadata.
 
@@ -235,17 +256,20 @@ def rescan(
         jpeg: A whole JPEG that this core decodes.
         script: For each scan (component indexes, Ss, Se, Ah, Al) as in T.81 B.2.3.
         backend: ``portable`` forces the plain C code.
+        loss: What the loss after each scan consists of.
 
     Raises:
         CorruptJpeg, UnsupportedJpeg: The stream cannot be decoded.
         ValueError: The script does not fit the image or breaks the rules of T.81 G.1.1.1.
     """
     scans = ffi.new("pcr_scan_spec[]", [(len(scan[0]), *scan) for scan in script])
+    weights = ffi.new("pcr_loss_weights *", loss) if loss else ffi.NULL
     places = ffi.new("pcr_scan_place[]", len(script))
     data = ffi.new("const uint8_t **")
     length = ffi.new("size_t *")
-    _caller([jpeg], backend)(lib.pcr_rescan, scans, len(script), places, data, length)
+    _caller([jpeg], backend)(lib.pcr_rescan, scans, len(script), weights, places, data, length)
     result: bytes = ffi.buffer(data[0], length[0])[:]
     lib.pcr_trim(_decoder(backend))  # the core's copy
-    offsets = ffi.unpack(ffi.cast("size_t *", places), 2 * len(script))
-    return Rescanned(result, [*offsets[::2], len(result) - 2], offsets[1::2])
+    found = np.frombuffer(ffi.buffer(places), _PLACE)
+    starts, entropy, losses = (found[name].tolist() for name in _PLACE.names or ())
+    return Rescanned(result, [*starts, len(result) - 2], entropy, losses)

@@ -29,6 +29,7 @@ enum { PCR_OUT_RGB = 0, PCR_OUT_GRAY = 1 };
 enum { PCR_LAYOUT_HWC = 0, PCR_LAYOUT_CHW = 1 };
 
 enum { PCR_MAX_VIEWS = 64, PCR_MAX_THREADS = 4096 };
+enum { PCR_LOSS_SCALES = 9 };
 
 enum { PCR_CROP_NONE = 0, PCR_CROP_CENTER = 1, PCR_CROP_RANDOM = 2 };
 
@@ -153,17 +154,24 @@ int pcr_pool_add(pcr_pool *pool, pcr_batch *batch);
 int pcr_pool_wait(pcr_pool *pool, pcr_batch *batch, int milliseconds);
 
 /* Where a scan of a transcoded file is: the offsets of its first byte, which is that of its tables,
- * and of its entropy-coded data. */
+ * and of its entropy-coded data; and the loss of the image where it ends after this scan. */
 typedef struct {
     size_t start, data;
+    double loss;
 } pcr_scan_place;
 
+/* What an image's loss consists of: weights of the squared errors of its components, and of the
+ * scales: as it is, halved once, and so on. */
+typedef struct {
+    double components[4], scales[9];
+} pcr_loss_weights;
+
 /* Lossless transcode to the scans of a script: progressive, or sequential where the first scan has
- * all coefficients (ss 0, se 63). Fills the place of each scan. The result belongs to the decoder,
- * until its next call. */
+ * all coefficients (ss 0, se 63). Fills the place of each scan, and, with weights, the loss
+ * of an image that ends after it. The result belongs to the decoder, until its next call. */
 int pcr_rescan(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
-               const pcr_scan_spec *script, size_t num_scans, pcr_scan_place *places,
-               const uint8_t **out, size_t *out_size);
+               const pcr_scan_spec *script, size_t num_scans, const pcr_loss_weights *weights,
+               pcr_scan_place *places, const uint8_t **out, size_t *out_size);
 
 /* Calls a function on several threads and waits for them, like GOMP_parallel. */
 typedef void (*pcr_parallel)(void (*call)(void *), void *data, unsigned threads, unsigned flags);

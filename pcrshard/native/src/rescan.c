@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "encode.h"
+#include "loss.h"
 
 static int bad_script(pcr_decoder *dec, size_t index, const char *expected) {
     return pcr_fail(dec, PCR_USAGE, "expected %s, got otherwise in scan %zu of the script",
@@ -214,14 +215,17 @@ static int read_coefficients(pcr_decoder *dec, const pcr_piece *pieces, size_t n
 }
 
 static int transcode(pcr_decoder *dec, const pcr_scan_spec *script, size_t num_scans,
-                     pcr_scan_place *places, const uint8_t **out, size_t *out_size) {
+                     pcr_loss *loss, pcr_scan_place *places, const uint8_t **out,
+                     size_t *out_size) {
     pcr_tokens tokens = {0};
     pcr_writer writer = {.data = dec->output.data, .capacity = dec->output.capacity};
     put_marker(&writer, 0xD8, 0);
     put_color_markers(dec, &writer);
     put_frame(dec, &writer, is_sequential(script, num_scans));
-    for (size_t i = 0; i < num_scans && !tokens.failed; i++)
+    for (size_t i = 0; i < num_scans && !tokens.failed; i++) {
         encode_scan(dec, &writer, &script[i], &tokens, &places[i]);
+        places[i].loss = pcr_loss_after(dec, &script[i], loss);
+    }
     put_marker(&writer, 0xD9, 0);
     free(tokens.data);
     dec->output = (pcr_buffer){writer.data, writer.capacity};
@@ -238,11 +242,14 @@ static int transcode(pcr_decoder *dec, const pcr_scan_spec *script, size_t num_s
 }
 
 int pcr_rescan(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,
-               const pcr_scan_spec *script, size_t num_scans, pcr_scan_place *places,
-               const uint8_t **out, size_t *out_size) {
+               const pcr_scan_spec *script, size_t num_scans, const pcr_loss_weights *weights,
+               pcr_scan_place *places, const uint8_t **out, size_t *out_size) {
+    pcr_loss loss = {0};
     int code = read_coefficients(dec, pieces, num_pieces);
     if (!code) code = check_script(dec, script, num_scans);
-    if (!code) code = transcode(dec, script, num_scans, places, out, out_size);
+    if (!code) code = pcr_loss_start(dec, weights, &loss);
+    if (!code) code = transcode(dec, script, num_scans, &loss, places, out, out_size);
+    pcr_loss_free(&loss);
     if (code) return pcr_finish(dec, code);
     pcr_trim_but_output(dec);
     return PCR_OK;
