@@ -146,14 +146,17 @@ static void check_rescan(const pcr_piece *pieces, size_t count, const pcr_decode
                 *portable = pcr_decoder_new(PCR_BACKEND_PORTABLE);
     const uint8_t *rescanned, *again;
     pcr_scan_place places[12];
-    int code =
-        pcr_rescan(decoder, pieces, count, script, scans, places, &rescanned, &rescanned_size);
+    const pcr_loss_weights weights = {{1, .5, .5, .25}, {.25, .25, 0, .25, .25}};
+    int code = pcr_rescan(decoder, pieces, count, script, scans, &weights, places, &rescanned,
+                          &rescanned_size);
     size_t again_size;
-    require(code == pcr_rescan(portable, pieces, count, script, scans, places, &again,
+    require(code == pcr_rescan(portable, pieces, count, script, scans, &weights, places, &again,
                                &again_size) &&
                 strcmp(pcr_message(decoder), pcr_message(portable)) == 0,
             "one backend refuses to rescan what the other rescans");
     if (code == PCR_OK) {
+        require(places[scans - 1].loss > -1e-6 && places[scans - 1].loss < 1e-6,
+                "a whole image has lost something");
         require(rescanned_size == again_size && memcmp(rescanned, again, again_size) == 0,
                 "the backends rescan differently");
         pcr_piece whole = {rescanned, rescanned_size};

@@ -22,11 +22,15 @@ def test_wrong_formats(wrong):
         ShardFormat(**wrong)
 
 
-def test_auto_needs_the_sources(tmp_path):
-    """A writer that sees one sample at a time cannot choose the script by all of them."""
-    with pytest.raises(EncodeError, match="needs `encode`"):
-        with ShardWriter(tmp_path, fmt=ShardFormat("auto")) as writer:
-            writer.write({"__key__": "a", "jpg": make_jpeg()})
+def test_a_writer_chooses_by_its_first_samples(tmp_path):
+    """A writer whose script the images decide writes what ``encode`` does with that script."""
+    with ShardWriter(tmp_path / "auto", fmt=ShardFormat("auto"), samples_per_shard=3) as writer:
+        for number in range(70):
+            writer.write({"__key__": f"{number}", "jpg": make_jpeg(number % 5, quality=95)})
+    with ShardWriter(tmp_path / "q95", fmt=ShardFormat("q95"), samples_per_shard=3) as writer:
+        for number in range(70):
+            writer.write({"__key__": f"{number}", "jpg": make_jpeg(number % 5, quality=95)})
+    assert read_all(tmp_path / "auto") == read_all(tmp_path / "q95")
 
 
 def test_shard_writer_and_encode_agree(synthetic_folder, dataset, tmp_path):

@@ -4,6 +4,7 @@ import json
 import struct
 from base64 import b64encode
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from support import ROOT
@@ -11,6 +12,8 @@ from support import ROOT
 from pcrshard import DatasetIndex, Shard, open_dataset
 from pcrshard.errors import CorruptIndex, ScanUnavailable, UnsupportedVersion
 from pcrshard.format.dataset_index import ShardEntry, most_shards, resolve_scan
+from pcrshard.format.levels import Levels
+from pcrshard.format.scan_script import STANDARD, ScanScript
 from pcrshard.format.schema import Schema
 
 SCHEMA = Schema("standard", ("1", "2"))
@@ -53,6 +56,21 @@ def with_schema(**changes):
     return dataset_json(schema=schema | changes)
 
 
+def with_levels(slopes, *groups, train_size=0):
+    """Return pcr.json of a dataset with levels, whose schema agrees."""
+    base = ScanScript("x", groups or STANDARD.groups)
+    levels = Levels(base, tuple(slopes), train_size)
+    index = json.loads(with_schema(script="levels", groups=levels.groups))
+    return json.dumps(index | {"levels": msgspec.to_builtins(levels)}).encode()
+
+
+def test_levels_survive_encoding():
+    """What divides the images of a dataset can be used for another one."""
+    assert DatasetIndex.decode(with_levels([0.5, 0])).levels == Levels(
+        ScanScript("x", STANDARD.groups), (0.5, 0.0)
+    )
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -79,7 +97,11 @@ def with_schema(**changes):
         dataset_json(stops=(3, 6, 4, 6)),
         dataset_json(stops=(3, 3, 4)),
         dataset_json(scan=3),
-        dataset_json(slopes=[0.1]),
+        dataset_json(levels={"base": ["x", ["0,1,2: 0-63, 0, 0"]], "slopes": [0.5, 0]}),
+        with_levels([0.5, 0], "0: 1-5, 0, 2"),
+        with_levels([0, 0.5]),
+        with_levels([0.5, 0.1]),
+        with_levels([0.5, 0], train_size=-1),
         dataset_json(similarity=[[0.5, 0.4]]),
         dataset_json(similarity=[[0.5, 0.4], [1.5, 0.4]]),
         dataset_json(columns=[["labels", 2, 7]]),

@@ -65,7 +65,7 @@ def test_the_core_says_where_scans_begin(photos):
     rng = random.Random(6)
     for name, source in photos[::9]:
         script = random_script(rng, len(standard_scans(source)[0].components))
-        jpeg, starts, data = native.rescan(source, script)
+        jpeg, starts, data, _ = native.rescan(source, script)
         found = map_jpeg(jpeg)
         assert starts == [*(ranges[0][0] for ranges in found.scan_ranges), found.eoi], name
         headers = [read_segment(jpeg, ranges[-1][0]) for ranges in found.scan_ranges]
