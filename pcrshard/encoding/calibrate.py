@@ -22,6 +22,7 @@ from .encode_jpeg import measure_scans, similarities
 from .levels import choose_slopes
 
 _T = TypeVar("_T")
+Similarity = tuple[tuple[float, float], ...]
 # Images that the script and the similarities are from, and that are in memory at a time.
 SAMPLE = 64
 # Of a source, so that reading images twice costs little; and the most.
@@ -30,7 +31,7 @@ _MOST = 1000
 
 
 class Calibration(NamedTuple):
-    """What a sample decided; all parts and later runs of an encode use the same.
+    """What a sample decided.
 
     Attributes:
         script: The scan script or the levels of the dataset.
@@ -39,7 +40,7 @@ class Calibration(NamedTuple):
     """
 
     script: ScanScript | Levels
-    similarity: tuple[tuple[float, float], ...] = ()
+    similarity: Similarity = ()
 
     @property
     def levels(self) -> Levels | None:

@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import EncodeError, MissingDependency
 from ..format.dataset_index import DatasetIndex
 from .encode_dataset import EncodeOptions, commit, encode
-from .resume_journal import Part, new_run, read_calibration, scratch_of
+from .resume_journal import Part, new_run, read_script, scratch_of
 from .samples import StorageOptions
 from .shard_plan import plan
 
@@ -104,7 +104,7 @@ def encode_on_slurm(
             encode(src, dst, options, part=part, resume=True, workers=cpus, **how)
 
     dst_options = storage_options.get("dst_options")
-    known = read_calibration(dst, options=dst_options) if resume else None
+    known = read_script(dst, options=dst_options) if resume else None
     src_options = storage_options.get("src_options")
     planned = plan(src, options, src_options, scratch=scratch_of(dst), known=known)
     run = new_run(dst, planned, dst_options=dst_options)

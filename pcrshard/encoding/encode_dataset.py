@@ -41,7 +41,7 @@ from .resume_journal import (
     Saved,
     already_holds,
     new_run,
-    read_calibration,
+    read_script,
     report_of,
     scratch_of,
 )
@@ -125,7 +125,7 @@ def encode(
         # Before large tars are listed or unpacked.
         raise already_holds(DATASET_INDEX, dst)
     continues = resume or part != (0, 1)
-    known = read_calibration(dst, options=dst_options) if continues else None
+    known = read_script(dst, options=dst_options) if continues else None
     planned = plan(src, options, src_options, scratch=scratch_of(dst), known=known)
     _log.info("%s", announce(planned))
     shards = planned.shards
@@ -199,7 +199,7 @@ def commit(run: Run, planned: Plan) -> DatasetIndex | None:
         return None
     # The last two parts may end at the same time.
     with run.lock(wait=True):
-        journal = Saved(run.fingerprint, found, run.options, run.calibration, planned.skipped)
+        journal = Saved(run.fingerprint, found, run.options, planned.skipped)
         for name in (SKIPPED, KEPT):
             lines = [
                 json.dumps({k: v for k, v in row._asdict().items() if v is not None}) + "\n"
@@ -225,8 +225,8 @@ def commit(run: Run, planned: Plan) -> DatasetIndex | None:
             ShardTable.of(shard.entry for shard in shards),
             run.options.classes,
             num_classes,
-            run.calibration.levels,
-            run.calibration.similarity,
+            planned.levels,
+            planned.similarity,
             counts=functools.reduce(ImageCounts.plus, (shard.counts for shard in shards)),
         )
         columns = _read_columns(dst, index.shards, options)

@@ -18,9 +18,8 @@ from ..format.shard_index import MAX_PIECE_BYTES, MAX_PROFILE_BYTES, State
 from ..jpeg.color_profiles import read_profile
 from ..jpeg.markers import SOI, Frame, JpegMap, ScanHeader, map_jpeg
 from ..jpeg.other_formats import to_jpeg
-from ..jpeg.pixels import decode_image, fit_scans, make_progressive
+from ..jpeg.pixels import LossWeights, Rescanned, decode_image, fit_scans, make_progressive
 from ..jpeg.split import check_complete, cut_tail
-from ..native import LossWeights, Rescanned
 from .levels import (
     MeasuredScans,
     group_by_slope,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import EncodeError
 from ..jpeg.markers import Frame
-from ..native import LossWeights
+from ..jpeg.pixels import LossWeights
 
 # Of the scales of MS-SSIM, finest first (Wang, Simoncelli, Bovik 2003).
 _MSSSIM_SCALES = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)

@@ -21,11 +21,12 @@ from .. import storage
 from ..checksum import crc32c
 from ..errors import EncodeError, PCRError, StorageError
 from ..format.dataset_index import DATASET_INDEX
+from ..format.levels import Levels
 from ..format.names import shard_name
+from ..format.scan_script import ScanScript
 from ..format.schema import Schema
 from ..storage.locks import hold_lock
 from ..storage.stores import mapped_errors
-from .calibrate import Calibration
 from .samples import StorageOptions, Unlayered
 from .shard_plan import EncodeOptions, Plan
 from .shard_writer import WrittenShard
@@ -85,7 +86,6 @@ class Saved(msgspec.Struct):
     fingerprint: str
     shards: Results
     options: EncodeOptions = EncodeOptions()
-    calibration: Calibration | None = None
     skipped: tuple[Unlayered, ...] = ()
 
     @property
@@ -128,8 +128,8 @@ def read_journal(dst: str, *, options: StorageOptions = None) -> Saved:
     return _read(storage.join(dst, JOURNAL), options) or Saved("", {})
 
 
-def read_calibration(dst: str, *, options: StorageOptions = None) -> Calibration | None:
-    """Return what an earlier run in a folder, or another part, decided by a sample of the images.
+def read_script(dst: str, *, options: StorageOptions = None) -> ScanScript | Levels | None:
+    """Return what divides images into scan groups in an earlier run in a folder, or another part.
 
     Raises:
         EncodeError: The journal is damaged.
@@ -137,8 +137,8 @@ def read_calibration(dst: str, *, options: StorageOptions = None) -> Calibration
     """
     for name in (f"{PARTS}/{_START}.json", JOURNAL):
         found = _read(storage.join(dst, name), options)
-        if found is not None and found.calibration is not None:
-            return found.calibration
+        if found is not None and not found.options.fmt.is_open:
+            return found.options.fmt.scan_script
     return None
 
 
@@ -167,7 +167,6 @@ class Run(NamedTuple):
         dst: Folder of the shards.
         options: How they are encoded.
         schema: The schema of all shards.
-        calibration: What a sample of the images decided.
         fingerprint: The fingerprint of the plan.
         src_options: fsspec storage options of the source.
         dst_options: fsspec storage options of the folder.
@@ -178,7 +177,6 @@ class Run(NamedTuple):
     dst: str
     options: EncodeOptions
     schema: Schema
-    calibration: Calibration
     fingerprint: str
     src_options: StorageOptions
     dst_options: StorageOptions
@@ -206,8 +204,7 @@ class Run(NamedTuple):
     def write(self, name: str, results: Results) -> None:
         """Save results, from which an interrupted run can resume, as a file of this name."""
         url = storage.join(self.dst, f"{PARTS}/{name}.json")
-        known = self.calibration if name == _START else None
-        Saved(self.fingerprint, results, calibration=known).write(url, self.dst_options)
+        Saved(self.fingerprint, results, self.options).write(url, self.dst_options)
 
     @contextlib.contextmanager
     def open(self, numbers: range, *, resume: bool) -> Iterator[Results]:
@@ -353,7 +350,6 @@ def new_run(
         dst,
         plan.options,
         plan.schema,
-        plan.calibration,
         plan.fingerprint,
         src_options,
         dst_options,

@@ -16,6 +16,7 @@ from .. import storage
 from ..errors import EncodeError, FormatError
 from ..format.dataset_index import DATASET_INDEX, most_shards
 from ..format.kinds import decide_kinds, find_lists, read_kinds
+from ..format.levels import Levels
 from ..format.names import (
     OTHER_IMAGE_EXTENSIONS,
     check_name,
@@ -23,10 +24,11 @@ from ..format.names import (
     place_in_list,
     shard_name,
 )
+from ..format.scan_script import ScanScript
 from ..format.schema import IMAGE_LIST, Schema
 from ..format.shard_format import ShardFormat
 from ..redaction import redact_url
-from .calibrate import Calibration, calibrate, draw_sample
+from .calibrate import Similarity, calibrate, draw_sample
 from .encode_jpeg import convert_image
 from .labels import check_classes, read_labels
 from .sample_table import Rows, SampleTable
@@ -127,7 +129,8 @@ class Plan(NamedTuple):
         shards: The samples of each shard.
         schema: The schema of all samples.
         options: The options, with the scan script and the class names resolved.
-        calibration: What a sample of the images decided.
+        similarity: For each scan group, the estimated MS-SSIM of its prefix: mean over a sample of
+            the images, and 5th percentile; empty if nothing could be estimated.
         skipped: What was left out of the listing.
         fingerprint: Hash of the keys in each shard and of the options, except ``on_error``, so
             that a run that failed on a bad file can resume with another choice.
@@ -136,9 +139,15 @@ class Plan(NamedTuple):
     shards: list[Rows[SampleRef]]
     schema: Schema
     options: EncodeOptions
-    calibration: Calibration
+    similarity: Similarity
     skipped: tuple[Unlayered, ...]
     fingerprint: str
+
+    @property
+    def levels(self) -> Levels | None:
+        """The levels, if the dataset has some."""
+        script = self.options.fmt.script
+        return script if isinstance(script, Levels) else None
 
 
 def sources_digest(samples: Iterable[SampleRef]) -> str:
@@ -160,14 +169,13 @@ def plan(
     src_options: StorageOptions = None,
     *,
     scratch: str | None = None,
-    known: Calibration | None = None,
+    known: ScanScript | Levels | None = None,
 ) -> Plan:
     """List a source and assign its samples to shards.
 
-    Tars that cannot be read in ranges are unpacked into the local folder ``scratch``. Without what
-    an earlier run is ``known`` to have decided, reads a sample of the images: 2 % of them, but at
-    least 64 and at most 1,000, or with a given script 64. With ``stratify``, reads the labels of
-    tars.
+    Tars that cannot be read in ranges are unpacked into the local folder ``scratch``. Reads a
+    sample of the images: 64, to choose slopes 2 % of them and at most 1,000, unless an earlier run
+    is ``known`` to have chosen. With ``stratify``, reads the labels of tars.
 
     Raises:
         EncodeError: The source or the options are invalid.
@@ -175,9 +183,11 @@ def plan(
     """
     source = list_samples(src, options, src_options, scratch=scratch)
     jpegs = _read_jpegs(source.samples, options, src_options)
-    found = known or calibrate(options.fmt, jpegs)
-    fmt = dataclasses.replace(options.fmt, script=found.script)
-    options = dataclasses.replace(options, fmt=fmt)
+    fmt = options.fmt
+    if known is not None and fmt.is_open:
+        fmt = dataclasses.replace(fmt, script=known)
+    script, similarity = calibrate(fmt, jpegs)
+    options = dataclasses.replace(options, fmt=dataclasses.replace(fmt, script=script))
     schema = plan_schema(source.samples, options)
     labels = read_labels(source.samples, src_options) if options.stratify else None
     shards = plan_shards(source.samples, options, labels)
@@ -189,7 +199,7 @@ def plan(
         shards,
         schema,
         dataclasses.replace(options, classes=source.classes),
-        found,
+        similarity,
         source.skipped,
         digest.hexdigest(),
     )

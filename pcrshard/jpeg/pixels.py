@@ -15,7 +15,7 @@ import numpy as np
 from .. import native
 from ..errors import FormatError, UnsupportedJpeg
 from ..memory import Buffer
-from ..native import Box, Color, LossWeights, Rescanned, Size
+from ..native import Box, Color, Size
 from . import libjpeg_turbo
 from .color_profiles import first_segments, pixels_to_srgb, profile_mode, read_profile
 from .limits import check_cost
@@ -31,6 +31,9 @@ Jpeg = bytes | Sequence[Buffer]
 
 # T.81 B.2.3: maximum number of blocks in an MCU of several components.
 _MAX_MCU_BLOCKS = 10
+# For rooms that the core is not for.
+LossWeights = native.LossWeights
+Rescanned = native.Rescanned
 
 
 def fit_scans(scans: Sequence[ScanHeader], found: JpegMap) -> tuple[ScanHeader, ...]:

@@ -31,8 +31,8 @@ static size_t cell_of(const pcr_scaled *part, int y, int x) {
     return (size_t)(y >> part->down) * (size_t)part->cells_w + (size_t)(x >> part->right);
 }
 
-/* Sets the energy of those bits of the DC coefficients that are in `bits`; at first, when these are
- * all, also counts, and adds up the coefficients. Beyond 3 halvings, several blocks are one pixel. */
+/* Sets energy and sum of those bits of the DC coefficients that are in `bits`; counts, at first.
+ * Beyond 3 halvings, several blocks are one pixel. */
 static void set_dc(const pcr_component *comp, pcr_scaled *part, int bits, bool is_first) {
     const int high = 1 << pcr_max(part->down - 3, 0), wide = 1 << pcr_max(part->right - 3, 0);
     memset(part->dc, 0, 2 * num_cells(part) * sizeof *part->dc);
@@ -50,7 +50,7 @@ static void set_dc(const pcr_component *comp, pcr_scaled *part, int bits, bool i
         }
 }
 
-/* Adds the energy of coefficients ss to se in their bits `after`, less that in the bits `before`. */
+/* Adds the energy of coefficients ss to se in their bits `after`, less that in bits `before`. */
 static void add_ac(const pcr_component *comp, pcr_loss *loss, int component, int ss, int se,
                    int before, int after) {
     const uint64_t band = ~UINT64_C(0) >> ss & ~(se == 63 ? 0 : ~UINT64_C(0) >> (se + 1));

@@ -10,8 +10,8 @@ typedef struct {
     int tall, wide;     /* log2 of the scale's cells in one of its cells */
     int cells_h, cells_w;
     double weights[64]; /* of a squared coefficient, in zigzag order */
-    /* Of each cell: the number of blocks, or of averages of several; the energy of the errors in DC,
-     * the sum of these, and the energy of those in AC; and the variance of the picture. */
+    /* Of each cell: the number of blocks, or of averages of several; the energy and the sum of the
+     * errors in DC; the energy of those in AC; the variance of the picture. */
     double *pixels, *dc, *offset, *ac, *variance;
 } pcr_scaled;
 
