@@ -61,7 +61,7 @@ def _deferred(text: str) -> tuple[str, Scan | float]:
 
 
 def _shares(text: str) -> tuple[float, ...]:
-    return convert(tuple[float, ...], text.split(","))
+    return tuple(convert(list[float], text.split(",")))
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -124,10 +124,9 @@ def _layer(
     fitting = fit_scans(scans, source)
     if fitting != scans:
         groups = group_scans(base, fitting, source.color)
+    weights = weights_of(source.frame, source.color)
     if isinstance(script, Levels):
         weights = loss_weights(source.frame, source.color, script.train_size)
-    else:
-        weights = weights_of(source.frame, source.color)
     progressive = make_progressive(jpeg, source, fitting, weights)
     # Until all components have begun, there is no picture.
     first = bisect_right(groups, groups[0])

@@ -109,7 +109,7 @@ def count_scans(image: MeasuredScans, slopes: Sequence[float]) -> NDArray[np.int
 def group_by_slope(image: MeasuredScans, slopes: Sequence[float]) -> list[int]:
     """Return the level, 1..K, of each scan of an image, rising."""
     numbers = np.arange(1, len(image.sizes) + 1)
-    return (np.searchsorted(count_scans(image, slopes), numbers) + 1).tolist()
+    return [int(level) + 1 for level in np.searchsorted(count_scans(image, slopes), numbers)]
 
 
 def default_shares(lowest: float, num_levels: int) -> list[float]:
