@@ -55,7 +55,7 @@ class PCRDatasource(Datasource):  # type: ignore[misc]  # Ray is untyped
         read: ReadOptions = ReadOptions(),
     ) -> None:
         super().__init__()
-        self.index, urls = open_dataset(url, storage_options=read.store)
+        self.index, urls = open_dataset(url, storage_options=read.store, cache=read.cache)
         check_claims(self.index, urls, storage_options=read.store)
         self.scan: Scan = resolve_scan(self.index.shards, scan)
         self.index.prefix_bytes(self.scan)  # raises if a shard lacks the scan

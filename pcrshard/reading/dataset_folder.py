@@ -24,7 +24,8 @@ from ..format.dataset_index import (
 )
 from ..format.sample_columns import COLUMNS, decode_column
 from ..redaction import get_logger
-from ..storage.retry import Retry
+from ..storage.retry import Retry, is_hopeless
+from .prefix_cache import PrefixCache
 from .shard import Shard
 
 log = get_logger(__name__)
@@ -69,6 +70,7 @@ def open_dataset(
     *,
     storage_options: storage.Access = None,
     retry: Retry | None = None,
+    cache: PrefixCache | None = None,
 ) -> Opened:
     """Read a dataset index.
 
@@ -77,6 +79,8 @@ def open_dataset(
             index will have; braces such as ``{000000..000003}`` are expanded.
         storage_options: fsspec storage options.
         retry: How to retry failed requests.
+        cache: Keeps the dataset index of a remote store, which is used if the store cannot be
+            reached any more.
 
     Returns:
         The index, and the URL of each shard, in order. Costs one request. For tars whose
@@ -96,8 +100,7 @@ def open_dataset(
     by_name = is_shard(urls[0])
     found = index_url(storage.parent(urls[0]) if by_name else urls[0])
     try:
-        data = storage.read_bytes(found, max_bytes=MAX_DATASET_INDEX_BYTES, options=store)
-        index = DatasetIndex.decode(data, url=found)
+        index = _read_index(found, store, cache)
     except StorageError as error:
         # The signature of a shard's URL is not one for pcr.json.
         denied = (PermissionError,) * by_name
@@ -136,6 +139,23 @@ def _choose(index: DatasetIndex, urls: Sequence[str]) -> DatasetIndex:
         # What is said of all shards does not hold.
         table = ShardTable.of(entry_of[name] for name in chosen)
         index = dataclasses.replace(index, shards=table, counts=None, columns=())
+    return index
+
+
+def _read_index(url: str, store: storage.Store, cache: PrefixCache | None) -> DatasetIndex:
+    """Read a dataset index; if its store cannot be reached, take the one that a cache keeps."""
+    try:
+        data = storage.read_bytes(url, max_bytes=MAX_DATASET_INDEX_BYTES, options=store)
+    except StorageError as error:
+        kept = b"" if cache is None or storage.is_local(url) else cache.recall(url)
+        if not kept or error.__cause__ is None or is_hopeless(error.__cause__):
+            raise
+        index = DatasetIndex.decode(kept, url=url)
+        log.warning("%s; continuing with the dataset index that the cache keeps", error)
+        return index
+    index = DatasetIndex.decode(data, url=url)
+    if cache is not None and not storage.is_local(url):
+        cache.remember(url, data)
     return index
 
 

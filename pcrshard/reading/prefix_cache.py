@@ -212,6 +212,28 @@ class PrefixCache:
         self._counts.add(0, held - start)
         self._counts.add(1, stop - held)
 
+    def remember(self, url: str, data: bytes) -> None:
+        """Keep a small file, such as a dataset index, in place of what was kept of it before."""
+        token = self._enter()
+        if token is None or self.recall(url) == data:
+            return
+        path = self._path(token, url, "")
+        with self._tolerate(), self._hold(path) as handle:
+            if handle is not None:
+                os.truncate(handle, 0)
+                self._append(handle, path, memoryview(data), None)
+
+    def recall(self, url: str) -> bytes:
+        """Return what :meth:`remember` kept of a file last; empty for nothing."""
+        owner = self._find_owner()
+        if owner is None:
+            return b""
+        path = self._path(owner.token, url, "")
+        with self._hold(path, shared=True, create=False, wait=False) as handle:
+            size = 0 if handle is None else os.fstat(handle).st_size
+            view = memoryview(bytearray(size))
+            return bytes(view[: _read(handle, view, 0)])
+
     def forget(self, url: str, identity: str) -> None:
         """Remove a damaged shard from the cache; readers that have it open continue."""
         if owner := self._find_owner():

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from ..errors import StorageError, TruncatedShard
 from ..redaction import get_logger, redact, redact_url
 from .retry import Attempts, Refused, Retry
-from .stores import Target, call, retried, run, time_limit
+from .stores import Target, call, is_refused, retried, run, time_limit
 
 log = get_logger(__name__)
 # Size of a part, and concurrent requests of one read. Measured: a request to an object store takes
@@ -164,9 +164,11 @@ class RangeRead:
     def _retry(self, part: _Part, asked: float, error: Exception) -> float:
         """Schedule a part again, in smaller parts if need be; return the pause before it."""
         pause = self.attempts.pause_after(error, asked)
+        refused = "connection refused: " if is_refused(error) else ""
+        refused = "connection refused: " if is_refused(error) else ""
         what = (
             f"{self.received} of {len(self.view)} bytes received (requests: {self.requests}): "
-            f"{type(error).__name__}: {redact(str(error), self.target.path)}"
+            f"{refused}{type(error).__name__}: {redact(str(error), self.target.path)}"
         )
         if pause is None:
             message = f"cannot read bytes {self.all.start} to {self.all.stop}, {what}"

@@ -35,6 +35,7 @@ from .urls import is_local, plain_path
 
 T = TypeVar("T")
 _HTTP = re.compile("https?://")
+_S3 = re.compile(r"s3a?://")
 _EXTRAS = "; pip install 'pcrshard[http]', 'pcrshard[s3]', 'pcrshard[hf]', or fsspec's own package"
 _POLL_SECONDS = 0.2
 # Concurrent requests of this process to a host or bucket.
@@ -191,6 +192,10 @@ def _make(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
                 # In a chain of protocols, each store has its options under its name.
                 chained = ("http", "https") if _HTTP.search(url) else ()
                 own = {name: _guarded(options.get(name) or {}) for name in chained}
+                if _S3.match(url):
+                    # Its own pauses would use up the timeout, and hide why a connection fails.
+                    given = options.get("config_kwargs") or {}
+                    own["config_kwargs"] = {"retries": {"total_max_attempts": 1}, **given}
                 fs, path = fsspec.core.url_to_fs(url, **{**options, **own})
         except ImportError as error:
             raise StorageError(f"{error}{_EXTRAS}") from error
@@ -232,8 +237,18 @@ class mapped_errors:  # noqa: N801  # used as a function; a generator would take
             if error.url is None:
                 raise type(error)(str(error), url=url) from redacted_cause(error.__cause__, url)
         elif isinstance(error, errors):
-            message = f"cannot {doing}: {type(error).__name__}: {error}"
+            refused = "connection refused: " if is_refused(error) else ""
+            message = f"cannot {doing}: {refused}{type(error).__name__}: {error}"
             raise StorageError(message, url=url) from redacted_cause(error, url)
+
+
+def is_refused(error: BaseException) -> bool:
+    """Return whether nothing listens where a request was sent to, as each library says it."""
+    inner = (error.__cause__, getattr(error, "os_error", None), vars(error).get("kwargs"))
+    found = [each.get("error") if isinstance(each, dict) else each for each in inner]
+    return isinstance(error, ConnectionRefusedError) or any(
+        is_refused(each) for each in found if isinstance(each, BaseException)
+    )
 
 
 def in_thread(call: Callable[[], T]) -> concurrent.futures.Future[T]:

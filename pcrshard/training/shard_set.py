@@ -89,7 +89,10 @@ class ShardSet:
             storage.expand(named), lambda url: storage.parent(url) if is_shard(url) else object()
         )
         store = options.store
-        found = [open_dataset(list(urls), storage_options=store) for _, urls in groups]
+        found = [
+            open_dataset(list(urls), storage_options=store, cache=options.cache)
+            for _, urls in groups
+        ]
         for opened in found:
             check_claims(*opened, storage_options=store)
         self._indexes = [index for index, _ in found]

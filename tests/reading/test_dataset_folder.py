@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from support import write_files
 
 import pcrshard
-from pcrshard import DatasetIndex, PCRDataset, ShardWriter, open_dataset
+from pcrshard import DatasetIndex, PCRDataset, Retry, ShardWriter, open_dataset
 from pcrshard.cli.main import main
 from pcrshard.errors import CorruptIndex, StorageError, TruncatedShard
 from pcrshard.format.dataset_index import ShardEntry
@@ -143,3 +143,44 @@ def test_metadata_of_shards_is_read_sixteen_at_a_time(many_shards, tmp_path, wha
                 found, _ = open_dataset([other.url(name) for name in names])
             assert found.num_samples == 48
     assert 12 <= most[0] <= 16
+
+
+def test_a_full_cache_starts_a_job_while_the_server_is_down(dataset, tmp_path, caplog):
+    """A new job needs no server if the cache holds all prefixes; without one it is told why."""
+    reading = {"scan": 2, "retry": Retry(attempts=2)}
+    with servers.nginx(dataset) as server:
+        url = server.url()
+        first = PCRDataset(url, cache_dir=tmp_path / "cache", **reading)
+        expected = [first[number]["jpg"] for number in range(len(first))]
+    again = PCRDataset(url, cache_dir=tmp_path / "cache", **reading)
+    assert "continuing with the dataset index that the cache keeps" in caplog.text
+    assert [again[number]["jpg"] for number in range(len(again))] == expected
+    assert again.cache_stats().fetched_bytes == 0
+    with pytest.raises(StorageError, match="connection refused"):
+        again.at(5)[0]
+    with pytest.raises(StorageError, match="connection refused: ClientConnectorError"):
+        PCRDataset(url, **reading)
+    assert main(["cache", "ls", str(tmp_path / "cache")]) == 0
+
+
+def test_a_dataset_that_is_gone_is_not_taken_from_the_cache(dataset, tmp_path):
+    """A server that answers is believed, and what it sends replaces what the cache keeps."""
+    folder = shutil.copytree(dataset, tmp_path / "served")
+    with servers.nginx(folder) as server:
+        PCRDataset(server.url(), cache_dir=tmp_path / "cache")
+        (folder / "pcr.json").rename(tmp_path / "pcr.json")
+        with pytest.raises(StorageError, match=r"no pcr\.json there"):
+            PCRDataset(server.url(), cache_dir=tmp_path / "cache")
+        text = (tmp_path / "pcr.json").read_text()
+        (folder / "pcr.json").write_text(text.replace('"cat"', '"cow"').replace('"dog"', '"elk"'))
+        assert "cow" in PCRDataset(server.url(), cache_dir=tmp_path / "cache").classes
+        url = server.url()
+    assert "cow" in PCRDataset(url, cache_dir=tmp_path / "cache", retry=Retry(attempts=2)).classes
+
+
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://localhost:9"])
+def test_a_refused_connection_of_s3_is_named(endpoint):
+    """Nothing listens there: that is no slow server, and known within the timeout."""
+    options = {"endpoint_url": endpoint, "key": "a", "secret": "b"}
+    with pytest.raises(StorageError, match="connection refused: EndpointConnectionError"):
+        PCRDataset("s3://b/x", storage_options=options, retry=Retry(attempts=2, timeout=3))
