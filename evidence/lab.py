@@ -165,7 +165,8 @@ class Lab:
 
     def save(self, name, results):
         """Keep what was measured of a part, whole or not at all, and return it."""
-        report = {"experiment": name, "quick": self.quick, **stamp(), "results": results}
+        report = {"experiment": name, "quick": self.quick, **stamp(), **versions()}
+        report["results"] = results
         self.write(f"{name}.json", json.dumps(report, indent=1) + "\n")
         return results
 

@@ -2,6 +2,7 @@
 
 PyTorch inlines saved-tensor hooks that are FX GraphModules into the compiled forward and backward
 (pytorch#150032), but only for intermediates of the graph, not for parameters, inputs, or outputs.
+What they add is one operator for each tensor in each direction.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import torch
 from torch import Tensor, fx
 
 from ..errorbound import Absolute, RelativeStd
-from .bits import pack_booleans, unpack_booleans
-from .fixed_size import BYTE, Width, in_blocks, pack, unpack, width_of
+from . import operators
+from .fixed_size import BYTE, Width, width_of
 from .graph_nodes import VIEWS, canonical
-from .layout import flatten, order_of, restore, size_hint
+from .layout import order_of, size_hint
 from .options import ActivationOptions
+from .pooling import Windows
 from .report import Row
 
 # Operations, by their canonical names.
@@ -42,11 +44,9 @@ _TOLERANT = (
     "mish", "norm", "preluk", "scaleddotproduct", "silu", "softplus", "threshold", "upsample",
 )  # fmt: skip
 _GATES = {"sigmoidbackward", "tanhbackward"}
-# Keeps constant rows finite.
-_LEAST_DEVIATION = 1e-20
 _POOLS = {"maxpool2dwithindices", "maxpool3dwithindices"}
-# Tensors, and the sizes of the tensor that they encode.
-_Packed = tuple[tuple[Tensor, ...], tuple[int, ...]]
+# Tensors, and sizes: of the tensor that they encode, and of what its windows lie in.
+_Packed = tuple[tuple[Tensor, ...], tuple[int, ...], tuple[int, ...]]
 # PyTorch's description of a saved tensor of a compiled graph: its node in the forward graph
 # (``_node``), that graph (``_fw_graph``), and the backward graph (``_bw_graph``), whose outputs are
 # gradients in the order of inputs.
@@ -117,7 +117,6 @@ class CompiledHooks:
         producer, relatives = _producer(node)
         row = self.rows[name, node.name] = Row.of(name, _name(producer), tensor)
         row.compiled = True
-        index_type = _index_type(node)
         if not (producer.op == "placeholder" or tensor.dtype == torch.float64):
             # Secondary results are masks and statistics, such as the logsumexp of attention.
             has_gradient = not _is_second_result(producer) and node in _differentiable(
@@ -126,50 +125,37 @@ class CompiledHooks:
             row.kind = kind_of(row, relatives, self._options, has_gradient=has_gradient)
         if row.kind == "lossy" and _is_needed_exactly(node.name, context["_bw_graph"]):
             row.kind = "exact"
+        order, windows = order_of(tensor.stride()), _windows_of(node)
+        # Symbolic sizes reach the backward graph only as separate values.
+        sizes: tuple[int, ...] = ()
+        parts: tuple[Tensor, ...]
         if row.kind == "lossy":
             row.error_bound = math.nan
-            parts: tuple[Tensor, ...] = self._packed(node, tensor)
+            dims = _normalized_dims(node) if isinstance(self._bound, RelativeStd) else []
+            parts = operators.pack_floats(tensor, order, dims, self._width(node), self._bound)
         elif row.kind == "lossless" and tensor.dtype == torch.bool:
-            parts = (pack_booleans(flatten(tensor, order_of(tensor.stride()))),)
-        elif row.kind == "lossless" and index_type is not None:
-            parts = (tensor.to(index_type),)
+            parts = (operators.pack_mask(tensor, order),)
+        elif row.kind == "lossless" and windows is not None:
+            parts, sizes = (operators.pack_index(tensor, order, windows),), windows.sizes
         else:
             row.kind = "exact"
             return tensor
         row.stored_bytes = sum(Row.of("", "", part).raw_bytes for part in parts)
-        # Symbolic sizes reach the backward graph only as separate values.
-        return parts, tuple(tensor.shape)
+        return parts, tuple(tensor.shape), sizes
 
     def unpack(self, packed: Tensor | _Packed, context: Context) -> Tensor:
         """Compute the tensor from its packed form, in the backward graph."""
         if isinstance(packed, Tensor):
             return packed
-        parts, shape = packed
+        parts, shape, sizes = packed
         node = context["_node"]
         like = node.meta["val"]
+        order, windows = order_of(like.stride()), _windows_of(node)
         if len(parts) > 1:
-            flat = unpack(self._width(node), *parts[:4])
-        elif like.dtype != torch.bool:
-            return parts[0].to(like.dtype)
-        else:
-            flat = unpack_booleans(parts[0])
-        values = restore(flat[: math.prod(shape)], shape, order_of(like.stride()))
-        if len(parts) > 4:
-            mean, deviation = parts[4:]
-            values = (values * deviation + mean).to(like.dtype)
-        return values
-
-    def _packed(self, node: fx.Node, tensor: Tensor) -> tuple[Tensor, ...]:
-        """Pack floats, the inputs of normalizations by statistics of their channels or rows."""
-        width, order = self._width(node), order_of(tensor.stride())
-        dims = _normalized_dims(node)
-        if not dims or not isinstance(self._bound, RelativeStd):
-            return pack(width, self._bound, in_blocks(flatten(tensor, order)))
-        values = tensor.float()
-        variance, mean = torch.var_mean(values, dims, correction=0, keepdim=True)
-        deviation = variance.sqrt().clamp(min=_LEAST_DEVIATION)
-        flat = flatten((values - mean) / deviation, order)
-        return *pack(width, Absolute(self._bound.fraction), in_blocks(flat)), mean, deviation
+            return operators.unpack_floats(parts, shape, order, like.dtype, self._width(node))
+        if like.dtype == torch.bool or windows is None:
+            return operators.unpack_mask(parts[0], shape, order)
+        return operators.unpack_index(parts[0], shape, order, windows._replace(sizes=sizes))
 
     def _width(self, node: fx.Node) -> Width:
         return width_of(self._bound, _name(_producer(node)[0])) if self._use_bits else BYTE
@@ -280,13 +266,15 @@ def graph_of(function: Any) -> fx.GraphModule:
     return module
 
 
-def _index_type(node: fx.Node) -> torch.dtype | None:
-    """Return a type for max-pooling indices; ``None`` if the node does not compute any."""
+def _windows_of(node: fx.Node) -> Windows | None:
+    """Return the windows that a node's indices lie in; ``None`` if it does not compute any."""
     if not _is_second_result(node) or _name(node) not in _POOLS:
         return None
-    values = node.all_input_nodes[0].all_input_nodes[0].meta["val"]
-    places = torch.Size(map(size_hint, values.shape[2:])).numel()
-    return torch.int16 if places < 2**15 else torch.int32
+    pool = node.all_input_nodes[0]
+    names = ("kernel_size", "stride", "padding", "dilation")
+    given: dict[str, Any] = {"stride": (), "padding": (0,), "dilation": (1,)}
+    given |= dict(zip(names, pool.args[1:], strict=False)) | pool.kwargs
+    return Windows.of(given.__getitem__, pool.all_input_nodes[0].meta["val"].shape)
 
 
 def _producer(node: fx.Node) -> tuple[fx.Node, list[torch.Size]]:

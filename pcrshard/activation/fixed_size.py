@@ -7,6 +7,7 @@ beyond the codes' range. If more blocks need it, the tensor's step grows until t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -122,6 +123,17 @@ def pack(
         codes = to_bits(codes)[:, 1 - width.is_signed :][:, : width.bits].clone()
     figures = torch.stack([step, std, low, high])
     return codes, figures, exact.to(torch.int32), blocks[exact]
+
+
+def sizes_of(
+    count: int, width: Width, dtype: torch.dtype
+) -> list[tuple[Sequence[int], torch.dtype]]:
+    """Return shape and type of each tensor that :func:`pack` makes of so many values of a type."""
+    blocks = (count + BLOCK - 1) // BLOCK
+    exact = blocks // _BLOCKS_PER_EXACT + 1
+    is_byte = width.bits == BYTE.bits
+    codes = ((blocks * BLOCK,), torch.int8) if is_byte else ((8 * blocks, width.bits), torch.uint8)
+    return [codes, ((4,), torch.float32), ((exact,), torch.int32), ((exact, BLOCK), dtype)]
 
 
 def unpack(width: Width, codes: Tensor, figures: Tensor, exact: Tensor, kept: Tensor) -> Tensor:

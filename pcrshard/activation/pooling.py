@@ -78,6 +78,11 @@ def places_of(index: Tensor, order: tuple[int, ...], windows: Windows) -> Tensor
     return pairs[:, 0] | pairs[:, 1] << 4
 
 
+def num_bytes_of(count: int, windows: Windows) -> int:
+    """Return the size of so many places."""
+    return (count + 1) // 2 if math.prod(windows.kernel) <= _FEW else count
+
+
 def index_of(
     places: Tensor, shape: Sequence[int], order: tuple[int, ...], windows: Windows
 ) -> Tensor:

@@ -134,7 +134,7 @@ def test_masks_and_indices_are_exact():
     assert torch.equal(found, expected)
     kinds = {row.dtype: row for row in saver.report().rows if row.kind == "lossless"}
     assert kinds[torch.bool].raw_bytes == 8 * kinds[torch.bool].stored_bytes
-    assert kinds[torch.int64].raw_bytes == 4 * kinds[torch.int64].stored_bytes
+    assert kinds[torch.int64].raw_bytes == 16 * kinds[torch.int64].stored_bytes
 
 
 def test_what_is_compared_with_a_maximum_is_exact():

@@ -1,0 +1,186 @@
+"""Packing and unpacking as operators that compilers do not look into.
+
+Each has a size that depends on shapes only. A compiler that saw the operations inside of them, some
+fifty for each tensor, would take several times as long.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errorbound import Absolute, RelativeStd
+from .bits import pack_booleans, unpack_booleans
+from .blocks import fused
+from .fixed_size import Width, in_blocks, pack, sizes_of, unpack
+from .layout import flatten, restore
+from .pooling import Windows, index_of, num_bytes_of, places_of
+
+# Keeps constant rows finite.
+_LEAST_DEVIATION = 1e-20
+_Ints = Sequence[int]
+
+
+def _operator(schema: str, like: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    """Make an operator of a function.
+
+    Args:
+        schema: Its arguments and results.
+        like: Takes the same arguments, and returns tensors like the results.
+    """
+
+    def wrap(function: Callable[..., Any]) -> Any:
+        name = f"pcrshard::{function.__name__.lstrip('_')}"
+        made = torch.library.custom_op(name, function, mutates_args=(), schema=schema)
+        made.register_fake(like)
+        return made
+
+    return wrap
+
+
+def _empty(like: Tensor, shape: _Ints, order: _Ints, dtype: torch.dtype) -> Tensor:
+    flat = like.new_empty(math.prod(shape), dtype=dtype)
+    return restore(flat, shape, tuple(order))
+
+
+def pack_floats(
+    values: Tensor,
+    order: tuple[int, ...],
+    dims: Sequence[int],
+    width: Width,
+    bound: RelativeStd | Absolute,
+) -> tuple[Tensor, ...]:
+    """Pack floats, the inputs of normalizations by statistics of their channels or rows.
+
+    Args:
+        values: float32, bfloat16 or float16.
+        order: Dimensions by decreasing stride.
+        dims: The dimensions over which an operation normalizes them; none if it does not.
+        width: The width of the codes.
+        bound: Largest absolute error, in standard deviations of what is normalized.
+
+    Returns:
+        What :func:`.fixed_size.pack` returns; and mean and deviation of what is normalized.
+    """
+    is_relative = isinstance(bound, RelativeStd)
+    limit = bound.fraction if isinstance(bound, RelativeStd) else bound.error_bound
+    guard = bound.outlier_guard if is_relative and not dims else 0.0
+    return tuple(_pack_floats(values, order, list(dims), *width, limit, guard))
+
+
+def _like_packed_floats(
+    values: Tensor, _: _Ints, dims: _Ints, bits: int, is_signed: bool, *_others: float
+) -> list[Tensor]:
+    shape = [1 if dim in dims else size for dim, size in enumerate(values.shape)]
+    statistics = [values.new_empty(shape, dtype=torch.float32) for _ in range(2 if dims else 0)]
+    dtype = torch.float32 if dims else values.dtype
+    sizes = sizes_of(values.numel(), Width(bits, is_signed), dtype)
+    return [*(values.new_empty(size, dtype=kind) for size, kind in sizes), *statistics]
+
+
+@_operator(
+    "(Tensor values, int[] order, int[] dims, int bits, bool is_signed, float limit, float guard)"
+    " -> Tensor[]",
+    _like_packed_floats,
+)
+def _pack_floats(
+    values: Tensor,
+    order: _Ints,
+    dims: _Ints,
+    bits: int,
+    is_signed: bool,
+    limit: float,
+    guard: float,
+) -> list[Tensor]:
+    statistics = []
+    if dims:
+        wide = values.float()
+        variance, mean = torch.var_mean(wide, list(dims), correction=0, keepdim=True)
+        deviation = variance.sqrt().clamp(min=_LEAST_DEVIATION)
+        statistics = [mean, deviation]
+        values = (wide - mean) / deviation
+    bound = RelativeStd(limit, guard) if guard else Absolute(limit)
+    how = fused(pack, values.device, Width(bits, is_signed), bound)
+    return [*how(in_blocks(flatten(values, tuple(order)))), *statistics]
+
+
+def unpack_floats(
+    parts: Sequence[Tensor],
+    shape: _Ints,
+    order: tuple[int, ...],
+    dtype: torch.dtype,
+    width: Width,
+) -> Tensor:
+    """Invert :func:`pack_floats`."""
+    found: Tensor = _unpack_floats(list(parts), shape, order, dtype, *width)
+    return found
+
+
+@_operator(
+    "(Tensor[] parts, SymInt[] shape, int[] order, ScalarType dtype, int bits, bool is_signed)"
+    " -> Tensor",
+    lambda parts, shape, order, dtype, *_: _empty(parts[0], shape, order, dtype),
+)
+def _unpack_floats(
+    parts: list[Tensor], shape: _Ints, order: _Ints, dtype: torch.dtype, bits: int, is_signed: bool
+) -> Tensor:
+    flat = fused(unpack, parts[0].device, Width(bits, is_signed))(*parts[:4])
+    values = restore(flat[: math.prod(shape)], shape, tuple(order))
+    if len(parts) > 4:
+        mean, deviation = parts[4:]
+        values = (values * deviation + mean).to(dtype)
+    return values
+
+
+@_operator(
+    "(Tensor mask, int[] order) -> Tensor",
+    lambda mask, _: mask.new_empty((mask.numel() + 7) // 8, dtype=torch.uint8),
+)
+def pack_mask(mask: Tensor, order: _Ints) -> Tensor:
+    """Pack booleans eight to a byte, in the order of memory."""
+    return pack_booleans(flatten(mask, tuple(order)))
+
+
+@_operator(
+    "(Tensor packed, SymInt[] shape, int[] order) -> Tensor",
+    lambda packed, shape, order: _empty(packed, shape, order, torch.bool),
+)
+def unpack_mask(packed: Tensor, shape: _Ints, order: _Ints) -> Tensor:
+    """Invert :func:`pack_mask`."""
+    return restore(unpack_booleans(packed)[: math.prod(shape)], shape, tuple(order))
+
+
+def pack_index(index: Tensor, order: tuple[int, ...], windows: Windows) -> Tensor:
+    """Pack the indices of a max-pooling as places in its windows."""
+    found: Tensor = _pack_index(index, order, *windows)
+    return found
+
+
+@_operator(
+    "(Tensor index, int[] order, SymInt[] sizes, int[] kernel, int[] stride, int[] padding,"
+    " int[] dilation) -> Tensor",
+    lambda index, _, *windows: index.new_empty(
+        num_bytes_of(index.numel(), Windows(*windows)), dtype=torch.uint8
+    ),
+)
+def _pack_index(index: Tensor, order: _Ints, *windows: tuple[int, ...]) -> Tensor:
+    return places_of(index, tuple(order), Windows(*windows))
+
+
+def unpack_index(places: Tensor, shape: _Ints, order: tuple[int, ...], windows: Windows) -> Tensor:
+    """Invert :func:`pack_index`."""
+    found: Tensor = _unpack_index(places, shape, order, *windows)
+    return found
+
+
+@_operator(
+    "(Tensor places, SymInt[] shape, int[] order, SymInt[] sizes, int[] kernel, int[] stride,"
+    " int[] padding, int[] dilation) -> Tensor",
+    lambda places, shape, order, *_: _empty(places, shape, order, torch.int64),
+)
+def _unpack_index(places: Tensor, shape: _Ints, order: _Ints, *windows: tuple[int, ...]) -> Tensor:
+    return index_of(places, shape, tuple(order), Windows(*windows))
