@@ -49,14 +49,15 @@ def alexnet(classes=10):
 class ViT(nn.Module):
     """A vision transformer of ViT-Tiny's width, heads and, by default, depth."""
 
-    def __init__(self, classes, size=224, patch=16, width=192, depth=12, dropout=0.0):
+    def __init__(self, classes, size=224, patch=16, width=192, depth=12, dropout=0.0, heads=3):
         super().__init__()
         self.patches = nn.Conv2d(3, width, patch, patch)
         self.first = nn.Parameter(torch.zeros(1, 1, width))
         self.positions = nn.Parameter(torch.randn(1, (size // patch) ** 2 + 1, width) * 0.02)
         how = {"activation": "gelu", "batch_first": True, "norm_first": True}
         blocks = [
-            nn.TransformerEncoderLayer(width, 3, 4 * width, dropout, **how) for _ in range(depth)
+            nn.TransformerEncoderLayer(width, heads, 4 * width, dropout, **how)
+            for _ in range(depth)
         ]
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, classes))
