@@ -147,13 +147,15 @@ class Lab:
         """What the subject's page is made of: every file's results, their dates, and what
         ``figures.py`` computes of them.
         """
-        values = {"dates": {}}
+        values = {"dates": {}, "made": {}}
         for file in os.listdir(self.out):
             name, ending = os.path.splitext(file)
             key = name.replace("-", "_")
             if ending == ".json":
                 values[key] = self.load(name)
                 values["dates"][key] = self.load(name, "date")[:10]
+                with contextlib.suppress(KeyError):
+                    values["made"][key] = {part: self.load(name, part) for part in versions()}
             elif ending == ".jsonl":
                 values[key] = self.rows(name)
         figures = f"{__package__}.{self.subject}.figures"
@@ -165,7 +167,7 @@ class Lab:
 
     def save(self, name, results):
         """Keep what was measured of a part, whole or not at all, and return it."""
-        report = {"experiment": name, "quick": self.quick, **stamp(), **versions()}
+        report = {"experiment": name, "quick": self.quick} | stamp() | versions()
         report["results"] = results
         self.write(f"{name}.json", json.dumps(report, indent=1) + "\n")
         return results
