@@ -7,6 +7,8 @@ from .checkpoint.store import DeltaStore as DeltaStore
 from .encoding.encode_dataset import EncodeOptions as EncodeOptions
 from .encoding.encode_dataset import encode as encode
 from .encoding.shard_writer import ShardWriter as ShardWriter
+from .encoding.tar_index import IndexOptions as IndexOptions
+from .encoding.tar_index import index_tars as index_tars
 from .errors import PCRError as PCRError
 from .fidelity.bandwidth import BandwidthTuner as BandwidthTuner
 from .fidelity.tuner import ScanTuner as ScanTuner

@@ -7,13 +7,14 @@ prefixes that each break one rule of SPEC.md; tests/make_vectors.py makes them.
 import base64
 import hashlib
 import json
+import os
 import pathlib
 from typing import Any
 
 import msgspec
-from support import write_shard
+from support import write_shard, write_tar
 
-from pcrshard import Shard, ShardFormat
+from pcrshard import IndexOptions, Shard, ShardFormat, index_tars, open_dataset
 from pcrshard.encoding.encode_jpeg import encode_jpeg, keep_whole
 from pcrshard.encoding.shard_writer import encode_sample
 from pcrshard.format.kinds import read_kinds
@@ -69,7 +70,8 @@ def formats():
     }
 
 
-KINDS = read_kinds({"seg.png": "mask", "json:x": "boxes:xywh", "boxes.json": "boxes"})
+PLAIN_KINDS = {"seg.png": "mask", "json:x": "boxes:xywh", "boxes.json": "boxes"}
+KINDS = read_kinds(PLAIN_KINDS)
 
 
 def make_golden():
@@ -90,7 +92,33 @@ def make_golden():
             "entry": msgspec.structs.asdict(entry),
             "samples": {str(scan): digest(Shard(str(path)), scan) for scan in (*range(11), "full")},
         }
+    tar = write_plain(GOLDEN / "plain")
+    index_tars(tar.parent, options=IndexOptions(checksums=True, kinds=PLAIN_KINDS))
+    expected["plain"] = {str(scan): digest(plain_shard(), scan) for scan in (0, "full")}
     (GOLDEN / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+
+
+def write_plain(folder):
+    """Write the samples as a plain tar of a fixed time; returns its path."""
+    folder.mkdir(exist_ok=True)
+    members = {}
+    for sample in sources():
+        for name, value in sample.items():
+            if isinstance(value, list):
+                own = {f"views.{place}.jpg": image for place, image in enumerate(value)}
+            else:
+                own = {name: value if isinstance(value, bytes) else str(value).encode()}
+            members |= {f"{sample['__key__']}.{n}": v for n, v in own.items() if n != "__key__"}
+    # Too large for the index.
+    members["c/png.npy"] = b"an array" * 200
+    path = write_tar(folder / "plain.tar", members)
+    os.utime(path, (1, 1))
+    return path
+
+
+def plain_shard():
+    index, urls = open_dataset(GOLDEN / "plain")
+    return Shard(urls[0], entry=index.shards[0])
 
 
 def digest(shard, scan):

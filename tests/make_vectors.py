@@ -53,6 +53,7 @@ class Parts:
     raw_schema: bytes | None = None
     stored: Any = None  # columns to stored columns
     finish: Any = None  # bytes of the shard to others
+    tar: dict[str, Any] = field(default_factory=dict)  # other numbers of a plain tar's columns
 
 
 def layered(*sizes, header=0, **more):
@@ -103,6 +104,51 @@ def preview():
         ],
         {"cls": [b"0", b"1", None], "npy": [b"late", None, b""]},
     )
+
+
+def plain():
+    """A plain tar behind its index; the second sample has no picture, the third no label."""
+    fields = [["jpg", "image", 1], ["cls", "class", 0], ["npy", "array", 1]]
+    return Parts(
+        schema(fields, 0, "tar", 0),
+        [[[whole(b"a file", 0)]], [[Unit(0, (0, 0), [b""])]], [[whole(b"x" * 600, 0)]]],
+        {"cls": [b"0", b"1", None], "npy": [b"late", None, b""]},
+    )
+
+
+def plain_tar(p, units):
+    """Return the bytes of a plain tar, and the columns that say where its members are."""
+    members = [unit.pieces[0] if unit.state else None for unit in units]
+    for name in ("cls", "npy"):
+        members += p.values[name]
+    tar, starts = b"", []
+    for place, data in enumerate(members):
+        starts.append(0 if data is None else len(tar) + 512)
+        tar += b"" if data is None else member(f"{place}.x", data)
+    sizes = [ABSENT if data is None else len(data) for data in members]
+    found = {
+        "tar_bytes": len(tar) + 1024,
+        "begin": 0,
+        "part": 0,
+        "parts": 1,
+        "packed": 0,
+        "checked": 1,
+        "version": b"3072 mtime=5",
+        "starts": starts,
+        "sizes": sizes,
+        "crcs": [crc32c(data or b"") for data in members],
+    }
+    for name, new in p.tar.items():
+        if isinstance(new, dict):
+            for place, number in new.items():
+                found[name][place] = number
+        else:
+            found[name] = new
+    columns = numbers("Q", [found["tar_bytes"], found["begin"]])
+    columns += numbers("I", [found["part"], found["parts"]])
+    columns += numbers("B", [found["packed"], found["checked"]]) + byte_strings([found["version"]])
+    columns += numbers("Q", found["starts"]) + numbers("I", found["sizes"])
+    return tar, columns + numbers("I", found["crcs"])
 
 
 def numbers(kind, values):
@@ -178,13 +224,18 @@ def assemble(p):
     units = [unit for sample in p.images for images in sample for unit in images]
     packed_schema = p.raw_schema if p.raw_schema is not None else msgpack.packb(s)
     columns = encode_columns(p, units)
+    tar = b""
+    if is_plain := not groups and s["layout"] == "tar":
+        tar, more = plain_tar(p, units)
+        columns += more
     stored = p.stored(columns) if p.stored else columns
     body = packed_schema + stored
-    shard = member("__pcr_index__" if is_preview else "x.pcr", bytes(512) + body)
-    stops, sizes, crcs = [], [0] * (groups + 1), [0] * (groups + 1)
+    first = "__pcr_index__" if is_preview or is_plain else "x.pcr"
+    shard = member(first, bytes(512) + body) + tar
+    stops, sizes, crcs = [len(shard) // 512] * is_plain, [0] * (groups + 1), [0] * (groups + 1)
     none: list[bytes | None] = [None] * len(p.keys)
     for row in range(groups + 1):
-        if row < base - 1:
+        if row < base - 1 or is_plain:
             continue
         rows = range(base) if row < base else range(row, row + 1)
         late = [
@@ -332,8 +383,9 @@ for number, why in ((0, "zero"), (4, "newer")):
     in_head(f"version--{why}", message, "UnsupportedVersion", version=number)
 in_head("num-samples--zero", "num_samples 0 is not in 1..16777216", num_samples=0)
 in_head("num-samples--huge", "num_samples 16777217 is not in", num_samples=(1 << 24) + 1)
-in_head("num-groups--zero", "num_groups 0 is not in 1..32", num_groups=0)
-in_head("num-groups--33", "num_groups 33 is not in 1..32", num_groups=33)
+GROUPS = "number of groups does not fit layout"
+in_schema("num-groups--zero", GROUPS, plain, layout="compact")
+in_head("num-groups--33", "num_groups 33 is not in 0..32", num_groups=33)
 in_head("schema-bytes--zero", "schema_bytes 0 is not in 1..65536", schema_bytes=0)
 in_head("schema-bytes--huge", "schema_bytes 65537 is not in 1..65536", schema_bytes=65537)
 in_head("body-checksum--wrong", "index checksum does not match", body_crc=1)
@@ -398,6 +450,7 @@ case(
     "schema and num_groups differ",
     lambda p: setattr(p, "raw_schema", msgpack.packb(p.schema | {"groups": ["x"]})),
 )
+in_schema("schema-groups--of-a-plain-tar", GROUPS, layout="tar")
 in_schema("layout--unknown", "schema: ", layout="other")
 in_schema("base--in-compact", "base does not fit layout", base=1)
 in_schema("base--zero-in-preview", "base does not fit layout", preview, base=0)
@@ -561,6 +614,35 @@ in_key("key--1025-bytes", "a key has more than 1024 bytes", b"x" * 1025)
 in_key("key--not-utf8", "a key is not UTF-8", b"\xff")
 in_key("key--twice", "keys are not distinct", b"d")
 
+# 2.4 Plain tars
+
+
+def in_tar(name, message, **new):
+    case(name, message, lambda p: p.tar.update(new), plain)
+
+
+in_head("tar-stop--elsewhere", "expected the tar to end at", make=plain, stop0=99)
+in_tar("tar-parts--beyond", "part 2 cannot be one of 2", part=2, parts=2)
+in_tar("tar-parts--none", "part 0 cannot be one of 0", parts=0)
+in_tar("tar-parts--of-a-compressed-tar", "part 0 cannot be one of 2", parts=2, packed=1)
+in_tar("tar-flags--packed", "packed and checked are not 0 or 1", packed=2)
+in_tar("tar-flags--checked", "packed and checked are not 0 or 1", checked=2)
+for why, bad in (("not-utf8", b"\xff"), ("1025-bytes", b"x" * 1025), ("absent", None)):
+    in_tar(f"tar-version--{why}", "the version is not legal", version=bad)
+in_tar("tar-starts--in-its-header", "a member begins before its header", starts={0: 511})
+in_tar("tar-starts--before-the-part", "a member begins before its header", begin=512)
+in_tar("tar-starts--2-to-62", "a member begins beyond every tar", starts={0: 1 << 62})
+in_tar("tar-starts--2-to-64", "a member begins beyond every tar", starts={0: (1 << 64) - 1})
+in_tar("tar-sizes--beyond-the-tar", "a member ends after the tar", tar_bytes=99)
+in_tar("tar-sizes--4-gib", "a member ends after the tar", sizes={0: ABSENT - 1})
+NOWHERE = "a member that is not there has a place or a checksum"
+in_tar("tar-members--absent-with-a-place", NOWHERE, starts={1: 512})
+in_tar("tar-members--absent-with-a-checksum", NOWHERE, crcs={1: 1})
+STATES = "the states are not those of the members"
+in_tar("tar-members--a-picture-of-none", STATES, sizes={0: ABSENT}, starts={0: 0}, crcs={0: 0})
+in_unit("tar-members--divided", STATES, 0, 0, plain, state=1, dims=(8, 8))
+in_tar("tar-values--longer", "values of 'cls' are not as long as their members", sizes={3: 2})
+
 # 3 Scan groups
 in_table("group-stops--elsewhere", "it ends elsewhere", 1, "sizes", {0: 2000})
 in_table("group-stops--4-gib-piece", "it ends elsewhere", 0, "sizes", {0: ABSENT})
@@ -664,7 +746,7 @@ def make_vectors():
     messages = {}
     failed = []
     with tempfile.TemporaryDirectory() as folder:
-        for make in (compact, preview):
+        for make in (compact, preview, plain):
             sound = pathlib.Path(folder, f"{make.__name__}.bin")
             sound.write_bytes(assemble(make()))
             prefix = load(sound)

@@ -3,7 +3,9 @@
 import itertools
 import json
 
-from pcrshard import PCRDataset, PCRLoader, ShardWriter
+from support import write_tar
+
+from pcrshard import PCRDataset, PCRLoader, ShardWriter, index_tars, open_dataset
 from pcrshard.testing import make_jpeg
 
 
@@ -13,6 +15,32 @@ def write(folder, samples, rows=6, **options):
         for sample in samples:
             writer.write(sample)
     return str(folder)
+
+
+def write_tars(folder, samples, rows=6):
+    """The same as plain tars with an index."""
+    for number, start in enumerate(range(0, len(samples), rows)):
+        own = samples[start : start + rows]
+        members = {
+            f"{sample['__key__']}.{name}": value
+            if isinstance(value, bytes)
+            else str(value).encode()
+            for sample in own
+            for name, value in sample.items()
+            if name != "__key__"
+        }
+        write_tar(folder / f"data-{number:06d}.tar", members)
+    index_tars(folder)
+    return str(folder)
+
+
+WRITERS = {"shards": write, "tars": write_tars}
+
+
+def scan_of(urls, scan):
+    """A scan of datasets: plain tars have only the full one."""
+    first = urls if isinstance(urls, str) else urls[0]
+    return scan if open_dataset(first)[0].num_groups else "full"
 
 
 def numbered(count, first=0):
@@ -42,6 +70,8 @@ OF_DATASETS = ("scan", "decoder", "fields", "transform")
 def loader_of(urls, batch_size, *, epoch=None, **options):
     """A loader of a new dataset; ``epoch`` is the one that it reads next."""
     choices = {name: options.pop(name) for name in OF_DATASETS if name in options}
+    if "scan" in choices:
+        choices["scan"] = scan_of(urls, choices["scan"])
     made = PCRLoader(PCRDataset(urls, **choices), batch_size, **options)
     if epoch is not None:
         made.set_epoch(epoch)

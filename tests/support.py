@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
@@ -128,6 +129,16 @@ def write_files(folder, files):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     return folder
+
+
+def write_tar(path, members, fmt=tarfile.PAX_FORMAT):
+    """Write a plain tar of members by name; returns its path."""
+    with tarfile.open(path, "w", format=fmt) as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
 
 
 def damage(path, place=-1):

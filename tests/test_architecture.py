@@ -182,10 +182,12 @@ def test_public_names_are_these():
     """What users import does not vanish or grow by accident."""
     assert sorted(pcrshard.__all__) == [
         "BandwidthTuner", "Buckets", "DatasetIndex", "DeltaStore", "EncodeOptions", "EpochOrder",
-        "ImageDecoder", "JpegHandler", "PCRDataset", "PCRError", "PCRLoader", "PrefixCache",
+        "ImageDecoder", "IndexOptions", "JpegHandler", "PCRDataset", "PCRError", "PCRLoader",
+        "PrefixCache",
         "ReadOptions", "Retry", "ScanLevel", "ScanTuner", "Shard", "ShardFormat", "ShardIndex",
         "ShardWriter",
-        "View", "__version__", "compress_activations", "decode_image", "encode", "join_scans",
+        "View", "__version__", "compress_activations", "decode_image", "encode", "index_tars",
+        "join_scans",
         "open_dataset", "pcr_decode", "pcr_scan", "shards",
         "split_by_node", "split_scans", "stage",
     ]  # fmt: skip

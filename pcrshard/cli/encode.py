@@ -64,17 +64,22 @@ def _shares(text: str) -> tuple[float, ...]:
     return tuple(convert(list[float], text.split(",")))
 
 
-def _names(text: str) -> tuple[str, ...]:
+def names(text: str) -> tuple[str, ...]:
+    """Parse names that are separated by commas."""
     return () if text in ("none", "") else tuple(text.split(","))
 
 
+Part = Annotated[
+    tuple[int, int] | None,
+    Keywords(type=lambda text: convert(tuple[int, int], text.split("/")), metavar="I/N"),
+]
 Options = Annotated[
     EncodeOptions,
     {
         "classes": from_file(read_classes),
         "script": from_file(_script, "SCRIPT"),
         "level_shares": {"type": _shares, "metavar": "A,B"},
-        "preview_fields": {"type": _names, "metavar": "A,B"},
+        "preview_fields": {"type": names, "metavar": "A,B"},
         "deferred": pairs(_deferred, "FIELD=SCAN")
         | {
             "help": "First scan at which a field (or extension) is present, such as npy=5; "
@@ -87,7 +92,7 @@ Options = Annotated[
             "help": "What a field holds: mask, boxes:xywh, keypoints, text, class, array... "
             "(FIELD:PATH for a part of a JSON field); repeatable (default: by its name)",
         },
-        "lists": {"type": _names, "metavar": "A,B"},
+        "lists": {"type": names, "metavar": "A,B"},
         "seed": {
             "type": int,
             "metavar": "N",
@@ -109,10 +114,7 @@ def encode(
     engine: Annotated[str, Keywords(choices=("local", "dask", "slurm"))] = "local",
     scheduler: str | None = None,
     slurm_option: Annotated[dict[str, str] | None, pairs(key_value)] = None,
-    part: Annotated[
-        tuple[int, int] | None,
-        Keywords(type=lambda text: convert(tuple[int, int], text.split("/")), metavar="I/N"),
-    ] = None,
+    part: Part = None,
     resume: bool = False,
     storage_option: StorageOptions = None,
 ) -> Report:

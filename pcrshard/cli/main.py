@@ -20,6 +20,7 @@ from ..redaction import PIPE, redact
 from . import checkpoint
 from .check import check
 from .encode import encode
+from .index import index
 from .inspect import fidelity, info, plan
 from .parser import Count, Report, UsageError, add_command, run_command
 from .reading import cache, card, export, stage, verify
@@ -157,4 +158,4 @@ def demo(photos: str | None = None, *, out: str = "demo-output", epochs: Count =
     return run_demo(photos, out, epochs=epochs)
 
 
-COMMANDS = (encode, info, verify, check, export, stage, plan, cache, fidelity, card, demo)
+COMMANDS = (encode, index, info, verify, check, export, stage, plan, cache, fidelity, card, demo)

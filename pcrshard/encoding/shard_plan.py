@@ -15,17 +15,16 @@ import numpy as np
 from .. import storage
 from ..errors import EncodeError, FormatError
 from ..format.dataset_index import DATASET_INDEX, most_shards
-from ..format.kinds import decide_kinds, find_lists, read_kinds
+from ..format.kinds import plan_kinds, read_kinds
 from ..format.levels import Levels
 from ..format.names import (
     OTHER_IMAGE_EXTENSIONS,
     check_name,
     is_jpeg_field,
-    place_in_list,
     shard_name,
 )
 from ..format.scan_script import ScanScript
-from ..format.schema import IMAGE_LIST, Schema
+from ..format.schema import Schema
 from ..format.shard_format import ShardFormat
 from ..redaction import redact_url
 from .calibrate import Similarity, calibrate, draw_sample
@@ -304,27 +303,12 @@ def plan_schema(samples: Sequence[SampleRef], options: EncodeOptions) -> Schema:
     """
     # Few samples differ in the names of their fields.
     table = samples if isinstance(samples, SampleTable) else SampleTable.of(samples)
-    first = table.name_sets()
-    lists = (
-        set()
-        if options.keep_numbered
-        else find_lists(((key, names) for names, key in first.items()), options.lists)
+    kinds, parts = plan_kinds(
+        table.name_sets(), options.kinds, options.lists, keep_numbered=options.keep_numbered
     )
-    gathered = []
-    for names in first:
-        places = (place_in_list(name) for name in names)
-        own = (place[0] if place and place[0] in lists else None for place in places)
-        gathered.append(
-            list(dict.fromkeys(one or name for one, name in zip(own, names, strict=True)))
-        )
-    given = read_kinds(options.kinds, options.lists)
-    kinds = decide_kinds(gathered, dict.fromkeys(lists, IMAGE_LIST) | given.fields)
-    kinds |= dict.fromkeys(options.lists, IMAGE_LIST)
-    if missing := set(given.fields) - set(kinds):
-        raise EncodeError(f"expected kinds of fields among {list(kinds)}, got {sorted(missing)}")
     if options.on_error != "keep" and not any(map(is_jpeg_field, kinds)):
         raise EncodeError(f"expected a JPEG field, found {sorted(kinds)}; {IF_NOT_JPEG}")
-    return options.fmt.schema(kinds, given.parts)
+    return options.fmt.schema(kinds, parts)
 
 
 def plan_shards(

@@ -567,7 +567,7 @@ def write_dataset_index(
     index: DatasetIndex,
     columns: SampleColumns,
     *,
-    options: storage.Options = None,
+    options: storage.Access = None,
     replace: bool = True,
 ) -> DatasetIndex:
     """Write ``pcr.columns`` and then ``pcr.json`` into a folder, each atomically.

@@ -141,6 +141,26 @@ def list_source(
     return _checked(src, _table_of(files, folders, classes), classes, skipped)
 
 
+def list_tar_files(src: str, split: str | None, options: StorageOptions) -> list[FieldRef]:
+    """Return the tars of a source, whole files named by their paths.
+
+    Raises:
+        EncodeError: There are none, or others are among them, or the split does not exist.
+        StorageError: The source cannot be listed.
+    """
+    # Indexes lie beside the tars.
+    units = _units(_find_files(src, options, warn=False))
+    splits, chosen = _find_splits(units, split)
+    _check_split(src, split, splits)
+    found = splits.get(split or "", chosen)
+    tars = [unit for unit in found if is_archive(unit.name)]
+    if not tars:
+        raise EncodeError(f"expected .tar files in {redact_url(src)}, found none")
+    if len(tars) < len(found):
+        raise EncodeError("found both images and tars: select the tars with a pattern", url=src)
+    return tars
+
+
 class LabeledFolder(NamedTuple):
     """A folder of images.
 
@@ -322,14 +342,14 @@ def _check_lists(src: str, labels: Collection[str | None], lists: Sequence[str])
         )
 
 
-def _find_files(src: str, options: StorageOptions) -> ImageFiles:
+def _find_files(src: str, options: StorageOptions, *, warn: bool = True) -> ImageFiles:
     """Return the images, tars and lists of a source, by their paths from a common folder."""
     urls = storage.expand(src)
     if len(urls) == 1 and storage.is_local(urls[0]) and os.path.isdir(storage.plain_path(urls[0])):
         found = list_local(urls[0])
     else:
         found = list_named(_list_files(src, options))
-    if found.num_others:
+    if found.num_others and warn:
         _log.warning(
             "%s: left out %d files that are not images, such as %s",
             redact_url(src),

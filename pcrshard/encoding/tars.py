@@ -6,13 +6,10 @@ on a server that sends no ranges, is read once, into an unpacked copy.
 
 from __future__ import annotations
 
-import bz2
 import contextlib
-import gzip
 import hashlib
 import io
 import itertools
-import lzma
 import operator
 import os
 import posixpath
@@ -20,11 +17,12 @@ import re
 import tarfile
 from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, BinaryIO, NamedTuple, Self, cast
+from functools import partial
+from typing import Any, BinaryIO, NamedTuple, Self
 
 import msgspec
 
-from .. import storage, zstd
+from .. import storage
 from ..errors import EncodeError, StorageError
 from ..format.names import are_distinct, is_metadata, valid_field, valid_key
 from ..format.shard_head import BLOCK, HEAD_STOP, MAGIC
@@ -35,27 +33,24 @@ from .samples import UNPACKED, FieldRef, SampleRef, StorageOptions, Unlayered
 _log = get_logger("pcrshard")
 _MEMBER = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")
 _ARCHIVE = re.compile(r"[.](tar|tar[.](gz|bz2|xz|zst|zstd)|tgz|tbz2?|txz|tzst)$", re.IGNORECASE)
-# By the first bytes: names may be wrong.
-_OPENERS: dict[bytes, Callable[[Any], Any]] = {
-    b"\x1f\x8b": gzip.open,
-    b"BZh": bz2.open,
-    b"\xfd7zXZ\0": lzma.open,
-    b"\x28\xb5\x2f\xfd": zstd.open_stream,
-}
-_UNPACK_ERRORS = (EOFError, OSError, lzma.LZMAError, zstd.StreamError)
 # Bounds the memory of a listing (gigabytes beyond this) and terminates on endless streams.
 MAX_MEMBERS = 1 << 22
 # pax headers, and GNU's long names.
 _LONG_HEADERS = (b"x", b"g", b"X", b"L", b"K")
 _MAX_HEADER_BYTES = 1 << 20
-_TARS_AT_A_TIME = 16
+TARS_AT_A_TIME = 16
 # Members below this size are read with the headers around them: a request takes longer.
 _LEAST_SKIP = 16 << 10
 # A header, and the byte before it, by which tarfile sees that the member before is whole.
 _LEAST_READ = 513
 _MOST_READ = 1 << 20
+# Of an unpacked stream, what is kept of what was read: tarfile steps back by two blocks at most.
+_KEPT_BYTES = 4 << 10
 
-
+# Reads bytes of a member: from a place in it, at most so many.
+ReadMember = Callable[[int, int], bytes]
+# What is wanted of a member, by its field and its size.
+Look = Callable[[str, int, ReadMember], Any]
 # Keys, and of each field its name and where it is.
 _Rows = list[tuple[str, list[tuple[str, int, int]]]]
 
@@ -102,7 +97,7 @@ def list_tars(
     """
 
     def list_one(tar: FieldRef) -> list[SampleRef | Unlayered]:
-        found = storage.collect(_TarLister(tar, skip, options, scratch).run(), tar.url, retry)
+        found = storage.collect(TarReader(tar, skip, options, scratch).run(), tar.url, retry)
         return [each for each in found if each is not None]
 
     # Which tar has a key.
@@ -120,7 +115,7 @@ def list_tars(
                 key = prefix + each.key
                 if owners.get(key) == tar.url:
                     again.append(key)
-                    key = _free_key(key, owners)
+                    key = free_key(key, owners)
                 elif key in owners:
                     first = redact_url(owners[key])
                     reason = f"key {key!r} is in {first} and again in {redact_url(tar.url)}"
@@ -133,18 +128,19 @@ def list_tars(
                 owners[key] = tar.url
                 yield each._replace(key=key)
             if again:
-                _warn_of_unsorted(tar.url, again)
+                warn_of_unsorted(tar.url, again)
 
-    with ThreadPoolExecutor(_TARS_AT_A_TIME, "pcrshard-list") as pool:
+    with ThreadPoolExecutor(TARS_AT_A_TIME, "pcrshard-list") as pool:
         return TarListing(SampleTable.of(samples(pool)), skipped)
 
 
-def _free_key(key: str, taken: Container[str]) -> str:
+def free_key(key: str, taken: Container[str]) -> str:
     """Return a key with the first number at its end that is not taken."""
     return next(free for i in itertools.count(1) if (free := f"{key}_{i}") not in taken)
 
 
-def _warn_of_unsorted(url: str, keys: Sequence[str]) -> None:
+def warn_of_unsorted(url: str, keys: Sequence[str]) -> None:
+    """Say that members of the same key are several samples."""
     _log.warning(
         "%s: members of %d keys (first %r) are apart from each other, so that they are several "
         "samples (%s_1, ...), as in WebDataset; sort the tar to join them",
@@ -162,35 +158,80 @@ def _skipped(
     return Unlayered(key, redact_url(url), redact(reason, url), "skipped", member, offset)
 
 
-class _TarLister:
-    """Lists one tar; ``skip`` and the others are as in :func:`list_tars`."""
+class TarSample(NamedTuple):
+    """A sample of a tar: its key, and its members in order."""
+
+    key: str
+    members: list[Member]
+
+
+class TarReader:
+    """Lists one tar.
+
+    Args:
+        tar: The whole file.
+        skip: As in :func:`list_tars`.
+        options: fsspec storage options.
+        scratch: Local folder for an unpacked copy of a compressed tar. Without ``look``.
+        look: Called with each member while the tar is read; a compressed tar is then read as a
+            stream.
+
+    Attributes:
+        is_packed: Whether the tar is compressed.
+    """
 
     def __init__(
-        self, tar: FieldRef, skip: bool, options: StorageOptions, scratch: str | None
+        self,
+        tar: FieldRef,
+        skip: bool,
+        options: storage.Access,
+        scratch: str | None = None,
+        look: Look | None = None,
     ) -> None:
         self.url = tar.url
         self.skip = skip
         self.options = options
         self.scratch = scratch
+        self.look = look
+        self.is_packed = False
         self.size, self.version = tar.stop, tar.version
+
+    def samples(self) -> Iterator[TarSample | Unlayered | None]:
+        """Yield the samples and what was found of them; see :meth:`run`."""
+        self.find_version()
+        yield from self._read()
+        self._check_version()
+
+    def find_version(self) -> None:
+        """Ask the store for the tar's size and version, if they are not known."""
+        if not self.version or self.size is None:
+            _, self.size, self.version = storage.look_up(self.url, options=self.options)
+
+    def _check_version(self) -> None:
+        now = storage.look_up(self.url, options=self.options).version
+        if now != self.version:
+            raise StorageError("the tar was replaced while it was listed: run again", url=self.url)
 
     def run(self) -> Iterator[SampleRef | Unlayered | None]:
         """Yield the samples, and what is left out; nothing is a sign of life."""
-        if not self.version or self.size is None:
-            _, self.size, self.version = storage.look_up(self.url, options=self.options)
+        self.find_version()
         found = self._listed_before()
         if found is None:
             found = []
-            for each in self._read():
+            for sample in self._read():
+                each = self._ref(sample) if isinstance(sample, TarSample) else sample
                 yield each
                 if each is not None:
                     found.append(each)
             self._keep(found)
         else:
             yield from found
-        now = storage.look_up(self.url, options=self.options).version
-        if now != self.version:
-            raise StorageError("the tar was replaced while it was listed: run again", url=self.url)
+        self._check_version()
+
+    def _ref(self, sample: TarSample) -> SampleRef:
+        """Return a sample as a reference to where it was read."""
+        refs = (FieldRef(m.field, self._place, *m.range, self.version) for m in sample.members)
+        return SampleRef(sample.key, tuple(refs))
 
     @property
     def _listing(self) -> str:
@@ -223,43 +264,53 @@ class _TarLister:
             with storage.atomic_write(self._listing, durable=False) as file:
                 file.write(msgspec.msgpack.encode(rows))
 
-    def _read(self) -> Iterator[SampleRef | Unlayered | None]:
-        url = self.url
+    def _read(self) -> Iterator[TarSample | Unlayered | None]:
+        # Where the tar is read: the URL, or an unpacked copy.
+        self._place = self.url
         with contextlib.ExitStack() as stack:
-            file = None
-            if storage.has_ranges(url, options=self.options) and self.size is not None:
-                file = stack.enter_context(_open(url, self.size, self.options))
+            file: Any = None
+            if storage.has_ranges(self.url, options=self.options) and self.size is not None:
+                file = stack.enter_context(_open(self.url, self.size, self.options))
             start = file.read(HEAD_STOP) if file else b""
+            self.is_packed = storage.is_packed(start)
             if start[BLOCK:].startswith(MAGIC):
                 raise EncodeError(
                     "expected images, got a PCR shard; write its images with `pcrshard export` "
                     "first",
-                    url=url,
+                    url=self.url,
                 )
             try:
-                if file is None or start.startswith(tuple(_OPENERS)):
-                    url = yield from self._unpack()
-                    file = stack.enter_context(open(url, "rb", buffering=0))
+                if (file is None or self.is_packed) and self.look:
+                    stream = storage.open_unpacked(self.url, options=self.options)
+                    file = _Forward(stack.enter_context(stream))
+                elif file is None or self.is_packed:
+                    self._place = yield from self._unpack()
+                    file = stack.enter_context(open(self._place, "rb", buffering=0))
                 file.seek(0)
-                yield from self._samples(file, url)
+                yield from self._samples(file)
+            except storage.Damaged as error:
+                if not self.skip:
+                    raise EncodeError(str(error)) from error.__cause__
+                yield _skipped(self.url, str(error))
             except _Damaged as damage:
                 if not self.skip:
                     raise EncodeError(damage.reason, url=self.url) from damage.__cause__
                 yield _skipped(self.url, damage.reason, offset=damage.offset)
 
-    def _samples(self, file: BinaryIO, url: str) -> Iterator[SampleRef | Unlayered]:
+    def _samples(self, file: BinaryIO) -> Iterator[TarSample | Unlayered]:
         tar = None
         try:
             with tarfile.open(fileobj=file, mode="r:", tarinfo=_CheckedInfo) as tar:
-                for key, members in itertools.groupby(_members(tar), operator.attrgetter("key")):
+                for key, members in itertools.groupby(
+                    _members(tar, self.look), operator.attrgetter("key")
+                ):
                     own = list(members)
                     if problem := _problem_of(own):
                         if not self.skip:
                             raise EncodeError(problem.reason, url=self.url)
                         yield _skipped(self.url, problem.reason, key, problem.name, problem.offset)
                         continue
-                    refs = (FieldRef(m.field, url, *m.range, version=self.version) for m in own)
-                    yield SampleRef(key, tuple(refs))
+                    yield TarSample(key, own)
                 _check_end(file, tar.offset)
         except (tarfile.TarError, RecursionError) as error:
             offset = tar.offset if tar else 0
@@ -278,22 +329,16 @@ class _TarLister:
         path = os.path.join(self.scratch, name)
         if self.version and os.path.exists(path):
             return path
-        with storage.open_stream(self.url, options=self.options) as raw:
-            packed = io.BufferedReader(cast("io.RawIOBase", raw), 1 << 20)
-            magic = packed.peek(HEAD_STOP)
-            opener = next((o for m, o in _OPENERS.items() if magic.startswith(m)), None)
-            with storage.atomic_write(path, durable=False) as out:
-                try:
-                    plain = opener(packed) if opener else packed
+        with storage.atomic_write(path, durable=False) as out:
+            try:
+                with storage.open_unpacked(self.url, options=self.options) as plain:
                     while data := plain.read(1 << 20):
                         out.write(data)
                         yield  # it may take longer than a store may be silent
-                except _UNPACK_ERRORS as error:
-                    if isinstance(error, OSError) and error.errno is not None:
-                        raise  # of the disk, or of the network
-                    # What was unpacked is listed, up to the damage.
-                    if not self.skip:
-                        raise _Damaged(f"cannot be unpacked: {error}", out.tell()) from error
+            except storage.Damaged as error:
+                # What was unpacked is listed, up to the damage.
+                if not self.skip:
+                    raise _Damaged(str(error), out.tell()) from error.__cause__
         return path
 
 
@@ -325,8 +370,11 @@ class _CheckedInfo(tarfile.TarInfo):
         return info
 
 
-class _Member(NamedTuple):
-    """A member that WebDataset would read; ``reason`` says why a shard cannot hold it."""
+class Member(NamedTuple):
+    """A member that WebDataset would read; ``reason`` says why a shard cannot hold it.
+
+    ``found`` is what ``look`` has found.
+    """
 
     key: str
     field: str
@@ -334,9 +382,11 @@ class _Member(NamedTuple):
     name: str
     offset: int
     reason: str
+    found: Any = None
 
 
-def _members(tar: tarfile.TarFile) -> Iterator[_Member]:
+def _members(tar: tarfile.TarFile, look: Look | None) -> Iterator[Member]:
+    file: Any = tar.fileobj
     for number, info in enumerate(tar):
         if number == MAX_MEMBERS:
             raise tarfile.ReadError(
@@ -355,13 +405,34 @@ def _members(tar: tarfile.TarFile) -> Iterator[_Member]:
                     f"member {info.name!r} is a sparse file or a hard link; create the tar without "
                     "--sparse and with --hard-dereference"
                 )
-            stop = info.offset_data + info.size
-            yield _Member(key, field, (info.offset_data, stop), info.name, info.offset, reason)
+            where = info.offset_data, info.offset_data + info.size
+            found = None
+            if look is not None and not reason:
+                found = look(field, info.size, partial(_read_member, file, where))
+            yield Member(key, field, where, info.name, info.offset, reason, found)
         # tarfile would keep every header in memory.
         tar.members = []  # type: ignore[attr-defined]
 
 
-def _problem_of(members: Sequence[_Member]) -> _Member | None:
+def _read_member(file: BinaryIO, where: tuple[int, int], start: int, count: int) -> bytes:
+    """Return bytes of a member, fewer if it ends before.
+
+    Raises:
+        tarfile.ReadError: The tar ends before the member does.
+    """
+    place = where[0] + start
+    wanted = min(count, where[1] - place)
+    file.seek(place)
+    data = b""
+    while len(data) < wanted:
+        more = file.read(wanted - len(data))
+        if not more:
+            raise tarfile.ReadError("unexpected end of data")
+        data += more
+    return data
+
+
+def _problem_of(members: Sequence[Member]) -> Member | None:
     """Return the member for which a sample cannot be kept."""
     names = [member.field for member in members]
     if not are_distinct(names):
@@ -382,11 +453,49 @@ def _check_end(file: BinaryIO, offset: int) -> None:
             )
 
 
-def _open(url: str, size: int, options: StorageOptions) -> Any:
+def _open(url: str, size: int, options: storage.Access) -> Any:
     """Open a tar to read headers; a local one without the read-ahead of a buffer."""
     if storage.is_local(url):
         return storage.open_stream(url, options=options)
     return contextlib.nullcontext(_Headers(url, size, options))
+
+
+class _Forward(io.RawIOBase):
+    """A stream, of which the bytes that were read last can be read again."""
+
+    def __init__(self, stream: io.BufferedIOBase) -> None:
+        super().__init__()
+        self._stream = stream
+        self._position = self._start = 0
+        self._held = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._position = offset + (self._position if whence == os.SEEK_CUR else 0)
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        if self._position < self._start:
+            raise io.UnsupportedOperation("a stream is read forward")
+        while self._position >= self._start + len(self._held):
+            data = self._stream.read(_MOST_READ)
+            if not data:
+                return 0
+            self._start += max(len(self._held) - _KEPT_BYTES, 0)
+            self._held = self._held[-_KEPT_BYTES:] + data
+        place = self._position - self._start
+        data = self._held[place : place + len(buffer)]
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
 
 
 class _Headers(io.RawIOBase):
@@ -396,7 +505,7 @@ class _Headers(io.RawIOBase):
     where members are small, ever more at a time.
     """
 
-    def __init__(self, url: str, size: int, options: StorageOptions) -> None:
+    def __init__(self, url: str, size: int, options: storage.Access) -> None:
         super().__init__()
         self._url = url
         self._size = size

@@ -21,7 +21,8 @@ from ..lazy import lazy
 from ..memory import Buffer
 from .levels import Levels
 from .names import are_distinct
-from .scan import Scan, check_scan, is_fraction
+from .plain_tar import PLAIN
+from .scan import Scan, check_scan, is_fraction, only_full
 from .schema import Schema
 from .shard_head import (
     BLOCK,
@@ -48,8 +49,10 @@ _Column = tuple[
 ]
 # What columns that have a meaning take.
 _WIDTHS = {"labels": 4, "sizes": 4, "flags": 1}
-# Braces would be expanded as a pattern.
-_ShardName = Annotated[str, msgspec.Meta(pattern=r"^[^/\\{}\x00-\x1f\x7f]{1,251}\.tar\Z")]
+# Braces would be expanded as a pattern. Plain tars may be compressed: ``.tar.gz``, ``.tgz``.
+_ShardName = Annotated[
+    str, msgspec.Meta(pattern=r"^(?=.{1,255}\Z)[^/\\{}\x00-\x1f\x7f]+\.t[.0-9a-z]{2,8}\Z")
+]
 # Columns of the table: samples, head checksum, scan of a staged copy, then stops.
 _NUM_COLUMNS = 3
 
@@ -64,6 +67,7 @@ class ShardEntry(msgspec.Struct, frozen=True):
         stops: End in bytes of the index, which is the prefix of scan 0, of the prefix of each scan
             1..N, and of the prefix of ``"full"``.
         scan: The highest scan that a staged copy holds; ``None`` for a whole shard.
+        index_url: For a plain tar, the URL of the file that its index is in; otherwise empty.
     """
 
     name: str
@@ -71,6 +75,7 @@ class ShardEntry(msgspec.Struct, frozen=True):
     head_crc32c: int
     stops: tuple[int, ...]
     scan: int | None = None
+    index_url: str = ""
 
     @classmethod
     def of_head(cls, name: str, head: Head) -> ShardEntry:
@@ -96,6 +101,11 @@ class ShardEntry(msgspec.Struct, frozen=True):
     def shard_bytes(self) -> int:
         """Size of the whole shard in bytes."""
         return self.stops[-1] + len(TRAILER)
+
+    def describes(self, head: Head) -> bool:
+        """Return whether the entry is that of the shard with this head."""
+        own = (self.num_samples, self.head_crc32c, self.stops)
+        return own == (head.num_samples, head.crc32c, head.stops)
 
     def staged(self, scan: int | None) -> ShardEntry:
         """Return the entry of a copy that holds scans 1..scan; ``None`` for the whole shard."""
@@ -159,11 +169,15 @@ class ShardTable(Sequence[ShardEntry]):
         names: File name of each shard.
         rows: (shards, N + 5) uint32: samples, head checksum, scan of a staged copy or 0, and the
             N + 2 stops in blocks of 512 bytes.
+        index_urls: For plain tars, the URL of each one's index; otherwise empty.
     """
 
-    def __init__(self, names: tuple[str, ...], rows: NDArray[np.uint32]) -> None:
+    def __init__(
+        self, names: tuple[str, ...], rows: NDArray[np.uint32], index_urls: tuple[str, ...] = ()
+    ) -> None:
         self.names = names
         self.rows = rows
+        self.index_urls = index_urls
 
     @classmethod
     def of(cls, entries: Iterable[ShardEntry]) -> ShardTable:
@@ -181,7 +195,8 @@ class ShardTable(Sequence[ShardEntry]):
             for entry in each
         ]
         names = tuple(entry.name for entry in each)
-        return cls(names, np.array(rows, "<u4").reshape(len(each), -1))
+        index_urls = tuple(entry.index_url for entry in each if entry.index_url)
+        return cls(names, np.array(rows, "<u4").reshape(len(each), -1), index_urls)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -192,10 +207,11 @@ class ShardTable(Sequence[ShardEntry]):
     def __getitem__(self, place: slice) -> ShardTable: ...
     def __getitem__(self, place: int | slice) -> ShardEntry | ShardTable:
         if isinstance(place, slice):
-            return ShardTable(self.names[place], self.rows[place])
+            return ShardTable(self.names[place], self.rows[place], self.index_urls[place])
         samples, crc, scan, *stops = self.rows[place].tolist()
         ends = tuple(stop * BLOCK for stop in stops)
-        return ShardEntry(self.names[place], samples, crc, ends, scan or None)
+        index_url = self.index_urls[place] if self.index_urls else ""
+        return ShardEntry(self.names[place], samples, crc, ends, scan or None, index_url)
 
     def __iter__(self) -> Iterator[ShardEntry]:
         return map(self.__getitem__, range(len(self)))
@@ -206,7 +222,7 @@ class ShardTable(Sequence[ShardEntry]):
     __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ShardTable, (self.names, self.rows)
+        return ShardTable, (self.names, self.rows, self.index_urls)
 
     @property
     def num_samples(self) -> NDArray[np.int64]:
@@ -225,6 +241,7 @@ class _File(msgspec.Struct, kw_only=True):
     similarity: tuple[tuple[_Fraction, _Fraction], ...] = ()
     counts: tuple[_Number, _Number, _Number, _Number] | None = None
     columns: Annotated[tuple[_Column, ...], msgspec.Meta(max_length=256)] = ()
+    tars: str = ""
     names: Annotated[tuple[_ShardName, ...], msgspec.Meta(min_length=1)]
     table: bytes
 
@@ -256,6 +273,8 @@ class DatasetIndex:
             percentile; empty if not known.
         counts: Numbers of images; ``None`` if not known.
         columns: What ``pcr.columns`` holds, in its order; empty if there is none.
+        tars: For plain tars, the folder that they are in, relative to that of the index, or its
+            URL; otherwise empty. A tar has an entry for each of its parts, in order.
     """
 
     schema: Schema
@@ -266,6 +285,7 @@ class DatasetIndex:
     similarity: tuple[tuple[float, float], ...] = ()
     counts: ImageCounts | None = None
     columns: tuple[Column, ...] = ()
+    tars: str = ""
 
     def __post_init__(self) -> None:
         at_least = max(self.num_classes, len(self.classes))
@@ -333,6 +353,7 @@ class DatasetIndex:
             similarity=self.similarity,
             counts=self.counts,
             columns=self.columns,
+            tars=self.tars,
         )
         found = {name: value for name, value in msgspec.to_builtins(file).items() if value}
         found = {"format": "pcrshard", "version": VERSION} | found
@@ -367,7 +388,12 @@ class DatasetIndex:
             require(fits, f"expected a table of {expected} bytes, got {len(file.table)}")
             rows = np.frombuffer(file.table, "<u4").reshape(-1, width)
             _check_rows(rows, num_groups)
-            require(are_distinct(file.names), "shard names repeat")
+            if file.tars:
+                require(file.schema.layout == PLAIN, "tars of shards that are none")
+            else:
+                require(are_distinct(file.names), "shard names repeat")
+                named = all(name.endswith(".tar") for name in file.names)
+                require(named, "expected names of shards to end in .tar")
             if file.levels is not None:
                 file.levels.check()
                 fits = file.levels.groups == file.schema.groups
@@ -384,6 +410,7 @@ class DatasetIndex:
                 file.similarity,
                 file.counts and ImageCounts(*file.counts),
                 tuple(Column(*each) for each in file.columns),
+                file.tars,
             )
             _check_columns(index.columns)
             total = index.num_samples
@@ -448,6 +475,8 @@ def resolve_scan(entries: Sequence[ShardEntry], scan: Any) -> Any:
     if not is_fraction(scan):
         raise TypeError(f"expected a scan number, a fraction in (0, 1) or 'full', got {scan!r}")
     *totals, full = prefix_totals(entries)
+    if not totals:
+        raise only_full(scan)
     scans = [number for number, total in enumerate(totals, 1) if total <= scan * full]
     if not scans:
         raise ScanUnavailable(

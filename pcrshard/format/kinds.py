@@ -69,6 +69,46 @@ def read_kinds(given: Mapping[str, str], lists: Collection[str] = ()) -> Kinds:
     return Kinds(fields, tuple(parts))
 
 
+def plan_kinds(
+    first: Mapping[tuple[str, ...], str],
+    given: Mapping[str, str],
+    lists: Collection[str] = (),
+    *,
+    keep_numbered: bool = False,
+) -> Kinds:
+    """Return the kind of each field of a dataset, by the names that its samples have.
+
+    Args:
+        first: Names of fields as samples have them, each with the key of the first such sample.
+        given: As for :func:`read_kinds`.
+        lists: Fields that a user says are lists of images.
+        keep_numbered: Whether numbered images are fields of their own, not lists.
+
+    Raises:
+        EncodeError: Samples contradict each other, or a kind is given of a field that none has.
+    """
+    found = (
+        set() if keep_numbered else find_lists(((key, own) for own, key in first.items()), lists)
+    )
+    gathered = [list(dict.fromkeys(in_list(name, found) for name in names)) for names in first]
+    known = read_kinds(given, lists)
+    kinds = decide_kinds(gathered, dict.fromkeys(found, IMAGE_LIST) | known.fields)
+    kinds |= dict.fromkeys(lists, IMAGE_LIST)
+    if missing := set(known.fields) - set(kinds):
+        raise EncodeError(f"expected kinds of fields among {list(kinds)}, got {sorted(missing)}")
+    return Kinds(kinds, known.parts)
+
+
+def in_list(name: str, lists: Collection[str]) -> str:
+    """Return the list that an image is in by its name, or its name.
+
+    >>> in_list("images.0.jpg", ["images.jpg"]), in_list("0.jpg", [])
+    ('images.jpg', '0.jpg')
+    """
+    place = place_in_list(name)
+    return place[0] if place and place[0] in lists else name
+
+
 def decide_kinds(samples: Iterable[Collection[str]], given: Mapping[str, str]) -> dict[str, str]:
     """Return the kind of each field of a dataset, in order of first appearance.
 

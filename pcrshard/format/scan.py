@@ -16,6 +16,14 @@ def is_fraction(value: object) -> TypeGuard[float]:
     return isinstance(value, float) and 0 < value < 1
 
 
+def only_full(scan: object) -> ScanUnavailable:
+    """Return the error of another scan of a plain tar, which has no scan groups."""
+    return ScanUnavailable(
+        f"expected scan 'full', the only one of plain tars, got {scan}; encode these tars to read "
+        "less (`pcrshard encode`)"
+    )
+
+
 def check_scan(
     scan: Scan,
     num_groups: int,
@@ -36,6 +44,8 @@ def check_scan(
         return num_groups + 1
     if not is_integer(scan):
         raise TypeError(f"expected a scan of {lowest} to {num_groups} or 'full', got {scan!r}")
+    if not num_groups and (scan or lowest):
+        raise only_full(scan)
     if not lowest <= scan <= num_groups:
         raise ScanUnavailable(f"expected a scan of {lowest} to {num_groups} or 'full', got {scan}")
     return int(scan)

@@ -87,7 +87,7 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
     Attributes:
         script: Name of what divides images into scan groups.
         groups: A description of each scan group; readers do not need it.
-        layout: ``compact`` or ``preview``.
+        layout: ``compact`` or ``preview``; ``tar`` for a plain tar, which has no scan groups.
         base: Groups in the base members of the preview layout, else 0.
         fields: All fields, images first.
         parts: Spatial values inside JSON fields.
@@ -95,8 +95,8 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
     """
 
     script: _Text
-    groups: Annotated[tuple[_Text, ...], msgspec.Meta(min_length=1, max_length=MAX_GROUPS)]
-    layout: Literal["compact", "preview"] = "compact"
+    groups: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=MAX_GROUPS)]
+    layout: Literal["compact", "preview", "tar"] = "compact"
     base: int = 0
     fields: tuple[Field, ...] = (Field("jpg", IMAGE, 1),)
     parts: Annotated[tuple[Part, ...], msgspec.Meta(max_length=MAX_FIELDS)] = ()
@@ -154,6 +154,7 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
             CorruptIndex: The schema breaks a rule of SPEC 2.2.
         """
         is_preview = self.layout == "preview"
+        require(bool(self.groups) == (self.layout != "tar"), "number of groups does not fit layout")
         bases = range(1, self.num_groups + 1) if is_preview else range(1)
         require(self.base in bases, "base does not fit layout")
         names = list(self.by_name)

@@ -150,7 +150,8 @@ def read_head(start: Buffer, *, url: str | None = None) -> Head:
 def _parse_head(block: bytes) -> Head:
     if not MAGIC.startswith(block[:8]):
         raise NotAShard(
-            "expected a PCR shard, its magic is not there; make one with `pcrshard encode`"
+            "expected a PCR shard, its magic is not there; make one with `pcrshard encode`, or "
+            "read plain tars as they are by `pcrshard index`"
         )
     if len(block) < BLOCK:
         raise TruncatedShard(f"expected {HEAD_STOP} bytes of head, got {BLOCK + len(block)}")
@@ -158,7 +159,7 @@ def _parse_head(block: bytes) -> Head:
     require(crc == crc32c(block[:8] + bytes(4) + block[12:]), "head checksum does not match")
     check_version(version)
     num_samples, num_groups, schema_bytes, body_crc, body_bytes, columns_bytes = rest
-    _check_count("num_groups", num_groups, MAX_GROUPS)
+    _check_count("num_groups", num_groups, MAX_GROUPS, 0)
     groups = _groups(num_groups)
     numbers = groups.unpack_from(block, _HEAD.size)
     padding = block[_HEAD.size + groups.size :]
@@ -202,8 +203,8 @@ def _check_head(head: Head) -> None:
     require(rising, "prefix stops fall, or are before the end of the index")
 
 
-def _check_count(name: str, number: int, most: int) -> None:
-    require(1 <= number <= most, f"{name} {number} is not in 1..{most}")
+def _check_count(name: str, number: int, most: int, least: int = 1) -> None:
+    require(least <= number <= most, f"{name} {number} is not in {least}..{most}")
 
 
 def require(condition: object, message: str) -> None:

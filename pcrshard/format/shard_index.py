@@ -21,6 +21,7 @@ from ..lazy import lazy
 from ..memory import Buffer
 from .columns import Columns, encode_byte_strings
 from .names import MAX_KEY_BYTES, are_distinct, are_legal_keys, valid_key
+from .plain_tar import PLAIN, PlainTar, check_plain_tar, decode_plain_tar
 from .schema import Schema, decode_schema
 from .shard_head import BLOCK, MAX_EXPANSION, Head, require
 
@@ -74,6 +75,7 @@ class ShardIndex:
         keys: S sample keys.
         profiles: The distinct ICC profiles of the shard; number 1 comes first.
         fields: For each field that is not deferred, S raw values or ``None``.
+        tar: Where the members lie, if the shard is a plain tar.
     """
 
     head: Head
@@ -86,6 +88,7 @@ class ShardIndex:
     keys: tuple[str, ...]
     profiles: tuple[bytes, ...]
     fields: dict[str, tuple[bytes | None, ...]]
+    tar: PlainTar | None = None
 
     @property
     def num_samples(self) -> int:
@@ -114,6 +117,12 @@ class ShardIndex:
         units = np.ones((self.num_samples, len(self.schema.streams)), np.int64)
         units[:, self._are_lists] = self.counts
         return units
+
+    def member_rows(self, field: str) -> range:
+        """Return which members of a plain tar have a field's values, one for each sample."""
+        names = [each.name for each in self.schema.fields if not each.is_image]
+        start = self.num_units + names.index(field) * self.num_samples
+        return range(start, start + self.num_samples)
 
     @property
     def _are_lists(self) -> list[bool]:
@@ -159,7 +168,8 @@ class ShardIndex:
         base = self.schema.base
         ends = self.head.stops
         for row in range(first, stop):
-            if row < base - 1:  # the base groups have one table together
+            # The base groups have one table together, a plain tar has none.
+            if row < base - 1 or self.schema.layout == PLAIN:
                 continue
             start = ends[0 if row < base else row] + BLOCK
             rows = range(base) if row < base else range(row, row + 1)
@@ -177,6 +187,8 @@ def encode_body(index: ShardIndex) -> tuple[bytes, int]:
     parts.append(encode_byte_strings([key.encode() for key in index.keys]))
     parts.append(encode_byte_strings(index.profiles))
     parts += [encode_byte_strings(index.fields[name]) for name in index.schema.columns]
+    if index.tar is not None:
+        parts.append(index.tar.encode())
     columns = b"".join(parts)
     packed = zstd.compress(columns, COMPRESSION_LEVEL)
     smaller = len(packed) < len(columns) <= MAX_EXPANSION * len(packed)
@@ -246,6 +258,10 @@ def _decode_columns(head: Head, schema: Schema, body: bytes) -> ShardIndex:
         profiles=_check_profiles(columns.byte_strings(int(numbers.max(initial=0)))),
         fields={name: columns.byte_strings(count) for name in schema.columns},
     )
+    if schema.layout == PLAIN:
+        others = sum(not field.is_image for field in schema.fields)
+        tar = decode_plain_tar(columns, units + others * count)
+        index = dataclasses.replace(index, tar=tar)
     require(not columns.read(1), "bytes are left after the last column")
     return index
 
@@ -302,3 +318,5 @@ def _check_columns(index: ShardIndex) -> None:
         require(not count((dims != 0).any(axis=1) & ~is_known), "a height or a width is 0")
     else:
         require(count(dims) == dims.size, "a height or a width is 0")
+    if index.tar is not None:
+        check_plain_tar(index, index.tar)

@@ -18,6 +18,7 @@ from ..errors import EncodeError
 from ..jpeg.markers import EOI
 from .group_table import GroupTable
 from .names import numbered
+from .plain_tar import PLAIN
 from .schema import Schema
 from .shard_head import HEAD_STOP, Head, round512
 from .shard_index import ShardIndex, State, encode_body
@@ -60,7 +61,7 @@ def tar_header(name: str, size: int) -> bytes:
 
 def index_name(schema: Schema, stem: str) -> str:
     """Return the name of the index member; ``stem`` is the shard's name without ``.tar``."""
-    return "__pcr_index__" if schema.layout == "preview" else f"{stem}.pcr"
+    return "__pcr_index__" if schema.layout in ("preview", PLAIN) else f"{stem}.pcr"
 
 
 def plan_members(
@@ -168,3 +169,25 @@ def lay_out(
         tuple(crcs),
     )
     return replace(index, head=head), laid_out, head.encode() + body
+
+
+def lay_out_plain_tar(index: ShardIndex) -> tuple[ShardIndex, bytes]:
+    """Fill in the head of an otherwise complete index of a plain tar.
+
+    Returns:
+        The finished index, and the content of its member, head included.
+    """
+    assert index.tar is not None
+    body, columns_bytes = encode_body(index)
+    stop = round512(HEAD_STOP + len(body)) + round512(index.tar.end - index.tar.begin)
+    head = Head(
+        len(index.keys),
+        len(index.schema.encode()),
+        len(body),
+        crc32c(body),
+        columns_bytes,
+        (stop,),
+        (0,),
+        (0,),
+    )
+    return replace(index, head=head), head.encode() + body

@@ -13,7 +13,7 @@ import random
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,7 +48,7 @@ from ..jpeg.views import Crop, Side
 from ..memory import borrow_array
 from ..native import Layout
 from ..native.pool import Pool, draw_keys
-from ..reading.dataset_folder import open_dataset
+from ..reading.dataset_folder import entries_by_name, open_dataset
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
 from ..reading.prefix import Prefix, number_lists
@@ -100,17 +100,23 @@ def _pcr_samples(source: Urls, scan: ScanChoice = FULL, **options: Any) -> Sampl
     stage = _StageOptions(**options)
     entries = _entries(stage)
     if entries:
-        scan = resolve_choice(list(entries.values()), scan, "the dataset of index=")
+        every = list(itertools.chain.from_iterable(entries.values()))
+        scan = resolve_choice(every, scan, "the dataset of index=")
 
-    def load(url: str, cancel: Event) -> Prefix:
-        # What WebDataset would open: rewritten by GOPEN_REWRITE, local paths without a scheme.
-        path = storage.plain_path(rewrite_url(url)).removeprefix("file:")
-        entry = entries.get(storage.file_name(path))
+    def places() -> Iterator[tuple[str, str, ShardEntry | None]]:
+        for url in map(_url_of, source):
+            # What WebDataset would open: rewritten by GOPEN_REWRITE, local paths without a scheme.
+            path = storage.plain_path(rewrite_url(url)).removeprefix("file:")
+            own: Sequence[ShardEntry | None] = entries.get(storage.file_name(path), [])
+            for entry in own or [None]:
+                yield url, path, entry
+
+    def load(place: tuple[str, str, ShardEntry | None], cancel: Event) -> Prefix:
+        _, path, entry = place
         return stage.open(path, entry).load(current_scan(scan), cancel=cancel)
 
-    urls = map(_url_of, source)
-    with suppress(_Stopped), closing(prefetch(urls, load, depth=stage.prefetch)) as loads:
-        for url, future in loads:
+    with suppress(_Stopped), closing(prefetch(places(), load, depth=stage.prefetch)) as loads:
+        for (url, _, _), future in loads:
             on_error = partial(_handle, stage.handler, (redact_url(url),))
             try:
                 # It was read ahead: the level may have changed.
@@ -123,14 +129,17 @@ def _pcr_samples(source: Urls, scan: ScanChoice = FULL, **options: Any) -> Sampl
             del found, future  # before the next load starts
 
 
-def _entries(stage: _StageOptions) -> dict[str, ShardEntry]:
-    """Return the shards' entries by file name. One request if ``index`` is a URL."""
+def _entries(stage: _StageOptions) -> dict[str, list[ShardEntry]]:
+    """Return the entries by file name, for a plain tar those of its parts in order.
+
+    One request if ``index`` is a URL.
+    """
     index = stage.index
     if index is None:
         return {}
     if not isinstance(index, DatasetIndex):
         index, _ = open_dataset(index, storage_options=stage.storage_options, retry=stage.retry)
-    return {entry.name: entry for entry in index.shards}
+    return entries_by_name(index.shards)
 
 
 def _samples_of(loaded: Prefix, url: str, stage: _StageOptions, on_error: Handler) -> Samples:

@@ -22,6 +22,7 @@ from ..format.dataset_index import (
     ShardEntry,
     ShardTable,
 )
+from ..format.plain_tar import plain_tar_index
 from ..format.sample_columns import COLUMNS, decode_column
 from ..redaction import get_logger
 from ..storage.retry import Retry, is_hopeless
@@ -120,26 +121,50 @@ def open_dataset(
                 url=urls[0],
             ) from error.__cause__
         return _index_of([Shard(url, storage_options=store) for url in urls]), urls
+    if index.tars:
+        urls_of_indexes = _index_urls(storage.parent(found), index.shards.names)
+        rows = ShardTable(index.shards.names, index.shards.rows, urls_of_indexes)
+        index = dataclasses.replace(index, shards=rows)
     if not by_name:
-        return index, [storage.join(storage.parent(found), entry.name) for entry in index.shards]
-    return _choose(index, urls), urls
+        folder = storage.within(storage.parent(found), index.tars)
+        return index, [storage.join(folder, name) for name in index.shards.names]
+    return _choose(index, urls)
 
 
-def _choose(index: DatasetIndex, urls: Sequence[str]) -> DatasetIndex:
-    """Return the index of some shards, in their order."""
-    entry_of = {entry.name: entry for entry in index.shards}
+def entries_by_name(entries: Iterable[ShardEntry]) -> dict[str, list[ShardEntry]]:
+    """Return entries by file name; a plain tar has one for each of its parts, in order."""
+    found: dict[str, list[ShardEntry]] = {}
+    for entry in entries:
+        found.setdefault(entry.name, []).append(entry)
+    return found
+
+
+def _choose(index: DatasetIndex, urls: Sequence[str]) -> Opened:
+    """Return an index of some shards by their URLs."""
+    entries_of = entries_by_name(index.shards)
     for url in urls:
-        if storage.file_name(url) not in entry_of:
+        if storage.file_name(url) not in entries_of:
             hint = "name the folder to read all of its shards"
             raise StorageError(
                 f"the {DATASET_INDEX} of its folder does not have it; {hint}", url=url
             )
-    chosen = [storage.file_name(url) for url in urls]
-    if chosen != list(entry_of):
+    pairs = [(url, each) for url in urls for each in entries_of[storage.file_name(url)]]
+    chosen = [entry.name for _, entry in pairs]
+    if chosen != list(index.shards.names):
         # What is said of all shards does not hold.
-        table = ShardTable.of(entry_of[name] for name in chosen)
+        table = ShardTable.of(entry for _, entry in pairs)
         index = dataclasses.replace(index, shards=table, counts=None, columns=())
-    return index
+    return index, [url for url, _ in pairs]
+
+
+def _index_urls(folder: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the URL of the index of each part of plain tars."""
+    parts: collections.Counter[str] = collections.Counter()
+    found = []
+    for name in names:
+        found.append(storage.join(folder, plain_tar_index(name, parts[name])))
+        parts[name] += 1
+    return tuple(found)
 
 
 def _read_index(url: str, store: storage.Store, cache: PrefixCache | None) -> DatasetIndex:
@@ -215,7 +240,12 @@ def check_claims(
         pairs = zip(index.shards, urls, strict=True)
         entry, url = max(pairs, key=lambda pair: pair[0].num_samples)
         stop = entry.index_stop
-        storage.read(url, stop - 1, stop, options=storage_options)
+        storage.read(entry.index_url or url, stop - 1, stop, options=storage_options)
+
+
+def index_folder(index: DatasetIndex, urls: Sequence[str]) -> str:
+    """Return the folder of a dataset index, given the URLs of its shards."""
+    return storage.parent(index.shards[0].index_url or urls[0])
 
 
 def read_column(
@@ -267,7 +297,7 @@ def count_classes(
     """
     labels: collections.Counter[bytes | None] = collections.Counter()
     store = storage.Store.of(storage_options)
-    numbers = read_column(index, storage.parent(urls[0]), "labels", storage_options=store)
+    numbers = read_column(index, index_folder(index, urls), "labels", storage_options=store)
 
     def labels_of(url: str, entry: ShardEntry) -> Sequence[bytes | None]:
         fields = Shard(url, entry=entry, storage_options=store).index.fields

@@ -17,6 +17,7 @@ from ..errors import CorruptIndex, CorruptJpeg, CorruptPiece, PCRError, ScanUnav
 from ..format.columns import ABSENT
 from ..format.group_table import GroupTable, decode_tables, group_starts, late_starts
 from ..format.names import numbered
+from ..format.plain_tar import PlainTar
 from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_index import ShardIndex
 from ..jpeg.color_profiles import with_profile
@@ -25,7 +26,8 @@ from ..jpeg.orientation import with_orientation
 from ..jpeg.split import join_pieces
 from ..lazy import lazy
 from ..memory import Buffer
-from ..native.pieces import Table, find_damaged, join, place_pieces
+from ..native.pieces import Table, address, empty_table, find_damaged, join, place_pieces
+from .plain_tar import Extents, whole_shard
 
 if TYPE_CHECKING:
     from .shard import Shard
@@ -46,6 +48,19 @@ def number_lists(sample: Sample) -> Sample:
     return flat
 
 
+class _MemberValues(Sequence[bytes | None]):
+    """The values of a field of a plain tar, which are copied when they are asked for."""
+
+    def __init__(self, members: Table, present: NDArray[np.bool_]) -> None:
+        self._members, self._present = members, present
+
+    def __len__(self) -> int:
+        return len(self._present)
+
+    def __getitem__(self, row: Any) -> Any:
+        return join(self._members[row]).tobytes() if self._present[row] else None
+
+
 class Prefix:
     """The samples of a prefix in memory; from :meth:`Shard.load`.
 
@@ -57,9 +72,11 @@ class Prefix:
         index: The shard's index.
         buffer: (bytes,) uint8, ``[0, stop)`` of the shard.
         scan: The scan of the samples.
+        extents: Of a plain tar, the ranges in memory.
 
     Attributes:
-        tables: The tables of all groups in memory, and of the tail; missing at scan 0.
+        tables: The tables of all groups in memory, and of the tail; missing at scan 0 and for plain
+            tars.
         damaged: Units, and (field, position) of values of deferred fields, that fail their
             checksum.
         streams: Names of the image fields; none at scan 0.
@@ -75,13 +92,25 @@ class Prefix:
     _native: Table
 
     def __init__(
-        self, shard: Shard, index: ShardIndex, buffer: NDArray[np.uint8], scan: Scan
+        self,
+        shard: Shard,
+        index: ShardIndex,
+        buffer: NDArray[np.uint8],
+        scan: Scan,
+        extents: Extents | None = None,
     ) -> None:
         self.shard = shard
         self.index = index
         self.buffer = buffer
         self.damaged: set[int | tuple[str, int]] = set()
-        self._late: dict[str, list[bytes | None]] = {}
+        self._late: dict[str, Sequence[bytes | None]] = {}
+        # Members of a plain tar that are there but were not read.
+        self._unread: NDArray[np.bool_] | None = None
+        if index.tar is not None:
+            if scan == FULL:
+                self._find_members(index.tar, extents or whole_shard(index))
+            self._choose(scan)
+            return
         # The base groups of a preview share their end, and so may groups without pieces.
         held = sum(stop <= len(buffer) for stop in index.head.prefix_stops)
         if held:
@@ -111,7 +140,8 @@ class Prefix:
                 self.damaged.update(find_damaged(pieces, table.crcs[rows[-1]]))
         for name, place in (late_starts(index, table) if table.late else {}).items():
             start, values = place, table.late[name]
-            found = self._late[name] = []
+            found: list[bytes | None] = []
+            self._late[name] = found
             stored = zip(values.sizes.tolist(), values.crcs.tolist(), strict=True)
             for row, (size, crc) in enumerate(stored):
                 value = None
@@ -122,12 +152,42 @@ class Prefix:
                         self.damaged.add((name, row))
                 found.append(value)
 
+    def _find_members(self, tar: PlainTar, extents: Extents) -> None:
+        """Find the members of a plain tar that are in memory, and their damage."""
+        index = self.index
+        places = extents.place(tar.starts, tar.stops)
+        present, held = tar.are_present, places >= 0
+        # In the second column: a member has no shared header.
+        members = empty_table(len(places), 2)
+        own = present & held
+        members["data"][:, 1] = np.where(own, places + address(self.buffer), 0)
+        members["size"][:, 1] = np.where(own, tar.sizes, 0)
+        if (present & ~held).any():
+            self._unread = present & ~held
+        self._native = members[: index.num_units]
+        damaged = set(find_damaged(members, tar.crcs)) if tar.is_checked else set()
+        self.damaged.update(unit for unit in damaged if unit < index.num_units)
+        for name, _ in index.schema.late:
+            rows = index.member_rows(name)
+            self._late[name] = _MemberValues(members[rows.start : rows.stop], present[rows])
+            self.damaged.update((name, rows.index(row)) for row in damaged if row in rows)
+
+    def _is_unread(self, row: int, field: str) -> bool:
+        """Return whether a field of a sample must be read, because it was not needed so far."""
+        if self._unread is None:
+            return False
+        members = self.units_of(row, field)
+        if field in self._late:
+            members = [self.index.member_rows(field)[row]]
+        return bool(self._unread[members].any())
+
     def _choose(self, scan: Scan) -> None:
         schema = self.index.schema
         position = check_scan(scan, self.index.num_groups, 0)
         self.scan = scan
         self._rows = range(position)
-        self._num_scans = min(position, self.index.num_groups)
+        # All of a plain tar is its only scan.
+        self._num_scans = 1 if self.index.tar else min(position, self.index.num_groups)
         self.streams = schema.streams if position else ()
         late = {name: self._late[name] for name, first in schema.late if first <= position}
         self.fields: dict[str, Sequence[bytes | None]] = {**self.index.fields, **late}
@@ -147,7 +207,8 @@ class Prefix:
         arrays = [*vars(index).values(), getattr(self, "_native", None)]
         if hasattr(self, "tables"):
             arrays += vars(self.tables).values()
-        values = itertools.chain(index.keys, *index.fields.values(), *self._late.values())
+        late = () if index.tar else self._late.values()
+        values = itertools.chain(index.keys, *index.fields.values(), *late)
         return (
             len(memory)
             + sum(each.nbytes for each in arrays if isinstance(each, np.ndarray))
@@ -162,12 +223,28 @@ class Prefix:
         """
         if scan == self.scan:
             return self
-        if self.index.head.prefix_stop(scan) > self.num_bytes:
+        if not self.holds(scan):
             message = f"asked for scan {scan} of a prefix of scan {self.scan}"
             raise ScanUnavailable(message, url=self.shard.url)
         lower = copy.copy(self)
         lower._choose(scan)
         return lower
+
+    def holds(self, scan: Scan) -> bool:
+        """Return whether the bytes of a scan are in memory.
+
+        Raises:
+            ScanUnavailable: There is no such scan.
+        """
+        stop = self.index.head.prefix_stop(scan)
+        if self.index.tar is not None:
+            return scan == 0 or hasattr(self, "_native")
+        return stop <= self.num_bytes
+
+    def without_metadata(self) -> Prefix:
+        """Return the same images without what no decoder needs."""
+        last = self.index.num_groups
+        return self.at(last) if self.scan == FULL and last else self
 
     def samples(
         self,
@@ -219,6 +296,8 @@ class Prefix:
         Raises:
             CorruptPiece: The field is damaged.
         """
+        if self._is_unread(row, field):
+            return self.shard.load_rows(self, np.array([row])).value(row, field)
         if field in self.streams:
             images = [self._image(unit) for unit in self.units_of(row, field)]
             if field in self.index.schema.lists:
@@ -296,6 +375,12 @@ class Prefix:
         """Raise an error that names the first damaged scan of an image, if there is one."""
         if unit not in self.damaged:
             return
+        if self.index.tar is not None:
+            raise CorruptPiece(
+                f"expected CRC-32C {int(self.index.tar.crcs[unit]):08x}",
+                url=self.shard.url,
+                key=self._key(unit),
+            )
         crc, tail = 0, self.index.num_groups
         for row, piece in enumerate(self._pieces(unit)):
             crc = crc32c(piece, crc * (row != tail))

@@ -17,13 +17,15 @@ from ..format.schema import Schema
 from ..format.shard_head import HEAD_STOP, Head, read_head
 from ..format.shard_index import ShardIndex, decode_index
 from ..lazy import lazy
-from ..memory import Buffer
+from ..memory import Buffer, borrow_array
 from ..redaction import PIPE, get_logger, redact_url
 from ..storage.retry import Cancel, Retry
+from .plain_tar import check_end, find_extents, read_extents
 from .prefix import OnError, Prefix, Sample, Samples
 from .prefix_cache import Fetch, PrefixCache
 
 log = get_logger(__name__)
+Rows = NDArray[np.int64] | None
 
 
 class Shard:
@@ -55,8 +57,8 @@ class Shard:
         self.entry = entry
         self.schema = schema
         self.cache = cache
-        # Identity of the content that the cache holds: the head's checksum.
-        self._content = ""
+        # Identities of the content that the cache holds, by the head's checksum.
+        self._cached: set[str] = set()
         self.store = storage.Store.of(storage_options, retry)
 
     def __repr__(self) -> str:
@@ -65,7 +67,7 @@ class Shard:
     @lazy
     def head(self) -> Head:
         """The head; costs one request of 1024 bytes at first use."""
-        return self._read_head(self._read(HEAD_STOP, "").data)
+        return self._read_head(self._read(HEAD_STOP).data)
 
     @lazy
     def index(self) -> ShardIndex:
@@ -76,6 +78,11 @@ class Shard:
     def num_samples(self) -> int:
         """Samples in the shard."""
         return (self.entry or self.head).num_samples
+
+    @property
+    def is_plain_tar(self) -> bool:
+        """Whether this is a plain tar, or a part of one, whose index is a file of its own."""
+        return bool(self.entry and self.entry.index_url)
 
     def prefix_stop(self, scan: Scan) -> int:
         """Return the bytes that a read at this scan transfers.
@@ -138,7 +145,14 @@ class Shard:
 
     __getitem__ = sample
 
-    def load(self, scan: Scan = FULL, *, cancel: Cancel = None, known: Buffer = b"") -> Prefix:
+    def load(
+        self,
+        scan: Scan = FULL,
+        *,
+        cancel: Cancel = None,
+        known: Buffer = b"",
+        rows: Rows = None,
+    ) -> Prefix:
         """Read the prefix of a scan.
 
         Reads exactly ``[0, prefix_stop(scan))``, and with a cache only the missing bytes. If they
@@ -151,6 +165,8 @@ class Shard:
                 and other fields without pixels.
             cancel: Set by another thread to end a remote read.
             known: First bytes of the shard, which are not read again.
+            rows: (n,) positions of the samples that are needed, by default all. The others are not
+                read if this is a plain tar, unless they are asked for.
 
         Returns:
             The prefix in memory. Its samples raise CorruptPiece for damaged images.
@@ -161,15 +177,15 @@ class Shard:
             TypeError: The scan is neither an integer nor ``"full"``.
         """
         if self.cache is None and storage.is_local(self.url):
-            return self._load_once(scan, cancel, known)
+            return self._load_once(scan, cancel, known, rows)
         try:
-            prefix = self._load_once(scan, cancel, known)
+            prefix = self._load_once(scan, cancel, known, rows)
             if not prefix.damaged:
                 return prefix
         except FormatError as error:
             log.warning("%s; fetching it once more", error)
         self._forget()
-        prefix = self._load_once(scan, cancel, b"")
+        prefix = self._load_once(scan, cancel, b"", rows)
         if prefix.damaged:
             self._forget()  # the next load fetches it again
         return prefix
@@ -181,20 +197,22 @@ class Shard:
             prefix: A prefix of this shard; do not use it afterwards.
             scan: As for :meth:`load`, which also lists the errors.
         """
-        if self._stop(prefix.index.head, scan) <= prefix.num_bytes:
+        if prefix.holds(scan):
             return prefix.at(scan)
         known = b"" if prefix.damaged else prefix.buffer.data
         return self.load(scan, known=known)
 
-    def _load_once(self, scan: Scan, cancel: Cancel, known: Buffer) -> Prefix:
+    def _load_once(self, scan: Scan, cancel: Cancel, known: Buffer, rows: Rows) -> Prefix:
         if self.entry is None and not known:
             # Read each time: the file may have been replaced since.
-            known = self._read(HEAD_STOP, "", cancel=cancel).data
+            known = self._read(HEAD_STOP, cancel=cancel).data
         about = self.entry or ShardEntry.of_head("", self._read_head(known))
-        if not self.url.startswith(PIPE):  # a command may write something else each time
-            self._content = f"{about.head_crc32c:08x}"
+        # A command may write something else each time.
+        content = "" if self.url.startswith(PIPE) else f"{about.head_crc32c:08x}"
         stop = self._stop(about, scan)
-        buffer = self._read(stop, self._content, known=known, cancel=cancel)
+        if about.index_url:  # the rest is in another file
+            stop = about.index_stop
+        buffer = self._read(stop, content, known=known[:stop], cancel=cancel)
         head = self._read_head(buffer.data)
         index = decode_index(head, buffer.data[HEAD_STOP : head.body_stop], url=self.url)
         if self.schema not in (None, index.schema):
@@ -203,12 +221,47 @@ class Shard:
                 f"{index.schema}",
                 url=self.url,
             )
-        return Prefix(self, index, buffer, scan)
+        if not about.index_url or scan != FULL:
+            return Prefix(self, index, buffer, scan)
+        return self._load_members(index, buffer, rows, content, cancel)
+
+    def load_rows(self, prefix: Prefix, rows: NDArray[np.int64]) -> Prefix:
+        """Read some samples of a plain tar whose index is in memory, not through the cache.
+
+        Args:
+            prefix: A prefix of this shard at any scan.
+            rows: (n,) positions of the samples.
+
+        Raises:
+            TruncatedShard, StorageError: The tar cannot be read, or is not the one of the index.
+        """
+        start = prefix.buffer[: prefix.index.head.index_stop]
+        found = self._load_members(prefix.index, start, rows)
+        if found.damaged and not storage.is_local(self.url):
+            found = self._load_members(prefix.index, start, rows)
+        return found
+
+    def _load_members(
+        self,
+        index: ShardIndex,
+        start: NDArray[np.uint8],
+        rows: Rows,
+        content: str = "",
+        cancel: Cancel = None,
+    ) -> Prefix:
+        """Read the members of a plain tar; ``start`` is the file of its index."""
+        extents = find_extents(index, rows)
+        check_end(self.url, index, extents)
+        buffer = borrow_array(len(start) + extents.num_bytes)
+        buffer[: len(start)] = start
+        fetch = partial(read_extents, self.url, index, extents, options=self.store, cancel=cancel)
+        self._fill(buffer, content and content + extents.identity, fetch, len(start), cancel)
+        return Prefix(self, index, buffer, FULL, extents)
 
     def _read(
         self,
         stop: int,
-        content: str,
+        content: str = "",
         *,
         known: Buffer = b"",
         cancel: Cancel = None,
@@ -221,25 +274,38 @@ class Shard:
             known: The first bytes.
             cancel: Set by another thread to end a remote read.
         """
-        buffer = storage.allocate(self.url, 0, stop)
-        done, view = len(known), buffer.data
-        view[:done] = known
-        fetch: Fetch = partial(storage.read_into, self.url, options=self.store, cancel=cancel)
-        if self.cache is None or not content:
-            fetch(done, view[done:])
-        else:
-            self.cache.read(self.url, content, view, fetch, start=done, cancel=cancel)
+        url = (self.entry and self.entry.index_url) or self.url
+        buffer = storage.allocate(url, 0, stop)
+        buffer.data[: len(known)] = known
+        fetch: Fetch = partial(storage.read_into, url, options=self.store, cancel=cancel)
+        self._fill(buffer, content, fetch, len(known), cancel)
         return buffer
 
+    def _fill(
+        self,
+        buffer: NDArray[np.uint8],
+        content: str,
+        fetch: Fetch,
+        start: int,
+        cancel: Cancel,
+    ) -> None:
+        """Fill memory from ``start`` on, through the cache if there is one and an identity."""
+        if self.cache is None or not content:
+            fetch(start, buffer.data[start:])
+            return
+        self._cached.add(content)
+        self.cache.read(self.url, content, buffer.data, fetch, start=start, cancel=cancel)
+
     def _forget(self) -> None:
-        if self.cache is not None and self._content:
-            self.cache.forget(self.url, self._content)
+        for content in self._cached:
+            if self.cache is not None:
+                self.cache.forget(self.url, content)
 
     def _read_head(self, start: Buffer) -> Head:
         head = read_head(start, url=self.url)
         if self.entry is None:
             return head
-        if ShardEntry.of_head(self.entry.name, head) != self.entry.staged(None):
+        if not self.entry.describes(head):
             raise CorruptIndex(
                 f"the shard is not the one that {DATASET_INDEX} describes: it was replaced, "
                 "or the index is old",

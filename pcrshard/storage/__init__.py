@@ -20,15 +20,20 @@ from .files import (
     remove,
     remove_temporary_files,
 )
+from .packed import Damaged, is_packed, open_unpacked
 from .ranges import (
     allocate,
+    check_end,
+    check_version,
     has_ranges,
     read,
     read_bytes,
     read_into,
     read_local,
+    read_parts,
     read_ranges,
 )
+from .remote import OtherVersion, Part
 from .retry import Retry
 from .stores import Access, Options, Store, collect
 from .urls import (
@@ -39,12 +44,16 @@ from .urls import (
     join,
     parent,
     plain_path,
+    within,
 )
 
 __all__ = [
     "Access",
+    "Damaged",
     "Listed",
     "Options",
+    "OtherVersion",
+    "Part",
     "Retry",
     "Store",
     "Urls",
@@ -52,6 +61,8 @@ __all__ = [
     "age_seconds",
     "allocate",
     "atomic_write",
+    "check_end",
+    "check_version",
     "collect",
     "create",
     "exists",
@@ -61,6 +72,7 @@ __all__ = [
     "fixed_folder",
     "has_ranges",
     "is_local",
+    "is_packed",
     "is_pattern",
     "join",
     "list_files",
@@ -70,13 +82,16 @@ __all__ = [
     "look_up",
     "make_folder",
     "open_stream",
+    "open_unpacked",
     "parent",
     "plain_path",
     "read",
     "read_bytes",
     "read_into",
     "read_local",
+    "read_parts",
     "read_ranges",
     "remove",
     "remove_temporary_files",
+    "within",
 ]

@@ -244,8 +244,13 @@ def list_matching(
     ]
 
 
+def status_version(status: os.stat_result) -> str:
+    """Return the version of a local file, see :class:`Listed`."""
+    return local_version(status.st_size, status.st_mtime_ns)
+
+
 def _listed(path: str, status: os.stat_result) -> Listed:
-    return Listed(path, status.st_size, local_version(status.st_size, status.st_mtime_ns))
+    return Listed(path, status.st_size, status_version(status))
 
 
 def _walk(folder: str, above: tuple[str, ...] = ()) -> Iterator[Listed]:

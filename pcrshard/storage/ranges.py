@@ -14,7 +14,8 @@ from .. import memory
 from ..errors import PCRError, StorageError, TruncatedShard
 from ..redaction import PIPE
 from . import command_output
-from .remote import RangeRead, read_file
+from .files import look_up, status_version
+from .remote import OtherVersion, Part, RangeRead, read_file
 from .remote import has_ranges as remote_has_ranges
 from .retry import Cancel
 from .stores import Access, Store, Target, mapped_errors, run
@@ -63,11 +64,15 @@ def read(
 
 def allocate(url: str, start: int, stop: int) -> NDArray[np.uint8]:
     """Return memory for the bytes ``[start, stop)`` of a file; raises as :func:`read`."""
+    check_end(url, start, stop)
+    return memory.borrow_array(stop - start)
+
+
+def check_end(url: str, start: int, stop: int) -> None:
+    """Raise TruncatedShard if a local file ends before ``stop``: a false claim takes no memory."""
     with mapped_errors(url, f"read bytes {start} to {stop}"):
-        # A false claim must not take memory.
         if is_local(url) and (size := os.path.getsize(plain_path(url))) < stop:
             raise TruncatedShard(f"expected bytes {start} to {stop}, the file has {size}")
-        return memory.borrow_array(stop - start)
 
 
 def read_into(
@@ -79,19 +84,65 @@ def read_into(
     cancel: Cancel = None,
 ) -> None:
     """Fill ``view`` with the bytes of a file that start at ``start``; raises as :func:`read`."""
-    with mapped_errors(url, f"read bytes {start} to {start + len(view)}"):
+    if url.startswith(PIPE):
+        with mapped_errors(url, f"read bytes {start} to {start + len(view)}"):
+            command_output.read_range(url.removeprefix(PIPE), start, view, cancel)
+        return
+    read_parts(url, [Part(start, view)], options=options, cancel=cancel)
+
+
+def read_parts(
+    url: str,
+    parts: Sequence[Part],
+    *,
+    version: str = "",
+    options: Access = None,
+    cancel: Cancel = None,
+) -> None:
+    """Fill the memory of some ranges of a file, several at a time; raises as :func:`read`.
+
+    Args:
+        url: Local path or any fsspec URL.
+        parts: The ranges.
+        version: What the file's version must be, as :func:`look_up` has reported it; empty for any.
+            Costs a request only if the answers do not tell.
+        options: fsspec storage options, or a :class:`Store`.
+        cancel: Set by another thread to end a remote read.
+
+    Raises:
+        OtherVersion: The file is another version.
+        StorageError: As for :func:`read`.
+        TruncatedShard: The file ends before a range does.
+    """
+    start = min((part.start for part in parts), default=0)
+    stop = max((part.stop for part in parts), default=0)
+    with mapped_errors(url, f"read bytes {start} to {stop}"):
         if is_local(url):
             # Without O_NONBLOCK, opening a FIFO would wait for a writer.
             handle = os.open(plain_path(url), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
-                read_local(handle, start, view)
+                for part in parts:
+                    read_local(handle, part.start, part.view)
+                _check_version(version, status_version(os.fstat(handle)))
             finally:
                 os.close(handle)
-        elif url.startswith(PIPE):
-            command_output.read_range(url.removeprefix(PIPE), start, view, cancel)
-        else:
-            target = Target(url, options)
-            run(RangeRead(target, start, view, Store.of(options).retry).run(), cancel)
+            return
+        reading = RangeRead(Target(url, options), parts, Store.of(options).retry, version)
+        run(reading.run(), cancel)
+        if version and not reading.is_same:
+            # After the read, so that it is about what was read.
+            check_version(url, version, options=options)
+
+
+def check_version(url: str, version: str, *, options: Access = None) -> None:
+    """Raise :class:`OtherVersion` unless a file has a version; an empty one stands for any."""
+    if version:
+        _check_version(version, look_up(url, options=options).version)
+
+
+def _check_version(expected: str, found: str) -> None:
+    if expected not in ("", found):
+        raise OtherVersion(f"expected {expected}, got {found or 'none'}")
 
 
 def read_local(handle: int, start: int, view: memoryview) -> None:

@@ -13,7 +13,7 @@ import errno
 import math
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from typing import Any, NamedTuple
 
@@ -38,30 +38,41 @@ _OUT_OF_RANGE = re.compile(r"invalidrange|range (is )?not satisfiable", re.IGNOR
 bytes(16 << 20)
 
 
-class _Part(NamedTuple):
-    """The bytes ``[start, stop)`` of a file."""
+class Part(NamedTuple):
+    """The bytes ``[start, start + len(view))`` of a file, and where to put them."""
 
     start: int
-    stop: int
+    view: memoryview
+
+    @property
+    def stop(self) -> int:
+        """End of the bytes."""
+        return self.start + len(self.view)
 
 
 class WrongRange(OSError):
     """An answer is shorter or longer than the range."""
 
-    def __init__(self, part: _Part, stop: int) -> None:
+    def __init__(self, part: Part, stop: int) -> None:
         super().__init__(f"asked for bytes {part.start} to {part.stop}, got them up to {stop}")
 
 
+class OtherVersion(StorageError):
+    """A file is another version than the one that was asked for."""
+
+
 class RangeRead:
-    """A read of one range of a file.
+    """A read of some ranges of a file.
 
     Args:
         target: The file.
-        start: Absolute first byte.
-        view: Filled by the event loop's thread, a moment longer than the read if it is canceled.
+        parts: The ranges. Their memory is filled by the event loop's thread, a moment longer than
+            the read if it is canceled.
         retry: When to give up.
+        version: What the file's version must be, see :class:`Listed`; empty for any.
 
     Attributes:
+        is_same: Whether an answer had that version.
         todo: What to request.
         part_bytes: Size of a part.
         most_in_flight: Number of concurrent requests.
@@ -70,17 +81,25 @@ class RangeRead:
         attempts: Consecutive failures.
     """
 
-    def __init__(self, target: Target, start: int, view: memoryview, retry: Retry) -> None:
+    def __init__(
+        self, target: Target, parts: Sequence[Part], retry: Retry, version: str = ""
+    ) -> None:
         self.target = target
-        self.all = _Part(start, start + len(view))
-        self.view = view
+        self.parts = [part for part in parts if part.view]
+        self.version = version
+        self.is_same = False
         self.timeout = retry.timeout
         self.connection = target.connection
-        self.todo = collections.deque([self.all] if view else [])
+        self.todo = collections.deque(self.parts)
         self.part_bytes, self.most_in_flight = STREAMED if _is_streamed(target.fs) else BUFFERED
         self.received = 0
         self.requests = 0
         self.attempts = Attempts(retry)
+
+    @property
+    def _bounds(self) -> tuple[int, int]:
+        """The first byte of all ranges, and their end."""
+        return min(part.start for part in self.parts), max(part.stop for part in self.parts)
 
     @property
     def _in_flight(self) -> int:
@@ -107,10 +126,10 @@ class RangeRead:
 
     async def _work(self, count: int) -> None:
         while self.todo and self._in_flight == count:
-            start, stop = self.todo.popleft()
-            part = _Part(start, min(start + self.part_bytes, stop))
-            if part.stop < stop:
-                self.todo.appendleft(_Part(part.stop, stop))
+            start, view = self.todo.popleft()
+            part = Part(start, view[: self.part_bytes])
+            if len(view) > self.part_bytes:
+                self.todo.appendleft(Part(part.stop, view[self.part_bytes :]))
             pause = 0.0
             async with self.connection.slots:
                 asked = time.monotonic()
@@ -119,6 +138,8 @@ class RangeRead:
                     await self._fetch(part)
                     self.target.note_answer()
                     self.attempts.note_progress()
+                except OtherVersion:
+                    raise
                 except Exception as error:
                     if await self.target.is_renewed(error):
                         self.todo.appendleft(part)
@@ -128,24 +149,42 @@ class RangeRead:
             # The other workers end with the parts that they have requested.
             await asyncio.sleep(pause)
 
-    async def _fetch(self, part: _Part) -> None:
+    async def _fetch(self, part: Part) -> None:
         """Fetch a part into its place; if the server ignores ranges, everything."""
-        async with time_limit(self.timeout), _request(self.target, part) as (ranged, chunks):
-            wanted, at = (part, part.start) if ranged else (self.all, 0)
+        async with (
+            time_limit(self.timeout),
+            _request(self.target, (part.start, part.stop)) as (
+                ranged,
+                told,
+                chunks,
+            ),
+        ):
+            self._check_version(told)
+            wanted, at = ([part], part.start) if ranged else (self.parts, 0)
+            stop = max(each.stop for each in wanted)
             async for chunk in chunks:
-                own = memoryview(chunk)[max(wanted.start - at, 0) : wanted.stop - at]
-                place = max(at, wanted.start) - self.all.start
-                self.view[place : place + len(own)] = own
+                for each in wanted:
+                    own = memoryview(chunk)[max(each.start - at, 0) : max(each.stop - at, 0)]
+                    place = max(at - each.start, 0)
+                    each.view[place : place + len(own)] = own
                 at += len(chunk)
-                if at > wanted.stop:
+                if at > stop:
                     break
-        if at < wanted.stop or (ranged and at > wanted.stop):
-            raise WrongRange(wanted, at)
+        if at < stop or (ranged and at > stop):
+            raise WrongRange(part, at)
         if ranged:
             self.connection.has_ranges = True
         else:
             self.todo.clear()
-        self.received += wanted.stop - wanted.start
+        self.received += sum(len(each.view) for each in wanted)
+
+    def _check_version(self, told: Mapping[str, Any]) -> None:
+        """Compare what an answer tells of the file with its version, which begins with its size."""
+        name, equals, value = self.version.partition(" ")[2].partition("=")
+        if equals and told.get(name) is not None:
+            if str(told[name]) != value:
+                raise OtherVersion(f"expected {name}={value}, got {told[name]}")
+            self.is_same = True
 
     async def _check_end(self, error: Exception) -> None:
         """Raise TruncatedShard if an error was because the file ends before the range does."""
@@ -156,29 +195,30 @@ class RangeRead:
                 self.target.fs.invalidate_cache()
                 async with time_limit(self.timeout):
                     size = await call(self.target.fs, "size", self.target.path)
-            start, stop = self.all
+            start, stop = self._bounds
             if size is not None and size < stop:
                 message = f"expected bytes {start} to {stop}, the file has {size}"
                 raise TruncatedShard(message) from error
 
-    def _retry(self, part: _Part, asked: float, error: Exception) -> float:
+    def _retry(self, part: Part, asked: float, error: Exception) -> float:
         """Schedule a part again, in smaller parts if need be; return the pause before it."""
         pause = self.attempts.pause_after(error, asked)
         refused = "connection refused: " if is_refused(error) else ""
-        refused = "connection refused: " if is_refused(error) else ""
+        total = sum(len(each.view) for each in self.parts)
         what = (
-            f"{self.received} of {len(self.view)} bytes received (requests: {self.requests}): "
+            f"{self.received} of {total} bytes received (requests: {self.requests}): "
             f"{refused}{type(error).__name__}: {redact(str(error), self.target.path)}"
         )
         if pause is None:
-            message = f"cannot read bytes {self.all.start} to {self.all.stop}, {what}"
+            start, stop = self._bounds
+            message = f"cannot read bytes {start} to {stop}, {what}"
             raise StorageError(message) from error
         if self.attempts.failures >= _LOUD_FAILURES:
             log.warning("%s: %s; trying again in %.1f s", redact_url(self.target.path), what, pause)
         self.todo.appendleft(part)
         if not hasattr(error, "status") and getattr(error, "errno", None) != errno.EBUSY:
             # The connection was closed or too slow: smaller parts may get through.
-            half = (part.stop - part.start + 1) // 2
+            half = (len(part.view) + 1) // 2
             self.part_bytes = max(min(half, self.part_bytes), LEAST_PART_BYTES)
         return pause
 
@@ -190,18 +230,22 @@ def _is_streamed(fs: Any) -> bool:
 
 @asynccontextmanager
 async def _request(
-    target: Target, part: _Part | None
-) -> AsyncIterator[tuple[bool, AsyncIterator[bytes]]]:
-    """Request a part of a file, or all of it; yield whether that part comes, and its bytes."""
+    target: Target, part: tuple[int, int] | None
+) -> AsyncIterator[tuple[bool, Mapping[str, Any], AsyncIterator[bytes]]]:
+    """Request ``[start, stop)`` of a file, or all of it.
+
+    Yields:
+        Whether that part comes, what the store tells of the file, and the bytes.
+    """
     fs, path = target.fs, target.path
     if not _is_streamed(fs):
         # The base class's cat_file opens a buffered file that reads 5 MiB ahead.
         plain = fs.async_impl or "cat_file" in vars(type(fs))
         how: dict[str, Any] = {} if plain else {"cache_type": "none"}
-        how |= {"start": part.start, "end": part.stop} if part else {}
-        yield True, _one(await call(fs, "cat_file", path, **how))
+        how |= {"start": part[0], "end": part[1]} if part else {}
+        yield True, {}, _one(await call(fs, "cat_file", path, **how))
         return
-    wanted = {"Range": f"bytes={part.start}-{part.stop - 1}"} if part else {}
+    wanted = {"Range": f"bytes={part[0]}-{part[1] - 1}"} if part else {}
     if "https" not in fs.protocol:
         bucket, key, version = fs.split_path(path)
         wanted |= {"VersionId": version} if version else {}
@@ -209,7 +253,7 @@ async def _request(
         answer = await fs._call_s3("get_object", Bucket=bucket, Key=key, **wanted)
         # Not ``async with``: until 2025, aiobotocore entered what the body wraps.
         with closing(answer["Body"]) as body:
-            yield True, body.iter_chunks(_CHUNK_BYTES)
+            yield True, answer, body.iter_chunks(_CHUNK_BYTES)
         return
     session = await fs.set_session()
     headers = {**fs.kwargs.get("headers", {}), "Accept-Encoding": "identity", **wanted}
@@ -221,7 +265,7 @@ async def _request(
         response.raise_for_status()
         if part is None and "Content-Encoding" in response.headers:
             raise Refused("expected the file as it is, the server compressed it")
-        yield response.status == 206, response.content.iter_any()
+        yield response.status == 206, response.headers, response.content.iter_any()
 
 
 async def has_ranges(target: Target, retry: Retry) -> bool:
@@ -231,7 +275,7 @@ async def has_ranges(target: Target, retry: Retry) -> bool:
         return True
 
     async def send() -> None:
-        async with time_limit(retry.timeout), _request(target, _Part(0, 1)) as (ranged, _):
+        async with time_limit(retry.timeout), _request(target, (0, 1)) as (ranged, _, _):
             connection.has_ranges |= ranged
 
     try:
@@ -257,14 +301,14 @@ def read_file(target: Target, max_bytes: int | None, retry: Retry) -> bytes:
     most = math.inf if max_bytes is None else max_bytes
     is_streamed = _is_streamed(target.fs)
     # A streamed body is left where the limit is, because a server may send it endlessly.
-    part = None if max_bytes is None or is_streamed else _Part(0, max_bytes + 1)
+    part = None if max_bytes is None or is_streamed else (0, max_bytes + 1)
     # Only a stream tells a large file from a silent server.
     timeout = retry.timeout if is_streamed else retry.deadline
 
     async def send() -> bytes:
         data, clock = bytearray(), asyncio.get_running_loop().time
         end = clock() + retry.deadline
-        async with time_limit(timeout) as limit, _request(target, part) as (_, chunks):
+        async with time_limit(timeout) as limit, _request(target, part) as (_, _, chunks):
             async for chunk in chunks:
                 limit.reschedule(min(clock() + timeout, end))
                 data += chunk

@@ -98,3 +98,19 @@ def join(folder: str, name: str) -> str:
     """Return the URL of a file in a folder, keeping what follows the folder's path."""
     protocol, path, rest = split(folder)
     return f"{protocol}{path.rstrip('/')}/{name}{rest}"
+
+
+def within(folder: str, place: str) -> str:
+    """Return the folder that a URL, or a path relative to another folder, names.
+
+    >>> within("s3://bucket/index", "../raw"), within("index", "/raw"), within("a/b", "")
+    ('s3://bucket/raw', '/raw', 'a/b')
+    """
+    if not is_local(place) or os.path.isabs(plain_path(place)):
+        return place
+    for part in place.split("/"):
+        if part == ".." and not is_local(folder):
+            folder = parent(folder)
+        elif part not in ("", "."):
+            folder = join(folder, part)
+    return folder

@@ -15,7 +15,6 @@ import torch
 from torch.utils.data import default_collate, default_convert
 
 from ..errors import FormatError, PCRError, naming
-from ..format.scan import FULL
 from ..format.schema import IMAGE, Field
 from ..format.shard_index import ShardIndex, State
 from ..jpeg.color_profiles import profile_mode
@@ -213,9 +212,8 @@ class Collator:
             value = convert(field, prefix.value(place, name), key)
             is_moved = value is not None and name in prefix.index.schema.spatial
             return self._moved(name, value, row) if is_moved else value
-        if prefix.scan == FULL and prefix.units_of(place, name):
-            # A decoder needs no metadata.
-            prefix = prefix.at(prefix.index.num_groups)
+        if prefix.units_of(place, name):
+            prefix = prefix.without_metadata()  # which a decoder does not need
 
         def decode(jpeg: bytes) -> Any:
             with naming(prefix.shard.url, key, name):

@@ -207,6 +207,15 @@ class PCRDataset(Dataset[Any]):
         """
         return ~np.bitwise_and(self.shards.flags.take(self.ids), UNDECODABLE).astype(np.bool_)
 
+    def rows_of(self, shard: int) -> Ints | None:
+        """Return the positions of a view's samples in a shard; ``None`` for all of them."""
+        if self._ids is None:
+            return None
+        start, stop = self.shards.starts[shard : shard + 2]
+        first, last = np.searchsorted(self._ids, (start, stop))
+        rows: Ints = self._ids[first:last] - start
+        return rows
+
     @property
     def shard_sizes(self) -> Ints:
         """The number of samples of this dataset or view in each shard, (shards,) int64."""
@@ -250,11 +259,11 @@ class PCRDataset(Dataset[Any]):
         scan = current_scan(self.scan)
         bad = BadSamples(self.on_error, len(self))
         try:
-            prefix = self._recent.get(shard, scan)
+            prefix = self._recent.get(shard, scan, row)
         except (FormatError, StorageError) as error:
             if not bad(error):
                 raise
-            prefix = self.shards.neighbor(shard, lambda n: self._recent.get(n, scan), error)
+            prefix = self.shards.neighbor(shard, lambda n: self._recent.get(n, scan, 0), error)
             row %= prefix.index.num_samples
         collator = self.collator(0, bad=bad)
         if collator.is_random:

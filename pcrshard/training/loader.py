@@ -381,7 +381,13 @@ class PCRLoader:
         collate = self.dataset.collator(self.rules.seed, epoch)
         highest = FULL if FULL in scans else max(map(int, scans))
         ids = [self.dataset.ids_of(numbers) for numbers in batches]
-        for rows in read_batches(self.dataset.shards, ids, highest, lambda rows: lambda: rows):
+        for rows in read_batches(
+            self.dataset.shards,
+            ids,
+            highest,
+            lambda rows: lambda: rows,
+            rows_of=self.dataset.rows_of,
+        ):
             found = {}
             for scan in scans:
                 at = {prefix: prefix.at(scan) for _, prefix, _ in rows}
@@ -490,5 +496,6 @@ class _Reading(IterableDataset[Any]):
                 ahead=loader.prefetch if loader.threads else 0,
                 shards_ahead=loader.shards_ahead,
                 on_error=bad,
+                rows_of=dataset.rows_of,
             ):
                 yield _pinned(batch) if pin else batch, bad.take()

@@ -21,11 +21,12 @@ from .. import storage
 from ..checksum import crc32c
 from ..errors import FormatError, StorageError
 from ..format.sample_columns import SampleColumns
-from ..format.scan import Scan
+from ..format.scan import FULL, Scan
 from ..format.schema import Schema
 from ..lazy import PerProcess, lazy
 from ..reading.dataset_folder import (
     check_claims,
+    index_folder,
     is_shard,
     map_shards,
     open_dataset,
@@ -163,7 +164,7 @@ class ShardSet:
         found = []
         if "metadata" not in vars(self):
             for index, first in zip(self._indexes, self.datasets, strict=False):
-                folder = storage.parent(self.urls[first])
+                folder = index_folder(index, self.urls[first:])
                 own = read_column(index, folder, name, storage_options=self.options.store)
                 if own is None:
                     break
@@ -293,14 +294,18 @@ class RecentPrefixes:
         self._max_bytes = max_bytes
         self._held = PerProcess(_Held)
 
-    def get(self, shard: int, scan: Scan) -> Prefix:
-        """Return the prefix of a shard at a scan."""
+    def get(self, shard: int, scan: Scan, row: int) -> Prefix:
+        """Return the prefix of a shard at a scan; of a plain tar, what a sample needs of it."""
         held = self._held.here
+        # Tars may be large, and sampling at random needs little of each; a cache keeps all of them.
+        is_tar = bool(self._shards.entries[shard].index_url) and not self._shards.options.cache
         with held.gates.setdefault(shard, threading.Lock()):
             prefix = held.prefixes.get(shard)
-            if prefix is None or prefix.num_bytes < prefix.shard.prefix_stop(scan):
-                prefix = self._shards.open(shard).load(scan)
+            if prefix is None or not (is_tar or prefix.holds(scan)):
+                prefix = self._shards.open(shard).load(0 if is_tar else scan)
             held.keep(shard, prefix, self._max_bytes)
+        if is_tar and scan == FULL:
+            return prefix.shard.load_rows(prefix, np.array([row]))
         return prefix.at(scan)
 
 
@@ -352,6 +357,7 @@ def read_batches(
     ahead: int = 0,
     shards_ahead: int = 2,
     on_error: OnError | None = None,
+    rows_of: Callable[[int], Ints | None] = lambda _: None,
 ) -> Iterator[Result]:
     """Read batches of samples in a planned order.
 
@@ -370,6 +376,8 @@ def read_batches(
         shards_ahead: Shards to fetch while another is in use; 0 fetches a shard when it is needed.
         on_error: Called with the error of each sample of a shard that cannot be read; if it returns
             True, the sample is replaced by one of the next shard.
+        rows_of: Returns the positions in a shard of the samples that the batches may need; ``None``
+            for all. Others of a plain tar are not read.
 
     Yields:
         The finished batches.
@@ -386,7 +394,9 @@ def read_batches(
     steps, planned = itertools.tee(schedule(itertools.chain(first, stream), shards.starts, keep))
     loads = prefetch(
         (shard for step in planned for shard in step.begin),
-        lambda shard, cancel: shards.open(shard).load(current_scan(scan), cancel=cancel),
+        lambda shard, cancel: shards.open(shard).load(
+            current_scan(scan), cancel=cancel, rows=rows_of(shard)
+        ),
         depth=shards_ahead,
     )
     held = _OpenShards(shards, on_error)

@@ -6,13 +6,16 @@ complete and verified, or not at all. The dataset index is written last.
 
 from __future__ import annotations
 
+import collections
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import replace
 from threading import Event
 from typing import NamedTuple
+
+from msgspec import structs
 
 from .. import storage
 from ..errors import CorruptIndex, EncodeError, FormatError
@@ -24,11 +27,12 @@ from ..format.dataset_index import (
     ShardTable,
     resolve_scan,
 )
+from ..format.names import are_distinct
 from ..format.sample_columns import COLUMNS
 from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_head import HEAD_STOP, TRAILER, read_head
 from ..memory import Buffer
-from ..reading.dataset_folder import open_dataset, read_column
+from ..reading.dataset_folder import index_folder, open_dataset, read_column
 from ..reading.shard import Shard
 from ..storage.locks import hold_lock
 from .verify import check_layout
@@ -53,6 +57,8 @@ def stage(
     on_shard: Callable[[Staged], None] | None = None,
 ) -> DatasetIndex:
     """Copy the prefixes of a scan to a local folder.
+
+    Of plain tars, the copy of each part has its index in it.
 
     Intact bytes of an earlier or interrupted run are kept, and only the rest is fetched. Every
     piece of a prefix is verified against its checksum, which the shard's identity covers; damaged
@@ -88,14 +94,15 @@ def stage(
     cancel = Event()
     storage.make_folder(dst)
     with hold_lock(dst), ThreadPoolExecutor(workers, "pcrshard-stage") as pool:
-        _check_destination(dst, source)
+        names = _staged_names(source)
+        _check_destination(dst, source, names)
         storage.remove_temporary_files(dst)
         copies = []
-        for url, entry in zip(urls, source.shards, strict=True):
+        for url, name, entry in zip(urls, names, source.shards, strict=True):
             entry.prefix_stop(highest)  # a staged copy may not have the scan
             shard = Shard(url, entry=entry, storage_options=storage_options, retry=retry)
-            path = os.path.join(dst, entry.name)
-            copies.append(_Copy(shard, entry, highest, path, cancel))
+            own = structs.replace(entry, name=name, index_url="")
+            copies.append(_Copy(shard, own, highest, os.path.join(dst, name), cancel))
         futures = [pool.submit(copy.run) for copy in copies]
         try:
             for future in as_completed(futures):
@@ -107,8 +114,8 @@ def stage(
             pool.shutdown(cancel_futures=True)
             raise
         entries = (future.result().entry for future in futures)
-        columns = _copy_columns(source, storage.parent(urls[0]), dst, storage_options, retry)
-        index = replace(source, shards=ShardTable.of(entries), columns=columns)
+        columns = _copy_columns(source, index_folder(source, urls), dst, storage_options, retry)
+        index = replace(source, shards=ShardTable.of(entries), columns=columns, tars="")
         with storage.atomic_write(os.path.join(dst, DATASET_INDEX)) as file:
             file.write(index.encode())
     return index
@@ -134,9 +141,24 @@ def _copy_columns(
     return source.columns
 
 
-def _check_destination(dst: str, source: DatasetIndex) -> None:
+def _staged_names(source: DatasetIndex) -> list[str]:
+    """Return the name of each copy; that of a part of a plain tar has the number of the part."""
+    if not source.tars:
+        return list(source.shards.names)
+    parts: collections.Counter[str] = collections.Counter()
+    found = []
+    for name in source.shards.names:
+        stem = name.rpartition(".t")[0]
+        found.append(f"{stem}.{parts[name]}.tar" if parts[name] else f"{stem}.tar")
+        parts[name] += 1
+    if not are_distinct(found):
+        raise EncodeError(f"expected distinct names of copies, got {found}")
+    return found
+
+
+def _check_destination(dst: str, source: DatasetIndex, names: Sequence[str]) -> None:
     """Raise an error if the folder has other data than an earlier run left."""
-    heads = {entry.name: entry.head_crc32c for entry in source.shards}
+    heads = dict(zip(names, source.shards.rows[:, 1].tolist(), strict=True))
     if os.path.exists(os.path.join(dst, DATASET_INDEX)):
         earlier, _ = open_dataset(dst)
         if any(heads.get(entry.name) != entry.head_crc32c for entry in earlier.shards):
@@ -170,7 +192,9 @@ class _Copy(NamedTuple):
             data = self._load(known)
             copied = len(data) - len(known)
             with storage.atomic_write(self.path) as new:
-                new.writelines([data, TRAILER] if self.scan == FULL else [data])
+                new.write(data)
+                if self.scan == FULL:
+                    new.write(bytes(self.entry.stops[-1] - len(data)) + TRAILER)
         reached = max(held, reached)
         staged = self.entry.staged(None if reached > self.entry.num_groups else reached)
         return Staged(staged, copied, len(known))

@@ -88,6 +88,29 @@ class Shard:
         self.keys = [key.decode() for key in columns.strings(self.samples)]
         self.profiles = columns.strings(max(self.profile_numbers, default=0))
         self.columns = {name: columns.strings(self.samples) for name, _, scan in fields if not scan}
+        if self.schema["layout"] == "tar":
+            self.read_members(columns)
+
+    def read_members(self, columns):
+        """Find the members of a plain tar, which follows its index in the data."""
+        _, begin = columns.numbers("Q", 2)
+        columns.numbers("I", 2)
+        _, checked = columns.numbers("B", 2)
+        columns.strings(1)
+        others = [name for name, kind, _ in self.schema["fields"] if kind[:5] != "image"]
+        count = self.num_units + len(others) * self.samples
+        starts, sizes = columns.numbers("Q", count), columns.numbers("I", count)
+        crcs = columns.numbers("I", count) if checked else None
+        found = []
+        for number, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+            place = self.stops[0] + start - begin
+            found.append(None if size == ABSENT else self.data[place : place + size])
+            # Members are there unless the data is the index alone.
+            if crcs and len(self.data) > self.stops[0]:
+                assert crc32c(found[-1] or b"") == crcs[number]
+        self.members = found[: self.num_units]
+        rest = iter(found[self.num_units :])
+        self.values = {name: [next(rest) for _ in range(self.samples)] for name in others}
 
     def read_groups(self, last):
         """Return each unit's piece in rows 0..last, and the deferred values by name."""
@@ -140,7 +163,10 @@ class Shard:
     def read(self, scan):
         """Return the samples at a scan, 0 to N or "full"."""
         number = self.groups + 1 if scan == "full" else scan
-        self.pieces, values = self.read_groups(number - 1)
+        if self.schema["layout"] == "tar":
+            self.pieces, values = [self.members], self.values
+        else:
+            self.pieces, values = self.read_groups(number - 1)
         values |= self.columns
         samples, none = [], [None] * self.samples
         for row, key in enumerate(self.keys):
@@ -157,7 +183,7 @@ class Shard:
         return samples
 
     def image(self, unit, scan):
-        count = self.groups if scan == "full" else scan
+        count = self.groups or 1 if scan == "full" else scan
         pieces = [group[unit] for group in self.pieces[:count]]
         if self.states[unit] != 1:
             return b"".join(pieces)

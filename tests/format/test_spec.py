@@ -1,7 +1,9 @@
 """SPEC.md, rule by rule: golden shards, and a file that breaks each rule."""
 
 import json
+import os
 import re
+import shutil
 
 import make_golden
 import msgspec
@@ -9,7 +11,7 @@ import pytest
 import second_reader
 from support import ROOT, write_shard
 
-from pcrshard import Shard, errors
+from pcrshard import IndexOptions, Shard, errors, index_tars
 from pcrshard.format.dataset_index import DatasetIndex, ShardEntry, ShardTable
 from pcrshard.upkeep.verify import VerifyTask, verify_shard
 
@@ -71,6 +73,34 @@ def test_golden_shards_are_written_as_ever(layout, tmp_path):
     assert entry == msgspec.convert(EXPECTED[layout]["entry"], ShardEntry)
     assert path.read_bytes() == (GOLDEN / path.name).read_bytes()
     assert verify_shard(VerifyTask(str(path), None)).problems == ()
+
+
+@pytest.mark.parametrize("scan", [0, "full"])
+def test_a_golden_plain_tar_reads_as_ever(scan):
+    """The index of a plain tar gives the same bytes with every release, and to whoever reads it by
+    SPEC.md alone.
+    """
+    shard = make_golden.plain_shard()
+    assert make_golden.digest(shard, scan) == EXPECTED["plain"][str(scan)]
+    data = (GOLDEN / "plain" / "plain.tar.pcr").read_bytes()
+    assert len(data) == shard.prefix_stop(0)
+    if scan == "full":
+        data += (GOLDEN / "plain" / "plain.tar").read_bytes()
+    assert second_reader.Shard(data).read(scan) == list(shard.samples(scan))
+
+
+def test_a_plain_tar_is_indexed_as_ever(tmp_path):
+    """The same tar gives the same index, and the same pcr.json, with every release."""
+    for name in ("plain.tar", "plain.tar.pcr", "pcr.json"):
+        shutil.copy(GOLDEN / "plain" / name, tmp_path)
+    os.utime(tmp_path / "plain.tar", (1, 1))
+    options = IndexOptions(checksums=True, kinds=make_golden.PLAIN_KINDS)
+    index_tars(tmp_path / "plain.tar", tmp_path / "index", options)
+    assert (tmp_path / "index" / "plain.tar.pcr").read_bytes() == (
+        tmp_path / "plain.tar.pcr"
+    ).read_bytes()
+    found = json.loads((tmp_path / "index" / "pcr.json").read_text())
+    assert found == json.loads((tmp_path / "pcr.json").read_text()) | {"tars": ".."}
 
 
 @pytest.mark.parametrize("layout", ["compact", "preview"])

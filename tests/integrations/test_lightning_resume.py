@@ -7,7 +7,7 @@ import pathlib
 import pytest
 import torch
 from lightning_jobs import ADVICE, lightning, make_trainer
-from numbered import flat, numbered, write
+from numbered import WRITERS, flat, numbered, scan_of
 from support import run_python
 from torch import nn
 
@@ -18,10 +18,10 @@ SAMPLES, BATCH, EPOCHS = 48, 4, 4
 STEPS = SAMPLES // BATCH
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """8 shards of 6 small images."""
-    return write(tmp_path_factory.mktemp("lightning"), numbered(SAMPLES))
+@pytest.fixture(scope="module", params=WRITERS)
+def folder(request, tmp_path_factory):
+    """8 shards, or plain tars, of 6 small images."""
+    return WRITERS[request.param](tmp_path_factory.mktemp("lightning"), numbered(SAMPLES))
 
 
 class Interrupted(Exception):
@@ -53,7 +53,7 @@ class Recorder(lightning.LightningModule):
 
 def loaders(folder, **options):
     """Loaders for training and validation."""
-    dataset = PCRDataset(folder, scan=1, fields=("cls",))
+    dataset = PCRDataset(folder, scan=scan_of(folder, 1), fields=("cls",))
     return (
         PCRLoader(dataset, BATCH, seed=3, **({"threads": 1} | options)),
         PCRLoader(dataset, BATCH, shuffle=False, drop_last=False),
