@@ -33,7 +33,7 @@ NAMES = [" ".join(words) for words in COMMANDS]
 
 def test_these_are_the_commands():
     """Jobs and notebooks rely on the names."""
-    datasets = "encode index info verify export stage plan cache fidelity card demo"
+    datasets = "encode index info verify check export stage plan cache fidelity card demo"
     checkpoint = "ls show verify export recover delete pull"
     assert [
         *datasets.split(),
