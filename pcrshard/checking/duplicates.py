@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import PCRError
 from ..format.scan import Scan
+from ..format.scan_script import MAX_GROUPS
 from ..jpeg.pixels import decode_image
 from .pictures import Ints, Part, Pictures, Progress
 
@@ -137,7 +138,7 @@ def _confirm(
         for shard in np.unique(shards).tolist():
             prefix = None
             with suppress(PCRError):  # reported by the first look, or replaced since
-                prefix = part.shards[shard].load(scan or part.index.scan or part.index.num_groups)
+                prefix = part.shards[shard].load(scan or part.index.at_most(MAX_GROUPS))
             for row in rows[shards == shard].tolist():
                 done += 1
                 progress(done, len(chosen))

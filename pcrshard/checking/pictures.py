@@ -101,7 +101,7 @@ class Pictures:
 
 
 def look(part: Part, progress: Progress) -> tuple[Pictures, list[PCRError]]:
-    """Read scan 1 of a part and decode it to thumbnails of 36 x 32 pixels.
+    """Read scan 1 of a part, or plain tars, and decode it to thumbnails of 36 x 32 pixels.
 
     Reads each shard's prefix of scan 1 (of the standard script about a tenth of the bytes), in one
     request, and takes about 0.3 ms of CPU time per picture; files kept whole take a full decode.
@@ -120,7 +120,7 @@ def look(part: Part, progress: Progress) -> tuple[Pictures, list[PCRError]]:
     with Pool(usable_cpus()) as pool:
         loads = prefetch(
             range(total),
-            lambda number, cancel: part.shards[number].load(1, cancel=cancel),
+            lambda number, cancel: part.shards[number].load(part.index.at_most(1), cancel=cancel),
             depth=_PREFETCH,
         )
         for number, load in loads:

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from .. import storage
 from ..errors import PCRError
+from ..format.scan import Scan
 from ..format.shard_index import State
 from ..jpeg.image_decoder import ImageDecoder
 from ..jpeg.other_formats import compress
@@ -58,7 +59,7 @@ def _figures(facts: Sequence[Facts], group: Sequence[Picture]) -> Iterator[str]:
 
 
 @lru_cache(maxsize=4)
-def _load(shard: Shard, scan: int) -> Prefix:
+def _load(shard: Shard, scan: Scan) -> Prefix:
     """Read a shard; the pictures of a group are often of a few shards."""
     return shard.load(scan)
 
@@ -67,7 +68,7 @@ def _picture(own: Facts, each: Picture) -> bytes:
     """Return the middle of a picture as a small JPEG; empty if it cannot be decoded."""
     try:
         index = own.part.index
-        prefix = _load(own.part.shards[each.shard], min(_SCAN, index.scan or index.num_groups))
+        prefix = _load(own.part.shards[each.shard], index.at_most(_SCAN))
         if prefix.index.states[each.unit] == State.UNDECODABLE:
             return b""
         decoder = ImageDecoder(_SIDE, "center", layout="hwc")

@@ -408,7 +408,10 @@ def _members(tar: tarfile.TarFile, look: Look | None) -> Iterator[Member]:
             where = info.offset_data, info.offset_data + info.size
             found = None
             if look is not None and not reason:
-                found = look(field, info.size, partial(_read_member, file, where))
+                try:
+                    found = look(field, info.size, partial(_read_member, file, where))
+                except tarfile.ReadError as error:  # the sample before it is whole
+                    reason = f"member {info.name!r} is cut off: {error}"
             yield Member(key, field, where, info.name, info.offset, reason, found)
         # tarfile would keep every header in memory.
         tar.members = []  # type: ignore[attr-defined]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..format.dataset_index import DatasetIndex
+from ..format.scan import check_scan
 from ..reading.dataset_folder import open_dataset
 from ..reading.shard import Shard
 from ..storage import Options
@@ -72,8 +73,10 @@ def draw_images(
 
     Raises:
         StorageError, CorruptIndex: The dataset index cannot be read.
+        ScanUnavailable: These are plain tars.
     """
     index, urls = open_dataset(url, storage_options=storage_options)
+    check_scan(1, index.num_groups)  # plain tars have none to compare
     rng = random.Random(seed)
     shards = rng.sample(range(len(urls)), min(max_shards, len(urls)))
     images = [(i, row) for i in sorted(shards) for row in range(index.shards[i].num_samples)]

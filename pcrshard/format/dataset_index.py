@@ -22,7 +22,7 @@ from ..memory import Buffer
 from .levels import Levels
 from .names import are_distinct
 from .plain_tar import PLAIN
-from .scan import Scan, check_scan, is_fraction, only_full
+from .scan import FULL, Scan, check_scan, is_fraction, only_full
 from .schema import Schema
 from .shard_head import (
     BLOCK,
@@ -324,6 +324,13 @@ class DatasetIndex:
         before = self.columns[: self.columns.index(column)]
         start = sum(each.width for each in before) * self.num_samples
         return start, start + column.width * self.num_samples
+
+    def at_most(self, scan: int) -> Scan:
+        """Return this scan, or a lower one if that is the highest with pixels that is held.
+
+        That is ``"full"`` for plain tars, which have no other.
+        """
+        return min(scan, self.scan or self.num_groups) if self.num_groups else FULL
 
     def prefix_bytes(self, scan: Scan) -> int:
         """Return the bytes of all shards' prefixes at a scan.
