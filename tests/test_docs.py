@@ -60,7 +60,8 @@ def run_blocks(page, folder):
 @pytest.mark.parametrize("page", EACH)
 def test_every_block_runs(page, fork, synthetic_folder, tmp_path):
     """A reader can copy any block, in the order of the page, and it works."""
-    shutil.copytree(synthetic_folder, tmp_path / "photos")
+    if page.name != "start.md":  # it makes its own
+        shutil.copytree(synthetic_folder, tmp_path / "photos")
     process = fork(target=run_blocks, args=(page, tmp_path))
     process.start()
     process.join()

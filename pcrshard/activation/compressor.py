@@ -14,6 +14,7 @@ from typing import Self, get_args
 import torch
 from torch import Tensor, nn
 
+from ..arguments import checked
 from ..errorbound import Absolute, Quantized, RelativeStd
 from . import normalized
 from .blocks import fused, has_core
@@ -51,6 +52,12 @@ _FALLBACK = 0.05
 _WORTH_A_WARNING = 1 << 20
 
 
+@checked(
+    **{
+        each.name: f"options=ActivationOptions({each.name}=...)"
+        for each in dataclasses.fields(ActivationOptions)
+    }
+)
 def compress_activations(
     model: nn.Module,
     bound: Bound | float = 0.05,
