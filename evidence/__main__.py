@@ -14,6 +14,7 @@ import argparse
 import importlib
 import os
 import tempfile
+import textwrap
 import warnings
 
 from . import ROOT, pages, plots
@@ -49,8 +50,26 @@ def render(lab):
         f"python -m evidence {lab.subject}",
         lambda name, plot: plots.draw(lab.path(f"{name}.png"), plot),
     )
-    lab.write("README.md", page.strip() + "\n")
+    lab.write("README.md", page.strip() + "\n\n" + _sources(lab))
     print(lab.path("README.md"))
+
+
+def _sources(lab):
+    """The last section of a page: which commit measured its rows."""
+    lines = ["## What measured these figures", "", "| data | rows | commit and versions |"]
+    lines.append("| --- | --- | --- |")
+    for file, counts in lab.sources().items():
+        each = "; ".join(
+            f"{source} ({count})" if len(counts) > 1 else source
+            for source, count in sorted(counts.items())
+        )
+        lines.append(f"| [{file}]({file}) | {sum(counts.values())} | {each} |")
+    note = (
+        "A row of which only the recording commit is known was measured by that commit's program, "
+        "or by one shortly before it."
+    )
+    lines += ["", *textwrap.wrap(note, 100)] if "recorded in" in "".join(lines) else []
+    return "\n".join(lines) + "\n"
 
 
 def main(arguments=None):

@@ -1,5 +1,6 @@
 """Where the evidence's data and results are: datasets encoded once, rows appended as runs end."""
 
+import collections
 import contextlib
 import dataclasses
 import datetime
@@ -199,7 +200,8 @@ class Lab:
                 yield key
 
     def append(self, row, name="runs"):
-        """Keep a row as its run ends, and print its figures."""
+        """Keep a row as its run ends, with what measured it, and print its figures."""
+        row = row | versions() | row
         with open(self.path(f"{name}.jsonl"), "a") as file:
             file.write(json.dumps(row) + "\n")
         figures = (str, int, float)
@@ -212,6 +214,38 @@ class Lab:
             wanted = part in parts if parts else part not in kept
             if wanted and ending in (".json", ".jsonl"):
                 os.remove(self.path(name))
+
+
+    def sources(self):
+        """For each data file, its rows by the commit and the PyTorch that measured them.
+
+        Rows whose commit was not kept have the one that recorded them, whose program they are of.
+
+        Raises:
+            ValueError: A row says neither.
+        """
+        found = {}
+        for file in sorted(os.listdir(self.out)):
+            name, ending = os.path.splitext(file)
+            if ending not in (".json", ".jsonl"):
+                continue
+            if ending == ".jsonl":
+                rows = self.rows(name)
+            else:
+                with open(self.path(file)) as opened:
+                    rows = [json.load(opened)]
+            counts = collections.Counter(map(source_of, rows))
+            if None in counts:
+                raise ValueError(f"{self.path(file)}: a row has no commit and versions")
+            found[file] = counts
+        return found
+
+
+def source_of(row):
+    """Return what measured a row, in words; ``None`` if it does not say."""
+    if {"commit", "torch"} <= row.keys():
+        return f"{row['commit']}, PyTorch {row['torch']}"
+    return f"recorded in {row['recorded']}" if "recorded" in row else None
 
 
 def stamp():

@@ -50,6 +50,24 @@ def test_pages_say_what_the_data_say(rendered, page):
     assert all((kept.parent / name).exists() for name in PICTURE.findall(text))
 
 
+def test_every_row_says_what_measured_it(tmp_path, monkeypatch):
+    """A figure can be tied to code: a row has its commit and versions, and others are refused."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    from evidence.lab import Lab
+
+    for subject in SUBJECTS:
+        for file, counts in Lab(str(ROOT / "evidence"), subject).sources().items():
+            assert counts, file
+    lab = Lab(str(tmp_path), "pcr")
+    lab.append({"figure": 1})
+    (source,) = lab.sources()["runs.jsonl"]
+    assert re.fullmatch(r"[0-9a-f]{7,}, PyTorch \S+", source)
+    with open(tmp_path / "pcr" / "runs.jsonl", "a") as file:
+        file.write('{"figure": 2}\n')
+    with pytest.raises(ValueError, match="no commit and versions"):
+        lab.sources()
+
+
 def evidence(out, *arguments):
     """Run python -m evidence --quick with temporary files beside ``out``; what it prints."""
     environment = {"TMPDIR": str(out.parent), "OMP_NUM_THREADS": "1"}
