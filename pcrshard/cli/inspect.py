@@ -18,7 +18,7 @@ from ..fidelity.contact_sheet import contact_sheet as draw_contact_sheet
 from ..fidelity.costs import scan_costs
 from ..fidelity.msssim import require_opencv
 from ..format.dataset_index import DatasetIndex, ShardEntry, resolve_scan
-from ..format.scan import FULL
+from ..format.scan import FULL, Scan
 from ..jpeg import libjpeg_turbo
 from ..reading.dataset_folder import (
     check_claims,
@@ -39,6 +39,7 @@ from .parser import (
     MEGABYTES,
     Bandwidth,
     Count,
+    Fraction,
     Keywords,
     Parallel,
     ParallelOrZero,
@@ -132,6 +133,23 @@ def image_counts(index: DatasetIndex) -> dict[str, int]:
     return dict(zip(names, index.counts or (), strict=False))
 
 
+def choose_scan(
+    index: DatasetIndex, scan: Scan | float | None, quality: float | None, default: Scan = FULL
+) -> Scan:
+    """Return the scan of a dataset that options ask for.
+
+    Raises:
+        UsageError: Both a scan and a quality are given.
+        ScanUnavailable: The dataset has no such scan.
+    """
+    if quality is None:
+        found: Scan = resolve_scan(index.shards, default if scan is None else scan)
+        return found
+    if scan is not None:
+        raise UsageError("argument --quality: not allowed with --scan")
+    return index.scan_of_quality(quality)
+
+
 def by_split(
     src: str, storage_options: storage.Options, report: Callable[[str, str], Report]
 ) -> Report:
@@ -153,6 +171,7 @@ def plan(
     src: str,
     *,
     scan: ScanOrFraction | None = None,
+    quality: Fraction | None = None,
     ranks: Count = 1,
     workers: ParallelOrZero = 1,
     batch: Count = 256,
@@ -174,6 +193,7 @@ def plan(
     Args:
         src: Dataset folder or its pcr.json, local or a URL.
         scan: Plan for this scan only (default: all).
+        quality: Plan for the lowest scan with this mean MS-SSIM, such as 0.95.
         ranks: Training processes.
         workers: DataLoader workers per rank.
         batch: Batch size per rank; at most an equal part of the samples.
@@ -204,8 +224,8 @@ def plan(
     geometry = Geometry(batch * ranks, ranks, lanes_per_rank)
     rules = Rules(shuffle_shards=shuffle_shards)
     scans = [cost.scan for cost in scan_costs(index)]
-    if scan is not None:
-        scans = [resolve_scan(index.shards, scan)]
+    if (scan, quality) != (None, None):
+        scans = [choose_scan(index, scan, quality)]
     prefixes = {
         each: [entry.prefix_stop(each) * count // entry.num_samples for entry, count in shards]
         for each in scans

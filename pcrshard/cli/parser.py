@@ -214,6 +214,7 @@ parse_scan: Any = partial(
     convert, Annotated[int, Meta(ge=1)] | Annotated[float, Meta(gt=0, lt=1)] | Literal["full"]
 )
 ScanOrFraction = Annotated[Scan | float, Keywords(type=parse_scan, metavar="SCAN")]
+Fraction = Annotated[float, Meta(gt=0, le=1)]
 # Given in MB/s, stored in bytes per second.
 MEGABYTES = Keywords(type=lambda text: 1e6 * convert(Positive, text), metavar="MB/s")
 Bandwidth = Annotated[float, MEGABYTES]

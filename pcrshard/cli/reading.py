@@ -9,8 +9,6 @@ from typing import Literal
 
 from .. import storage
 from ..errors import EncodeError, PCRError
-from ..format.dataset_index import resolve_scan
-from ..format.scan import FULL, Scan
 from ..reading.dataset_folder import find_datasets, open_dataset
 from ..reading.prefix_cache import PrefixCache
 from ..reading.shard import Shard
@@ -20,8 +18,17 @@ from ..upkeep.export import export_shard
 from ..upkeep.stage import Staged
 from ..upkeep.stage import stage as stage_dataset
 from ..upkeep.verify import verify as verify_dataset
-from .inspect import by_split, image_counts
-from .parser import Count, Parallel, Report, ScanOrFraction, StorageOptions, problem_report
+from .inspect import by_split, choose_scan, image_counts
+from .parser import (
+    Count,
+    Fraction,
+    Parallel,
+    Report,
+    ScanOrFraction,
+    StorageOptions,
+    UsageError,
+    problem_report,
+)
 from .progress import ProgressBar
 
 
@@ -69,7 +76,8 @@ def export(
     src: str,
     dst: str,
     *,
-    scan: ScanOrFraction = FULL,
+    scan: ScanOrFraction | None = None,
+    quality: Fraction | None = None,
     format: Literal["folder", "wds"] = "folder",
     baseline: bool = False,
     on_error: Literal["raise", "skip"] = "raise",
@@ -84,7 +92,8 @@ def export(
     Args:
         src: Dataset folder, its pcr.json, or one shard.
         dst: Target folder.
-        scan: Scan to export: a number, full, or a fraction such as 0.5 of the full bytes.
+        scan: Scan to export: a number, full (default), or a fraction such as 0.5 of the full bytes.
+        quality: Export the lowest scan with this mean MS-SSIM, such as 0.95.
         format: Image folder, or WebDataset tars.
         baseline: Convert losslessly to baseline JPEG, for hardware decoders; kept files that
             cannot be converted are errors.
@@ -94,7 +103,7 @@ def export(
         storage_option: fsspec option of the dataset and the target; repeatable.
     """
     index, urls = open_dataset(src, storage_options=storage_option)
-    top: Scan = resolve_scan(index.shards, scan)
+    top = choose_scan(index, scan, quality)
 
     def leave_out(error: PCRError) -> bool:
         print(f"left out: {error}", file=sys.stderr)
@@ -125,7 +134,8 @@ def stage(
     src: str,
     dst: str,
     *,
-    scan: ScanOrFraction,
+    scan: ScanOrFraction | None = None,
+    quality: Fraction | None = None,
     workers: Parallel = 8,
     storage_option: StorageOptions = None,
 ) -> Report:
@@ -138,12 +148,16 @@ def stage(
         src: Dataset folder, its pcr.json, or a folder of splits, local or a URL.
         dst: Local folder.
         scan: Scan to copy up to: a number, full, or a fraction such as 0.5 of the full bytes.
+        quality: Copy up to the lowest scan with this mean MS-SSIM, such as 0.95.
         workers: Number of shards copied concurrently.
         storage_option: fsspec option of the source; repeatable.
     """
+    if (scan, quality) == (None, None):
+        raise UsageError("expected --scan or --quality")
 
     def copy(url: str, split: str) -> Report:
         source, _ = open_dataset(url, storage_options=storage_option)
+        top = choose_scan(source, scan, quality)
         staged: list[Staged] = []
         with ProgressBar("stage", "shards") as progress:
 
@@ -154,14 +168,14 @@ def stage(
             index = stage_dataset(
                 url,
                 storage.join(dst, split) if split else dst,
-                scan,
+                top,
                 workers=workers,
                 storage_options=storage_option,
                 on_shard=note,
             )
         return Report(
             {
-                "scan": resolve_scan(source.shards, scan),
+                "scan": top,
                 "shards": len(index.shards),
                 "samples": index.num_samples,
                 "copied_bytes": sum(shard.copied_bytes for shard in staged),

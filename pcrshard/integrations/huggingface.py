@@ -105,7 +105,13 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # datas
             names = {name for split in asked for name in _split_names(split, lengths)}
             self.parts = {name: part for name, part in self.parts.items() if name in names}
         entries = [entry for index, _ in self.parts.values() for entry in index.shards]
-        scan = resolve_choice(entries, kwargs.get("scan", FULL), os.fspath(data_dir))
+        scan = kwargs.get("scan", FULL)
+        if (quality := kwargs.pop("quality", None)) is not None:
+            if scan != FULL:
+                raise ValueError(f"expected a scan or a quality, got {scan!r} and {quality}")
+            # Of all splits, the lowest at which each has it.
+            scan = max(index.scan_of_quality(quality) for index, _ in self.parts.values())
+        scan = resolve_choice(entries, scan, os.fspath(data_dir))
         kwargs["scan"] = scan
         # A level may rise while rows are read, but columns do not change.
         self.widest = highest_scan(entries) if isinstance(scan, ScanLevel) else scan
@@ -248,6 +254,7 @@ def load_dataset(
     url: str | os.PathLike[str],
     *,
     scan: ScanOrFraction = FULL,
+    quality: float | None = None,
     streaming: bool = False,
     split: Any = None,
     columns: Sequence[str] | None = None,
@@ -269,6 +276,8 @@ def load_dataset(
             of its name.
         scan: 1..N, ``"full"``, a fraction in (0, 1) of the full bytes, or, when streaming, a
             :class:`ScanLevel`, which is consulted at each shard.
+        quality: Least mean MS-SSIM, such as 0.95, in place of a scan: the lowest scan at which all
+            splits have it by the estimate in ``pcr.json``.
         streaming: ``False``, the default as in ``datasets``, copies everything into an Arrow cache,
             once per scan; ``True`` reads each shard's prefix on demand in one request.
         split: ``"train"``, ``"train+test"``, a list of these, or for a map-style dataset a slice,
@@ -295,6 +304,7 @@ def load_dataset(
     builder = PcrBuilder(
         data_dir=os.fspath(url),
         scan=scan,
+        quality=quality,
         splits=split if isinstance(split, list | tuple) else [split],
         storage_options=dict(storage_options or {}),
         cache_dir=cache_dir,

@@ -8,6 +8,7 @@ passes files to WebDataset's own ``group_by_keys``.
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import random
 import time
@@ -38,7 +39,7 @@ from .. import storage
 from ..errors import naming
 from ..format.dataset_index import DatasetIndex, ShardEntry
 from ..format.names import is_jpeg_field
-from ..format.scan import FULL, check_scan, is_fraction
+from ..format.scan import FULL, Scan, check_scan, is_fraction
 from ..format.scan_script import MAX_GROUPS
 from ..format.shard_head import MAGIC
 from ..jpeg.image_decoder import ImageDecoder
@@ -52,7 +53,7 @@ from ..reading.dataset_folder import entries_by_name, open_dataset
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
 from ..reading.prefix import Prefix, number_lists
-from ..reading.scan_level import ScanChoice, ScanLevel, ScanOrFraction, current_scan, resolve_choice
+from ..reading.scan_level import ScanLevel, ScanOrFraction, current_scan, resolve_choice
 from ..redaction import redact_url
 from ..training.shard_lists import EpochCounter, ShardOrder
 
@@ -74,6 +75,7 @@ class _StageOptions(ReadOptions):
     handler: Handler = filters.reraise_exception
     select_files: Callable[[str], bool] | None = None
     rename_files: Callable[[str], str] | None = None
+    quality: float | None = None
 
 
 class _Stopped(Exception):
@@ -95,13 +97,26 @@ def _handle(handler: Handler, details: tuple[Any, ...], error: Exception) -> boo
     return True
 
 
-def _pcr_samples(source: Urls, scan: ScanChoice = FULL, **options: Any) -> Samples:
+def _pcr_samples(source: Urls, scan: Scan | ScanLevel = FULL, **options: Any) -> Samples:
     """Yield samples from shard URLs."""
     stage = _StageOptions(**options)
     entries = _entries(stage)
-    if entries:
+    if entries and stage.quality is None:
         every = list(itertools.chain.from_iterable(entries.values()))
         scan = resolve_choice(every, scan, "the dataset of index=")
+
+    @functools.cache
+    def scan_of_folder(folder: str) -> Scan:
+        index = stage.index
+        if not isinstance(index, DatasetIndex):
+            where = index or folder
+            index, _ = open_dataset(where, storage_options=stage.storage_options, retry=stage.retry)
+        return index.scan_of_quality(stage.quality or 1)
+
+    def scan_of(url: str) -> Scan:
+        if stage.quality is not None:
+            return scan_of_folder(storage.parent(url))
+        return current_scan(scan)
 
     def places() -> Iterator[tuple[str, str, ShardEntry | None]]:
         for url in map(_url_of, source):
@@ -113,7 +128,7 @@ def _pcr_samples(source: Urls, scan: ScanChoice = FULL, **options: Any) -> Sampl
 
     def load(place: tuple[str, str, ShardEntry | None], cancel: Event) -> Prefix:
         _, path, entry = place
-        return stage.open(path, entry).load(current_scan(scan), cancel=cancel)
+        return stage.open(path, entry).load(scan_of(path), cancel=cancel)
 
     with suppress(_Stopped), closing(prefetch(places(), load, depth=stage.prefetch)) as loads:
         for (url, _, _), future in loads:
@@ -121,7 +136,7 @@ def _pcr_samples(source: Urls, scan: ScanChoice = FULL, **options: Any) -> Sampl
             try:
                 # It was read ahead: the level may have changed.
                 found = future.result()
-                found = found.shard.change_scan(found, current_scan(scan))
+                found = found.shard.change_scan(found, scan_of(found.shard.url))
             except Exception as error:  # as WebDataset does
                 on_error(error)
                 continue
@@ -180,11 +195,13 @@ def pcr_scan(scan: ScanOrFraction = FULL, **options: Any) -> Any:
         scan: 1..N, ``"full"``, 0 for labels and metadata without images, a :class:`ScanLevel`,
             which is consulted at each shard, or, with ``index``, a fraction in (0, 1): the highest
             scan that takes at most that fraction of the full bytes.
-        options: ``handler``, ``select_files`` and ``rename_files`` as in WebDataset; ``index``, a
-            dataset folder, its ``pcr.json`` or a :class:`DatasetIndex`, which saves one small
-            request per shard; ``storage_options`` for fsspec; ``retry``, a :class:`Retry`;
-            ``prefetch``, number of shards to read ahead (2); ``cache_dir`` and ``cache_bytes``, a
-            local folder that caches prefixes, and its upper bound.
+        options: ``quality``, a least mean MS-SSIM such as 0.95, in place of a scan: the lowest scan
+            that has it by the ``pcr.json`` next to the shards, or by ``index``; ``handler``,
+            ``select_files`` and ``rename_files`` as in WebDataset; ``index``, a dataset folder, its
+            ``pcr.json`` or a :class:`DatasetIndex`, which saves one small request per shard;
+            ``storage_options`` for fsspec; ``retry``, a :class:`Retry`; ``prefetch``, number of
+            shards to read ahead (2); ``cache_dir`` and ``cache_bytes``, a local folder that caches
+            prefixes, and its upper bound.
 
     Returns:
         A callable from an iterator of ``{"url": ...}`` to an iterator of samples; it can be
@@ -199,7 +216,8 @@ def pcr_scan(scan: ScanOrFraction = FULL, **options: Any) -> Any:
     # Raise errors for invalid options here, not in a worker. Kept per job, because each epoch and
     # worker recreates the options.
     options = {"begun": time.time(), **options}
-    _StageOptions(**options)
+    if _StageOptions(**options).quality is not None and scan != FULL:
+        raise ValueError(f"expected a scan or a quality, got both, {scan!r} and quality=")
     return pcr_samples(scan, **options)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, overload
 
 from ..errors import ScanUnavailable, naming
 from ..format.dataset_index import ShardEntry, resolve_scan
@@ -123,14 +123,28 @@ class ScanLevel:
         return self
 
 
-ScanChoice = Scan | ScanLevel
+class ScanPerDataset(NamedTuple):
+    """The scans of several datasets at one quality.
+
+    Attributes:
+        scans: The scan of each dataset.
+    """
+
+    scans: tuple[Scan, ...]
+
+
+ScanChoice = Scan | ScanLevel | ScanPerDataset
 # Values of ``scan=`` where there is a dataset index.
 ScanOrFraction = Annotated[
-    ScanChoice | float, "a scan number, a fraction in (0, 1), 'full' or a ScanLevel"
+    Scan | ScanLevel | float, "a scan number, a fraction in (0, 1), 'full' or a ScanLevel"
 ]
 
 
-def current_scan(scan: ScanChoice) -> Scan:
+@overload
+def current_scan(scan: Scan | ScanLevel) -> Scan: ...
+@overload
+def current_scan(scan: ScanChoice) -> Scan | ScanPerDataset: ...
+def current_scan(scan: ScanChoice) -> Scan | ScanPerDataset:
     """Return the scan to read now: a level's value, or the scan itself."""
     return scan.value if isinstance(scan, ScanLevel) else scan
 
@@ -140,7 +154,7 @@ def resolve_choice(
     scan: ScanOrFraction,
     name: str,
     firsts: Mapping[str, int] = MappingProxyType({}),
-) -> ScanChoice:
+) -> Scan | ScanLevel:
     """Convert a fraction to a scan of a dataset, or let a level follow the dataset.
 
     Args:
@@ -158,6 +172,6 @@ def resolve_choice(
     if isinstance(scan, ScanLevel):
         scan.follow(followed)
         return scan
-    resolved: ScanChoice = resolve_scan(entries, scan)
-    followed.check(current_scan(resolved))
+    resolved: Scan = resolve_scan(entries, scan)
+    followed.check(resolved)
     return resolved

@@ -58,6 +58,9 @@ class PCRDataset(Dataset[Any]):
         scan: Highest scan to read, 1-based; ``"full"``; 0 for labels without pixels; a fraction in
             (0, 1) for the highest scan that takes at most this fraction of the full bytes; or a
             :class:`ScanLevel`, which is consulted at each shard.
+        quality: Least mean MS-SSIM, such as 0.95, in place of a scan: of each dataset, the lowest
+            scan that has it by the estimate in its ``pcr.json``. So datasets that are encoded
+            differently can be mixed.
         decoder: Decoder of image fields; by default they stay JPEG bytes. A size, such as 224 or
             (height, width), stands for ``ImageDecoder(size)``: the whole image at that size,
             without crop or flip. Each epoch uses the decoder that the attribute has when it
@@ -100,6 +103,7 @@ class PCRDataset(Dataset[Any]):
         urls: storage.Urls,
         *,
         scan: ScanOrFraction = FULL,
+        quality: float | None = None,
         decoder: ImageChoice = None,
         fields: Sequence[str] | None = None,
         transform: Callable[[Any], Any] | None = None,
@@ -119,7 +123,7 @@ class PCRDataset(Dataset[Any]):
         self.shards = ShardSet(urls, options)
         self.classes = self.shards.classes
         self.num_classes = self.shards.num_classes
-        self.scan = self.shards.check_scan(scan, fields)
+        self.scan = self.shards.check_scan(scan, fields, quality)
         self.decoder = decoder
         # The last decoder that stood for a size.
         self._sized: tuple[ImageChoice, ImageDecoder | None] = (None, None)
@@ -279,15 +283,15 @@ class PCRDataset(Dataset[Any]):
         return {key: number for number, key in enumerate(self.keys)}
 
     @checked()
-    def at(self, scan: ScanOrFraction) -> Self:
-        """Return the same samples at another scan.
+    def at(self, scan: ScanOrFraction = FULL, *, quality: float | None = None) -> Self:
+        """Return the same samples at another scan, or at a quality.
 
         Raises:
             ScanUnavailable: The dataset has no such scan.
             TypeError: The scan is neither an integer, nor a fraction, nor ``"full"``.
         """
         view = copy.copy(self)
-        view.scan = self.shards.check_scan(scan, self.fields)
+        view.scan = self.shards.check_scan(scan, self.fields, quality)
         return view
 
     @checked()

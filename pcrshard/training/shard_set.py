@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from .. import storage
 from ..checksum import crc32c
-from ..errors import FormatError, StorageError
+from ..errors import FormatError, ScanUnavailable, StorageError
 from ..format.sample_columns import SampleColumns
 from ..format.scan import FULL, Scan
 from ..format.schema import Schema
@@ -38,6 +38,7 @@ from ..reading.prefix import OnError, Prefix
 from ..reading.scan_level import (
     ScanChoice,
     ScanOrFraction,
+    ScanPerDataset,
     current_scan,
     resolve_choice,
 )
@@ -180,24 +181,51 @@ class ShardSet:
         rows = samples - self.starts[shards]
         return zip(samples.tolist(), shards.tolist(), rows.tolist(), strict=True)
 
-    def check_scan(self, scan: ScanOrFraction, fields: Sequence[str] | None = None) -> ScanChoice:
+    def check_scan(
+        self,
+        scan: ScanOrFraction,
+        fields: Sequence[str] | None = None,
+        quality: float | None = None,
+    ) -> ScanChoice:
         """Check that every shard has a scan, and return it; convert a fraction of the full bytes.
 
         A level records its allowed values.
 
         Args:
-            scan: The requested scan.
+            scan: The requested scan; ``"full"`` with a quality.
             fields: Fields that every sample must have at it.
+            quality: Least mean MS-SSIM, in place of a scan: the lowest scan of each dataset that
+                has it.
 
         Raises:
-            ScanUnavailable: The scan does not exist, a staged copy does not hold it, or a field
-                begins at a higher one.
+            ScanUnavailable: The scan does not exist, a staged copy does not hold it, a field begins
+                at a higher one, or a number means something else in each dataset.
             TypeError: The scan is neither an integer, nor a fraction, nor ``"full"``.
+            ValueError: A scan and a quality are given.
         """
         known = (schema.by_name.items() for schema in self.schemas)
         firsts = {name: each.scan for name, each in itertools.chain.from_iterable(known)}
         wanted = {name: firsts[name] for name in fields or () if name in firsts}
-        return resolve_choice(self.entries, scan, self.name, wanted)
+        if quality is None:
+            alike = len({schema.groups for schema in self.schemas}) == 1
+            if not alike and scan not in (0, FULL):
+                raise ScanUnavailable(
+                    f"expected quality=, such as 0.95, or 'full': scan {scan} is not the same "
+                    f"fidelity in datasets that are encoded differently ({self.name})"
+                )
+            return resolve_choice(self.entries, scan, self.name, wanted)
+        if scan != FULL:
+            raise ValueError(f"expected a scan or a quality, got {scan!r} and {quality}")
+        scans = tuple(index.scan_of_quality(quality) for index in self._indexes)
+        for own, places in zip(scans, itertools.pairwise(self.datasets), strict=True):
+            resolve_choice(self.entries[slice(*places)], own, self.name, wanted)
+        return scans[0] if len({*scans}) == 1 else ScanPerDataset(scans)
+
+    def scan_at(self, scan: Scan | ScanPerDataset, shard: int) -> Scan:
+        """Return the scan of a shard."""
+        if isinstance(scan, ScanPerDataset):
+            return scan.scans[bisect.bisect_right(self.datasets, shard) - 1]
+        return scan
 
     def open(self, shard: int) -> Shard:
         """Open a shard."""
@@ -294,8 +322,9 @@ class RecentPrefixes:
         self._max_bytes = max_bytes
         self._held = PerProcess(_Held)
 
-    def get(self, shard: int, scan: Scan, row: int) -> Prefix:
+    def get(self, shard: int, scan: Scan | ScanPerDataset, row: int) -> Prefix:
         """Return the prefix of a shard at a scan; of a plain tar, what a sample needs of it."""
+        scan = self._shards.scan_at(scan, shard)
         held = self._held.here
         # Tars may be large, and sampling at random needs little of each; a cache keeps all of them.
         is_tar = bool(self._shards.entries[shard].index_url) and not self._shards.options.cache
@@ -318,17 +347,19 @@ class _OpenShards:
         self._held: dict[int, Prefix] = {}
         self._lost: dict[int, FormatError | StorageError] = {}
 
-    def add(self, shard: int, future: Future[Prefix], scan: Scan) -> None:
+    def add(self, shard: int, future: Future[Prefix], scan: Scan | ScanPerDataset) -> None:
         """Add a prefix once it has been fetched, or that of the next shard that can be read."""
         shards = self._shards
         try:
             loaded = future.result()
-            self._held[shard] = loaded.shard.change_scan(loaded, scan)
+            self._held[shard] = loaded.shard.change_scan(loaded, shards.scan_at(scan, shard))
         except (FormatError, StorageError) as error:
             if self._on_error is None:
                 raise
             self._lost[shard] = error
-            self._held[shard] = shards.neighbor(shard, lambda n: shards.open(n).load(scan), error)
+            self._held[shard] = shards.neighbor(
+                shard, lambda n: shards.open(n).load(shards.scan_at(scan, n)), error
+            )
 
     def rows(self, ids: Ints) -> list[Row]:
         """Return the rows of some samples; for those of lost shards, rows of another one."""
@@ -395,14 +426,14 @@ def read_batches(
     loads = prefetch(
         (shard for step in planned for shard in step.begin),
         lambda shard, cancel: shards.open(shard).load(
-            current_scan(scan), cancel=cancel, rows=rows_of(shard)
+            shards.scan_at(current_scan(scan), shard), cancel=cancel, rows=rows_of(shard)
         ),
         depth=shards_ahead,
     )
     held = _OpenShards(shards, on_error)
     # For each batch that is due but waits for its shards, the scan when it was due, so that a
     # repeated run changes the scan at the same batch.
-    due: deque[Scan] = deque()
+    due: deque[Scan | ScanPerDataset] = deque()
     begun: deque[Finish[Result]] = deque()
 
     def begin_due() -> Iterator[None]:
