@@ -341,8 +341,10 @@ class DatasetIndex:
         """
         return sum(shard.prefix_stop(scan) for shard in self.shards)
 
-    def scan_of_quality(self, quality: float) -> int:
+    def scan_of_quality(self, quality: float) -> Scan:
         """Return the lowest scan at which images have at least a mean MS-SSIM, by estimate.
+
+        Plain tars, and datasets without images in scans, have one quality, which is 1.
 
         Raises:
             ScanUnavailable: The index does not say how alike images are at its scans.
@@ -350,11 +352,12 @@ class DatasetIndex:
         """
         if not 0 < quality <= 1:
             raise ValueError(f"expected a quality (MS-SSIM) above 0 and up to 1, got {quality!r}")
-        means = [mean for mean, _ in self.similarity]
-        for scan, mean in enumerate(means, 1):
+        if self.schema.layout == PLAIN:
+            return FULL
+        for scan, (mean, _) in enumerate(self.similarity, 1):
             if mean >= quality:
                 return scan
-        if not means and self.counts is not None and self.counts.images == self.counts.whole:
+        if self.counts is not None and self.counts.images == self.counts.whole:
             return 1
         raise ScanUnavailable(
             "expected a dataset whose index says how alike images are at each scan, got none: "

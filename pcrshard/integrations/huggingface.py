@@ -110,7 +110,8 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # datas
             if scan != FULL:
                 raise ValueError(f"expected a scan or a quality, got {scan!r} and {quality}")
             # Of all splits, the lowest at which each has it.
-            scan = max(index.scan_of_quality(quality) for index, _ in self.parts.values())
+            scans = {index.scan_of_quality(quality) for index, _ in self.parts.values()}
+            scan = FULL if FULL in scans else max(map(int, scans))
         scan = resolve_choice(entries, scan, os.fspath(data_dir))
         kwargs["scan"] = scan
         # A level may rise while rows are read, but columns do not change.

@@ -255,6 +255,10 @@ def test_shards_and_plain_tars_in_one_loader(both):
     seen = flat(ids(PCRLoader(dataset, 5, weights=[1, 1], num_samples=60, drop_last=False)))
     assert len(seen) == 60
     assert sorted(flat(ids(PCRLoader(dataset, 5, drop_last=False)))) == sorted([*range(60)] * 2)
+    # Shards may be read at less; tars have one quality.
+    mixed = PCRDataset(list(both), quality=0.9, decoder=ImageDecoder(8))
+    assert mixed.scan.scans[1] == "full"
+    assert sorted(flat(ids(PCRLoader(mixed, 5, drop_last=False)))) == sorted([*range(60)] * 2)
 
 
 # --- what is read
