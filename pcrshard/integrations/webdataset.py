@@ -101,22 +101,7 @@ def _pcr_samples(source: Urls, scan: Scan | ScanLevel = FULL, **options: Any) ->
     """Yield samples from shard URLs."""
     stage = _StageOptions(**options)
     entries = _entries(stage)
-    if entries and stage.quality is None:
-        every = list(itertools.chain.from_iterable(entries.values()))
-        scan = resolve_choice(every, scan, "the dataset of index=")
-
-    @functools.cache
-    def scan_of_folder(folder: str) -> Scan:
-        index = stage.index
-        if not isinstance(index, DatasetIndex):
-            where = index or folder
-            index, _ = open_dataset(where, storage_options=stage.storage_options, retry=stage.retry)
-        return index.scan_of_quality(stage.quality or 1)
-
-    def scan_of(url: str) -> Scan:
-        if stage.quality is not None:
-            return scan_of_folder(storage.parent(url))
-        return current_scan(scan)
+    scan_of = _scan_of(stage, scan, list(itertools.chain.from_iterable(entries.values())))
 
     def places() -> Iterator[tuple[str, str, ShardEntry | None]]:
         for url in map(_url_of, source):
@@ -142,6 +127,26 @@ def _pcr_samples(source: Urls, scan: Scan | ScanLevel = FULL, **options: Any) ->
                 continue
             yield from _samples_of(found, url, stage, on_error)
             del found, future  # before the next load starts
+
+
+def _scan_of(
+    stage: _StageOptions, scan: Scan | ScanLevel, entries: Sequence[ShardEntry]
+) -> Callable[[str], Scan]:
+    """Return a function from the URL of a shard to the scan to read now."""
+    if stage.quality is None:
+        chosen = resolve_choice(entries, scan, "the dataset of index=") if entries else scan
+        return lambda _: current_scan(chosen)
+    quality = stage.quality
+
+    @functools.cache
+    def of_folder(folder: str) -> Scan:
+        index = stage.index
+        if not isinstance(index, DatasetIndex):
+            where = index or folder
+            index, _ = open_dataset(where, storage_options=stage.storage_options, retry=stage.retry)
+        return index.scan_of_quality(quality)
+
+    return lambda url: of_folder(storage.parent(url))
 
 
 def _entries(stage: _StageOptions) -> dict[str, list[ShardEntry]]:

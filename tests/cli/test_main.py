@@ -22,8 +22,8 @@ def test_round_trip(synthetic_folder, tmp_path, cli):
     status, text, _ = cli("verify", pcr, "--against", synthetic_folder, *one)
     assert (status, text) == (
         0,
-        "samples: 24\nimages: 24\nkept whole: 0\nundecodable: 0\nwide color: 0\n"
-        f"shards: 3\nagainst: {synthetic_folder}\nproblems: 0\n",
+        "samples: 24\nimages: 24\nkept whole: 0\nundecodable: 0\nwide color: 0\nshards: 3\n"
+        + f"against: {synthetic_folder}\nproblems: 0\n",
     )
     status, figures, _ = cli("verify", pcr / "pcr.json", "--json", "--workers", 2)
     assert (status, figures["samples"], figures["problems"]) == (0, 24, [])
