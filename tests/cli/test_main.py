@@ -20,11 +20,9 @@ def test_round_trip(synthetic_folder, tmp_path, cli):
     assert (about["samples"], about["shards"], about["classes"]) == (24, 3, ["cat", "dog"])
     assert [row["scan"] for row in about["scans"]] == [*range(1, 11), "full"]
     status, text, _ = cli("verify", pcr, "--against", synthetic_folder, *one)
-    assert (status, text) == (
-        0,
-        "samples: 24\nimages: 24\nkept whole: 0\nundecodable: 0\nwide color: 0\nshards: 3\n"
-        + f"against: {synthetic_folder}\nproblems: 0\n",
-    )
+    assert status == 0
+    assert text.startswith("samples: 24\nimages: 24\n")
+    assert text.endswith(f"shards: 3\nagainst: {synthetic_folder}\nproblems: 0\n")
     status, figures, _ = cli("verify", pcr / "pcr.json", "--json", "--workers", 2)
     assert (status, figures["samples"], figures["problems"]) == (0, 24, [])
     status, text, _ = cli("export", pcr, out, "--scan", 2, "--baseline")
