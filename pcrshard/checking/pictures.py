@@ -181,7 +181,7 @@ def _labels(prefix: Prefix) -> Iterator[int]:
 
 
 def _quality(prefix: Prefix, unit: int) -> int:
-    if prefix.index.states[unit] != State.LAYERED or unit in prefix.damaged:
+    if prefix.index.states[unit] == State.UNDECODABLE or unit in prefix.damaged:
         return 0
     return estimate_quality(bytes(prefix.pieces(unit)[0])) or 0
 

@@ -7,9 +7,20 @@ import epoch_oracle
 import numpy as np
 import pytest
 from numbered import flat, loader_of, through_json, write
+from PIL import Image
+from support import saved, write_files
 
-from pcrshard import Buckets, ImageDecoder, PCRDataset, PCRLoader, View, decode_image
-from pcrshard.testing import make_jpeg
+from pcrshard import (
+    Buckets,
+    EncodeOptions,
+    ImageDecoder,
+    PCRDataset,
+    PCRLoader,
+    View,
+    decode_image,
+    encode,
+)
+from pcrshard.testing import make_jpeg, make_pixels
 from pcrshard.training.order import EpochOrder, Geometry
 from pcrshard.training.sequence import Rules
 
@@ -333,3 +344,17 @@ def test_a_sample_without_a_jpeg_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"none in 'b': .* dataset\.subset\(.*\.all\(1\)\)"):
         PCRLoader(dataset, 1, buckets=BUCKETS)
     assert len(PCRLoader(dataset.subset(dataset.sizes.all(1)), 1, buckets=BUCKETS)) == 1
+
+
+def test_kept_files_of_other_formats_have_buckets(tmp_path):
+    """A PNG that was kept has a size, too: mixed sets go into batches by shape and by pixels."""
+    files = {f"{n}.jpg": make_jpeg(n, 40 + n, 60) for n in range(8)}
+    files |= {
+        f"{n}.png": saved(Image.fromarray(make_pixels(n, 60, 40 + n)), "PNG") for n in range(8, 12)
+    }
+    source = write_files(tmp_path / "source", files)
+    encode(source, tmp_path / "pcr", EncodeOptions(on_error="keep"), workers=1)
+    dataset = PCRDataset(tmp_path / "pcr", decoder=ImageDecoder(None), fields=("jpg",))
+    for buckets in (Buckets(pixels=9000), Buckets(area=64 * 64, multiple=8)):
+        batches = list(PCRLoader(dataset, 3, buckets=buckets, drop_last=False))
+        assert sum(len(images) for (images,) in batches) == 12
