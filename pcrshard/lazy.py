@@ -1,9 +1,11 @@
-"""Values made at first use, without a lock that a forked child could inherit while it is held."""
+"""Values made when they are needed, without a lock that a forked child could inherit held."""
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, Self, TypeVar, overload
 
 T = TypeVar("T")
@@ -31,6 +33,32 @@ class lazy(Generic[T]):  # noqa: N801  # used as a decorator
             return self
         value = vars(instance)[self.name] = self.compute(instance)
         return value
+
+
+class Chain(Sequence[T]):
+    """Sequences one after the other; nothing is copied.
+
+    >>> Chain([range(2), "ab"])[2]
+    'a'
+    """
+
+    def __init__(self, parts: Sequence[Sequence[T]]) -> None:
+        self.parts = parts
+        self._starts = [0, *itertools.accumulate(map(len, parts))]
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    @overload
+    def __getitem__(self, place: int) -> T: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[T]: ...
+    def __getitem__(self, place: int | slice) -> T | Sequence[T]:
+        places = range(len(self))[place]
+        if isinstance(places, range):
+            return [self[each] for each in places]
+        part = bisect.bisect_right(self._starts, places) - 1
+        return self.parts[part][places - self._starts[part]]
 
 
 class PerProcess(Generic[T]):

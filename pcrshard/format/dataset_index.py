@@ -6,6 +6,7 @@ Bytes in, bytes out; no I/O.
 from __future__ import annotations
 
 import codecs
+import itertools
 import json
 import operator
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CorruptIndex, ScanUnavailable, naming
-from ..lazy import lazy
+from ..lazy import Chain, lazy
 from ..memory import Buffer
 from .levels import Levels
 from .names import are_distinct
@@ -36,6 +37,7 @@ from .shard_head import (
     check_version,
     require,
 )
+from .shard_names import PATTERN, NumberedNames, pack_names, unpack_names
 
 DATASET_INDEX = "pcr.json"
 MAX_DATASET_INDEX_BYTES = 1 << 28
@@ -49,10 +51,7 @@ _Column = tuple[
 ]
 # What columns that have a meaning take.
 _WIDTHS = {"labels": 4, "sizes": 4, "flags": 1}
-# Braces would be expanded as a pattern. Plain tars may be compressed: ``.tar.gz``, ``.tgz``.
-_ShardName = Annotated[
-    str, msgspec.Meta(pattern=r"^(?=.{1,255}\Z)[^/\\{}\x00-\x1f\x7f]+\.t[.0-9a-z]{2,8}\Z")
-]
+_ShardName = Annotated[str, msgspec.Meta(pattern=PATTERN)]
 # Columns of the table: samples, head checksum, scan of a staged copy, then stops.
 _NUM_COLUMNS = 3
 
@@ -173,7 +172,7 @@ class ShardTable(Sequence[ShardEntry]):
     """
 
     def __init__(
-        self, names: tuple[str, ...], rows: NDArray[np.uint32], index_urls: tuple[str, ...] = ()
+        self, names: Sequence[str], rows: NDArray[np.uint32], index_urls: tuple[str, ...] = ()
     ) -> None:
         self.names = names
         self.rows = rows
@@ -229,10 +228,42 @@ class ShardTable(Sequence[ShardEntry]):
         """(shards,) int64 samples of each shard."""
         return self.rows[:, 0].astype(np.int64)
 
+    @property
+    def staged(self) -> int | None:
+        """The highest scan that every shard of a staged copy holds; ``None`` for whole shards."""
+        scans = self.rows[:, 2]
+        return int(scans[scans > 0].min()) if scans.any() else None
+
+    def stops(self, scan: Scan) -> NDArray[np.int64]:
+        """Return the (shards,) int64 end of each shard's prefix of scans 1..scan, in bytes.
+
+        Raises:
+            ScanUnavailable, TypeError: See :meth:`ShardEntry.prefix_stop`.
+        """
+        # Of those that are staged, one with the fewest scans raises.
+        scans = self.rows[:, 2]
+        self[int(np.argmin(scans - np.uint32(1)))].prefix_stop(scan)
+        rows = check_scan(scan, self.rows.shape[1] - _NUM_COLUMNS - 2, 0)
+        return self.rows[:, _NUM_COLUMNS + rows].astype(np.int64) * BLOCK
+
+
+def tables_of(entries: Sequence[ShardEntry]) -> Sequence[ShardTable]:
+    """Return the entries as tables, each of shards with the same number of scans."""
+    found: list[ShardTable] = []
+    for part in entries.parts if isinstance(entries, Chain) else [entries]:
+        if isinstance(part, ShardTable):
+            found.append(part)
+        else:
+            runs = itertools.groupby(part, lambda entry: entry.num_groups)
+            found += [ShardTable.of(own) for _, own in runs]
+    return found
+
 
 class _File(msgspec.Struct, kw_only=True):
     """``pcr.json``; ``bytes`` are base64 in JSON."""
 
+    format: Literal["pcrshard"]
+    version: Any
     num_samples: _Number
     schema: Schema
     classes: tuple[str, ...] = ()
@@ -316,8 +347,7 @@ class DatasetIndex:
     @property
     def scan(self) -> int | None:
         """The highest scan that every shard of a staged copy holds; ``None`` for whole shards."""
-        scans = self.shards.rows[:, 2]
-        return int(scans[scans > 0].min()) if scans.any() else None
+        return self.shards.staged
 
     def column_range(self, column: Column) -> tuple[int, int]:
         """Return where a column is in ``pcr.columns``: a half-open range of bytes."""
@@ -339,7 +369,7 @@ class DatasetIndex:
             ScanUnavailable: A shard has no such scan, or its staged copy does not hold it.
             TypeError: The scan is neither an integer nor ``"full"``.
         """
-        return sum(shard.prefix_stop(scan) for shard in self.shards)
+        return int(self.shards.stops(scan).sum())
 
     def scan_of_quality(self, quality: float) -> Scan:
         """Return the lowest scan at which images have at least a mean MS-SSIM, by estimate.
@@ -372,9 +402,11 @@ class DatasetIndex:
         """
         table = self.shards
         file = _File(
+            format="pcrshard",
+            version=VERSION,
             num_samples=self.num_samples,
             table=table.rows.astype("<u4").tobytes(),
-            names=table.names,
+            names=tuple(pack_names(table.names)),
             schema=self.schema,
             # Folders need not have names in UTF-8, which JSON needs.
             classes=tuple(name.encode(errors="replace").decode() for name in self.classes),
@@ -386,7 +418,6 @@ class DatasetIndex:
             tars=self.tars,
         )
         found = {name: value for name, value in msgspec.to_builtins(file).items() if value}
-        found = {"format": "pcrshard", "version": VERSION} | found
         lines = ",\n".join(f' "{name}": {json.dumps(value)}' for name, value in found.items())
         data = f"{{\n{lines}\n}}\n".encode()
         fits = len(data) <= MAX_DATASET_INDEX_BYTES
@@ -405,23 +436,29 @@ class DatasetIndex:
             require(len(data) <= MAX_DATASET_INDEX_BYTES, "the dataset index is too large")
             text = bytes(data).removeprefix(codecs.BOM_UTF8)
             try:
-                check_version(_START_DECODER.decode(text).version)
-                file = _FILE_DECODER.decode(text)
+                try:
+                    file = _FILE_DECODER.decode(text)
+                except msgspec.ValidationError:
+                    # Another version may have other fields.
+                    check_version(_START_DECODER.decode(text).version)
+                    raise
+                check_version(file.version)
+                file.schema.check()
+                num_groups = file.schema.num_groups
+                width = (_NUM_COLUMNS + num_groups + 2) * 4
+                count, more = divmod(len(file.table), width)
+                require(not more, f"expected a table of rows of {width} bytes, got {more} too many")
+                names = unpack_names(file.names, count)
             except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
                 message = f"not a dataset index, it begins with {text[:20]!r}: {error}"
                 raise CorruptIndex(message) from error
-            file.schema.check()
-            num_groups = file.schema.num_groups
-            width = _NUM_COLUMNS + num_groups + 2
-            expected = len(file.names) * width * 4
-            fits = len(file.table) == expected
-            require(fits, f"expected a table of {expected} bytes, got {len(file.table)}")
-            rows = np.frombuffer(file.table, "<u4").reshape(-1, width)
+            rows = np.frombuffer(file.table, "<u4").reshape(count, -1)
             _check_rows(rows, num_groups)
             if file.tars:
                 require(file.schema.layout == PLAIN, "tars of shards that are none")
             else:
-                require(are_distinct(file.names), "shard names repeat")
+                distinct = isinstance(names, NumberedNames) or are_distinct(names)
+                require(distinct, "shard names repeat")
                 named = all(name.endswith(".tar") for name in file.names)
                 require(named, "expected names of shards to end in .tar")
             if file.levels is not None:
@@ -433,7 +470,7 @@ class DatasetIndex:
             require(fits, f"expected similarity of {num_groups} groups, got {found}")
             index = cls(
                 file.schema,
-                ShardTable(file.names, rows),
+                ShardTable(names, rows),
                 file.classes,
                 file.num_classes,
                 file.levels,
@@ -449,13 +486,13 @@ class DatasetIndex:
 
 
 def _check_rows(rows: NDArray[np.uint32], num_groups: int) -> None:
-    wide = rows.astype(np.int64)
-    samples, scans, stops = wide[:, 0], wide[:, 2], wide[:, _NUM_COLUMNS:] * BLOCK
+    samples, scans, stops = rows[:, 0], rows[:, 2], rows[:, _NUM_COLUMNS:]
+    first = stops[:, 0].astype(np.int64) * BLOCK
     require((scans <= num_groups).all(), "scan is not in 1..num_groups")
-    rising = (np.diff(stops, axis=1) >= 0).all() and (stops[:, 0] > HEAD_STOP).all()
+    rising = (stops[:, 1:] >= stops[:, :-1]).all() and (first > HEAD_STOP).all()
     require(rising, "bad stops")
     # As many as a shard may have and its index has room for (SPEC 2.3).
-    most = (stops[:, 0] - HEAD_STOP) * MAX_EXPANSION // MIN_SAMPLE_BYTES
+    most = (first - HEAD_STOP) * MAX_EXPANSION // MIN_SAMPLE_BYTES
     fits = (samples >= 1) & (samples <= np.minimum(most, MAX_SAMPLES))
     require(fits.all(), "a shard has no samples, or more than its index has room for")
 
@@ -485,10 +522,10 @@ def prefix_totals(entries: Sequence[ShardEntry]) -> list[int]:
     Args:
         entries: Entries of a dataset index; for a staged copy, those of the whole shards count.
     """
+    stops = [table.rows[:, _NUM_COLUMNS + 1 :].sum(axis=0) * BLOCK for table in tables_of(entries)]
     # Datasets may have different numbers of scans.
-    stops = [entry.prefix_stops for entry in entries]
-    scans = [sum(each) for each in zip(*(own[:-1] for own in stops), strict=False)]
-    return [*scans, sum(own[-1] for own in stops)]
+    scans = [int(sum(each)) for each in zip(*(own[:-1] for own in stops), strict=False)]
+    return [*scans, int(sum(own[-1] for own in stops))]
 
 
 def resolve_scan(entries: Sequence[ShardEntry], scan: Any) -> Any:
@@ -513,4 +550,4 @@ def resolve_scan(entries: Sequence[ShardEntry], scan: Any) -> Any:
             f"expected at least {totals[0] / full:.3f} of the full bytes, which scan 1 takes, "
             f"got scan={scan}"
         )
-    return min(scans[-1], *(entry.scan or entry.num_groups for entry in entries))
+    return min(scans[-1], *(table.staged or scans[-1] for table in tables_of(entries)))

@@ -21,7 +21,8 @@ from ..format.dataset_index import DatasetIndex, ShardEntry
 from ..format.names import is_other_image
 from ..format.scan import FULL, Scan, check_scan
 from ..format.schema import IMAGE, IMAGE_LIST, Field
-from ..reading.dataset_folder import Opened, find_datasets, open_dataset
+from ..lazy import Chain
+from ..reading.dataset_folder import Opened, find_datasets, open_lazily
 from ..reading.field_values import INTEGER_KINDS
 from ..reading.prefix import Sample
 from ..reading.prefix_cache import PrefixCache
@@ -104,7 +105,7 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # datas
             lengths = {name: index.num_samples for name, (index, _) in self.parts.items()}
             names = {name for split in asked for name in _split_names(split, lengths)}
             self.parts = {name: part for name, part in self.parts.items() if name in names}
-        entries = [entry for index, _ in self.parts.values() for entry in index.shards]
+        entries = Chain([index.shards for index, _ in self.parts.values()])
         scan = kwargs.get("scan", FULL)
         if (quality := kwargs.pop("quality", None)) is not None:
             if scan != FULL:
@@ -185,9 +186,9 @@ def _open_splits(url: str, storage_options: storage.Options) -> dict[str, Opened
         ValueError: Classes differ between splits.
     """
     with suppress(StorageError):
-        return {"": open_dataset(url, storage_options=storage_options)}
+        return {"": open_lazily(url, storage_options=storage_options)}
     found = {
-        name: open_dataset(place, storage_options=storage_options)
+        name: open_lazily(place, storage_options=storage_options)
         for name, place in find_datasets(url, storage_options=storage_options).items()
     }
     if len({index.classes for index, _ in found.values()}) > 1:

@@ -8,7 +8,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ from .shard import Shard
 log = get_logger(__name__)
 
 # A dataset index and the URLs of its shards.
-Opened = tuple[DatasetIndex, list[str]]
+Opened = tuple[DatasetIndex, Sequence[str]]
 Result = TypeVar("Result")
 
 # Requests of map_shards in flight: 16 hide 50 ms a request, more are refused by some servers.
@@ -66,7 +66,42 @@ def index_url(url: str | os.PathLike[str]) -> str:
     return place if is_index else storage.join(place, DATASET_INDEX)
 
 
+class ShardUrls(Sequence[str]):
+    """The URLs of files in a folder; one is made when it is asked for."""
+
+    def __init__(self, folder: str, names: Sequence[str]) -> None:
+        self.folder, self.names = folder, names
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> ShardUrls: ...
+    def __getitem__(self, place: int | slice) -> str | ShardUrls:
+        if isinstance(place, slice):
+            return ShardUrls(self.folder, self.names[place])
+        return storage.join(self.folder, self.names[place])
+
+
 def open_dataset(
+    source: storage.Urls,
+    *,
+    storage_options: storage.Access = None,
+    retry: Retry | None = None,
+    cache: PrefixCache | None = None,
+) -> tuple[DatasetIndex, list[str]]:
+    """Read a dataset index; see :func:`open_lazily`, whose URLs this returns as a list.
+
+    Returns:
+        The index, and the URL of each shard, in order.
+    """
+    index, urls = open_lazily(source, storage_options=storage_options, retry=retry, cache=cache)
+    return index, list(urls)
+
+
+def open_lazily(
     source: storage.Urls,
     *,
     storage_options: storage.Access = None,
@@ -127,7 +162,7 @@ def open_dataset(
         index = dataclasses.replace(index, shards=rows)
     if not by_name:
         folder = storage.within(storage.parent(found), index.tars)
-        return index, [storage.join(folder, name) for name in index.shards.names]
+        return index, ShardUrls(folder, index.shards.names)
     return _choose(index, urls)
 
 
@@ -237,10 +272,10 @@ def check_claims(
         TruncatedShard, StorageError: It is shorter, or the shard is missing.
     """
     if index.num_samples > MAX_UNSEEN_SAMPLES:
-        pairs = zip(index.shards, urls, strict=True)
-        entry, url = max(pairs, key=lambda pair: pair[0].num_samples)
-        stop = entry.index_stop
-        storage.read(entry.index_url or url, stop - 1, stop, options=storage_options)
+        largest = int(index.shards.num_samples.argmax())
+        entry = index.shards[largest]
+        url, stop = entry.index_url or urls[largest], entry.index_stop
+        storage.read(url, stop - 1, stop, options=storage_options)
 
 
 def index_folder(index: DatasetIndex, urls: Sequence[str]) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, overload
 
 from ..errors import ScanUnavailable, naming
-from ..format.dataset_index import ShardEntry, resolve_scan
+from ..format.dataset_index import ShardEntry, resolve_scan, tables_of
 from ..format.scan import FULL, Scan, check_scan
 from ..format.scan_script import MAX_GROUPS
 from .shared_integers import SharedIntegers
@@ -19,9 +18,10 @@ _FULL_NUMBER = 0
 _HIGHEST_NUMBER = -1
 
 
-def highest_scan(entries: Iterable[ShardEntry]) -> Scan:
+def highest_scan(entries: Sequence[ShardEntry]) -> Scan:
     """Return ``"full"``, or the highest scan that every shard of a staged copy holds."""
-    return min((entry.scan for entry in entries if entry.scan), default=FULL)
+    staged = (table.staged for table in tables_of(entries))
+    return min((scan for scan in staged if scan), default=FULL)
 
 
 class Followed(NamedTuple):
@@ -40,8 +40,8 @@ class Followed(NamedTuple):
     def check(self, scan: Scan) -> None:
         """Raise ``ScanUnavailable`` unless every shard has the scan, and the scan every field."""
         with naming(where=self.name):
-            for entry in self.entries:
-                entry.prefix_stop(scan)
+            for table in tables_of(self.entries):
+                table.stops(scan)
             num_groups = self.entries[0].num_groups
             position = check_scan(scan, num_groups, 0)
             for field, first in self.firsts.items():
@@ -112,8 +112,8 @@ class ScanLevel:
         if self._number[0] != _HIGHEST_NUMBER:
             followed.check(self.value)
         self._followers[followed.name] = followed
-        entries = (each.entries for each in self._followers.values())
-        self.highest = highest_scan(itertools.chain.from_iterable(entries))
+        highest = (highest_scan(each.entries) for each in self._followers.values())
+        self.highest = min((scan for scan in highest if scan != FULL), default=FULL)
 
     def __repr__(self) -> str:
         return f"ScanLevel({self.value!r})"

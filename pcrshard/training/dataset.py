@@ -22,7 +22,6 @@ from ..checking.check import CheckReport, check_parts
 from ..checking.pictures import Part
 from ..checksum import crc32c
 from ..errors import FormatError, StorageError
-from ..format.dataset_index import DatasetIndex, ShardTable
 from ..format.sample_columns import UNDECODABLE
 from ..format.scan import FULL, Scan
 from ..format.schema import Field
@@ -347,11 +346,7 @@ class PCRDataset(Dataset[Any]):
     def _as_parts(self, split: str) -> list[Part]:
         """Return the datasets of this one, each with its samples in this view."""
         own, parts = self.shards, []
-        for schema, (first, stop) in zip(
-            own.schemas, itertools.pairwise(own.datasets), strict=True
-        ):
-            table = ShardTable.of(own.entries[first:stop])
-            index = DatasetIndex(schema, table, own.classes, own.num_classes)
+        for index, (first, stop) in zip(own.indexes, itertools.pairwise(own.datasets), strict=True):
             low, high = own.starts[first], own.starts[stop]
             ids = None
             if self._ids is not None:

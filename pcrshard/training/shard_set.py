@@ -23,13 +23,13 @@ from ..errors import FormatError, ScanUnavailable, StorageError
 from ..format.sample_columns import SampleColumns
 from ..format.scan import FULL, Scan
 from ..format.schema import Schema
-from ..lazy import PerProcess, lazy
+from ..lazy import Chain, PerProcess, lazy
 from ..reading.dataset_folder import (
     check_claims,
     index_folder,
     is_shard,
     map_shards,
-    open_dataset,
+    open_lazily,
     read_column,
 )
 from ..reading.options import ReadOptions
@@ -67,10 +67,11 @@ class ShardSet:
 
     Args:
         datasets: Folder or its ``pcr.json``, or several; local paths or any fsspec URLs. Each costs
-            one request. Or shards by name, see :func:`open_dataset`.
+            one request. Or shards by name, see :func:`open_lazily`.
         options: Read options.
 
     Attributes:
+        indexes: Index of each dataset.
         urls: URL of each shard.
         entries: Entry of each shard in its dataset index.
         starts: (shards + 1,) int64 id of each shard's first sample, then the number of samples.
@@ -92,16 +93,17 @@ class ShardSet:
         )
         store = options.store
         found = [
-            open_dataset(list(urls), storage_options=store, cache=options.cache)
+            open_lazily(list(urls), storage_options=store, cache=options.cache)
             for _, urls in groups
         ]
         for opened in found:
             check_claims(*opened, storage_options=store)
-        self._indexes = [index for index, _ in found]
-        self.urls = [url for _, urls in found for url in urls]
-        self.entries = [entry for index, _ in found for entry in index.shards]
-        self.starts = np.cumsum([0, *(entry.num_samples for entry in self.entries)])
-        self.datasets = np.cumsum([0, *(len(index.shards) for index, _ in found)]).tolist()
+        self.indexes = [index for index, _ in found]
+        self.urls = Chain([urls for _, urls in found])
+        self.entries = Chain([index.shards for index in self.indexes])
+        counts = [index.shards.num_samples for index in self.indexes]
+        self.starts = np.append(0, np.concatenate(counts).cumsum())
+        self.datasets = [0, *itertools.accumulate(map(len, counts))]
         # A shard of each list of names.
         named_by = {index.classes: urls[0] for index, urls in found if index.classes}
         if len(named_by) > 1:
@@ -109,7 +111,7 @@ class ShardSet:
                 "expected datasets of the same classes, got other ones in "
                 + " and ".join(map(redact_url, named_by.values()))
             )
-        self.schemas = [index.schema for index, _ in found]
+        self.schemas = [index.schema for index in self.indexes]
         _check_alike(self.schemas, [redact_url(urls[0]) for _, urls in found])
         self.classes = next(iter(named_by), ())
         _compare_classes(self.classes, redact_url(self.urls[0]))
@@ -122,8 +124,8 @@ class ShardSet:
     @lazy
     def fingerprint(self) -> int:
         """A checksum of the shards and their order; if it differs, so do sample ids."""
-        lines = [f"{each.name} {each.num_samples} {each.head_crc32c}" for each in self.entries]
-        return crc32c("\n".join(lines).encode())
+        rows = [index.shards.rows[:, :2].astype("<u4") for index in self.indexes]
+        return crc32c(np.concatenate(rows))
 
     @lazy
     def metadata(self) -> Metadata:
@@ -164,8 +166,8 @@ class ShardSet:
         """
         found = []
         if "metadata" not in vars(self):
-            for index, first in zip(self._indexes, self.datasets, strict=False):
-                folder = index_folder(index, self.urls[first:])
+            for index, urls in zip(self.indexes, self.urls.parts, strict=True):
+                folder = index_folder(index, urls)
                 own = read_column(index, folder, name, storage_options=self.options.store)
                 if own is None:
                     break

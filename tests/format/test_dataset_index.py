@@ -1,6 +1,7 @@
 """pcr.json: what is written is read, what is damaged is refused."""
 
 import json
+import pickle
 import struct
 from base64 import b64encode
 
@@ -35,6 +36,34 @@ def test_a_class_folder_that_is_no_utf8_has_a_name():
     """A dataset of any folder can be read again."""
     index = DatasetIndex(SCHEMA, (ENTRY,), ("\udcff",))
     assert DatasetIndex.decode(index.encode()).classes == ("?",)
+
+
+NAMES = [
+    ("a-000008.tar", "a-000009.tar", "a-000010.tar"),
+    ("a-8.tar", "a-9.tar", "a-10.tar", "a-11.tar"),
+    ("a-01.tar", "a-03.tar", "a-04.tar", "b-05.tar", "b.tar", "1.tar", "2.tar"),
+    ("v2-1a.tar", "v2-2a.tar", "v2.tar", "v3.tar"),
+    ("9" * 30 + "1.tar", "9" * 30 + "2.tar"),
+]
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_numbered_names_are_names(names):
+    """Whatever shards are called, they are found again, in their order, and also by slices."""
+    index = DatasetIndex(SCHEMA, [replace(ENTRY, name=name) for name in names])
+    found = DatasetIndex.decode(index.encode()).shards
+    assert tuple(found.names) == names
+    assert [entry.name for entry in found[1:]] == list(names[1:])
+    assert found[-1].name == names[-1]
+    assert pickle.loads(pickle.dumps(found)) == found
+    assert DatasetIndex.decode(DatasetIndex(SCHEMA, found).encode()).shards == index.shards
+
+
+def test_names_of_many_shards_take_no_bytes():
+    """pcr.json of a dataset of a usual name has one string for all shards."""
+    entries = [replace(ENTRY, name=f"train-{i:06d}.tar") for i in range(1000)]
+    found = json.loads(DatasetIndex(SCHEMA, entries).encode())
+    assert found["names"] == ["train-{000000..000999}.tar"]
 
 
 def test_the_example_in_the_specification_is_valid():
@@ -83,6 +112,14 @@ def test_levels_survive_encoding():
         dataset_json(num_classes=-1),
         dataset_json(names=["../x.tar"]),
         dataset_json(names=["x{0..999999999}.tar"]),
+        dataset_json(names=["x{0..00}.tar"]),
+        dataset_json(names=["x{1..0}.tar"], num_rows=2),
+        dataset_json(names=["x{0..0}.tar"]),
+        dataset_json(names=["x{0..1}{0..1}.tar"], num_rows=4),
+        dataset_json(names=["x{0..1}.tar", "x1.tar"], num_rows=3),
+        dataset_json(names=["x{0..1}.tar"], num_rows=3),
+        dataset_json(names=["x{a..b}.tar"], num_rows=2),
+        dataset_json(names=[250 * "x" + "{10..11}.tar"], num_rows=2),
         dataset_json(names=["x\n.tar"]),
         dataset_json(names=[300 * "x" + ".tar"]),
         dataset_json(names=[]),
