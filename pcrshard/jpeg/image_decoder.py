@@ -48,6 +48,7 @@ class ImageDecoder:
             decoded once.
         return_geometry: Whether to return a :class:`Picture`: the pixels and their
             :class:`Geometry` in the image; with ``views`` lists of these.
+        min_visible: Boxes of which a crop has less than this fraction of their area get no area.
 
     Raises:
         TypeError: A value has another type.
@@ -65,6 +66,7 @@ class ImageDecoder:
     smoothing: bool = SMOOTHING
     views: Annotated[Sequence[View], "a list of pcrshard.View"] = ()
     return_geometry: bool = False
+    min_visible: float = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -77,6 +79,8 @@ class ImageDecoder:
             raise ValueError(f"expected at most {MAX_VIEWS} views, got {len(self._pictures)}")
         if not 0 <= self.flip <= 1:
             raise ValueError(f"expected a probability of flip from 0 to 1, got {self.flip}")
+        if not 0 <= self.min_visible <= 1:
+            raise ValueError(f"expected min_visible from 0 to 1, got {self.min_visible}")
 
     @lazy
     def _kinds(self) -> Sequence[View]:
@@ -267,16 +271,22 @@ class ImageDecoder:
         where = Geometry.of_boxes(boxes, sizes)
         return [where.take(part) for part in self._parts] if self.views else where.take(0)
 
-    @property
-    def shape(self) -> native.Size | None:
-        """(height, width) of the results without views; ``None`` for that of each crop."""
-        return self._kinds[0].shape
+    def places(self, size: Sequence[int], key: int) -> list[list[tuple[Geometry, native.Size]]]:
+        """Return the crops and flips of an image of (height, width) pixels.
 
-    def place(self, size: Sequence[int], key: int) -> Geometry:
-        """Return the crop and flip of an image of (height, width) pixels, without views."""
+        Returns:
+            For each view, or the only one without views, those of its pictures, with the
+            (height, width) that they have then.
+        """
         boxes = draw_boxes(key, (int(size[0]), int(size[1])), self._draws)[None]
-        where: Geometry = at_image(self.geometry(boxes, np.array([size], np.int32)), 0)
-        return where
+        where = Geometry.of_boxes(boxes, np.array([size], np.int32))
+        found = [at_image(where.take(place), 0) for place in range(len(self._pictures))]
+        sizes = [view.shape for view in self._pictures]
+        each = [
+            (own, shape or tuple(own.crop[2:].tolist()))
+            for own, shape in zip(found, sizes, strict=True)
+        ]
+        return [each[part] for part in self._parts]
 
     def __call__(self, jpeg: Jpeg, rng: Rng = None) -> Any:
         """Decode one image.

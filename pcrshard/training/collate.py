@@ -28,7 +28,7 @@ from ..reading.field_values import INTEGER_KINDS, convert
 from ..reading.prefix import OnError, Prefix
 from .sequence import Key
 from .shard_set import Row
-from .spatial import MASK, move
+from .spatial import MASK, Target, move
 
 Rows = list[Row]
 Prefixes = list[Prefix]
@@ -227,7 +227,7 @@ class Collator:
         return None if value is None else decode(value)
 
     def _moved(self, name: str, value: Any, row: Row) -> Any:
-        """Return a spatial value in the crop of the sample's picture.
+        """Return a spatial value in the crop of the sample's picture; with views, lists of lists.
 
         With ``return_geometry``, the caller moves it.
         """
@@ -235,10 +235,10 @@ class Collator:
         number, prefix, place = row
         if image is None or image.return_geometry or not prefix.streams:
             return value
-        if image.views or not image.upright:
+        if not image.upright:
             raise ValueError(
-                f"expected an upright decoder without views, because field {name!r} follows one "
-                "crop: use return_geometry=True and move it in transform="
+                f"expected an upright decoder, because field {name!r} follows the crop: use "
+                "return_geometry=True and move it in transform="
             )
         index = prefix.index
         with naming(prefix.shard.url, index.keys[place]):
@@ -246,8 +246,11 @@ class Collator:
             [*size] = index.upright_dims[units].ravel().tolist()
             if not any(size):
                 raise FormatError(f"field {name!r} needs the size of its picture, which is unknown")
-            where = image.place(size, draw_key(*self.key, number))
-            return move(index.schema, name, value, where, image.shape)
+            moved = [
+                [move(index.schema, name, value, Target(*own, image.min_visible)) for own in view]
+                for view in image.places(size, draw_key(*self.key, number))
+            ]
+            return moved if image.views else moved[0][0]
 
     def _column(self, field: Field, values: list[Any]) -> Any:
         """Collate the values of a field; missing ones are ``None``."""

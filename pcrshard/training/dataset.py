@@ -38,6 +38,7 @@ from .collate import Collator, ImageChoice
 from .mixture import share_out
 from .sequence import SPLIT, Ints, Rules, random_words
 from .shard_set import RecentPrefixes, ShardSet
+from .spatial import check_kinds
 
 _LABEL = Field("cls", "class")
 
@@ -139,10 +140,14 @@ class PCRDataset(Dataset[Any]):
         """Return the collator of an epoch's rows; crops and flips are drawn from this seed."""
         choice = self.decoder
         if choice is None or isinstance(choice, ImageDecoder):
-            return Collator(choice, self.fields, self.transform, (seed, epoch), bad)
-        if choice is not self._sized[0]:
-            self._sized = choice, ImageDecoder(choice)
-        return Collator(self._sized[1], self.fields, self.transform, (seed, epoch), bad)
+            image = choice
+        else:
+            if choice is not self._sized[0]:
+                self._sized = choice, ImageDecoder(choice)
+            image = self._sized[1]
+        if image is not None and image.is_random and not image.return_geometry:
+            check_kinds(self.shards.schemas, self.fields)
+        return Collator(image, self.fields, self.transform, (seed, epoch), bad)
 
     @property
     def num_samples(self) -> int:

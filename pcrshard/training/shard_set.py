@@ -332,8 +332,10 @@ class RecentPrefixes:
         is_tar = bool(self._shards.entries[shard].index_url) and not self._shards.options.cache
         with held.gates.setdefault(shard, threading.Lock()):
             prefix = held.prefixes.get(shard)
-            if prefix is None or not (is_tar or prefix.holds(scan)):
+            if prefix is None:
                 prefix = self._shards.open(shard).load(0 if is_tar else scan)
+            elif not (is_tar or prefix.holds(scan)):
+                prefix = prefix.shard.change_scan(prefix, scan)
             held.keep(shard, prefix, self._max_bytes)
         if is_tar and scan == FULL:
             return prefix.shard.load_rows(prefix, np.array([row]))

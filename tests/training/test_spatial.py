@@ -1,6 +1,7 @@
 """Masks, boxes and keypoints move with the crop and flip of their picture."""
 
 import io
+import itertools
 import json
 
 import numpy as np
@@ -175,11 +176,71 @@ def test_the_crop_is_that_of_the_picture(folder):
         assert np.array_equal(own["mask.png"][place], cropped)
 
 
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"threads": 0}])
+def test_every_view_has_its_own_masks_and_boxes(folder, options):
+    """Each picture of each view has the mask and boxes of its crop, in batches and by number."""
+    decoder = ImageDecoder(views=[View(48, 2), View(24, 3, scale=(0.3, 0.9))], flip=0.5)
+    overlaps = []
+    for batch in PCRLoader(PCRDataset(folder, decoder=decoder), 4, **options):
+        for view, pictures in enumerate(batch["jpg"]):
+            for place, picture in itertools.product(range(4), range(pictures.shape[1])):
+                mask = batch["mask.png"][place][view][picture]
+                assert mask.shape == pictures.shape[-2:]
+                own = {
+                    name: [batch[name][place][view][picture]]
+                    for name in ("xyxy.npy", "xywh.json", "json")
+                }
+                overlaps += check(mask, boxes_of(own, 0))
+    assert np.mean(overlaps) > 0.95  # a crop of 24 pixels has a box of few
+    single = PCRDataset(folder, decoder=decoder)[5]
+    assert [len(view) for view in single["mask.png"]] == [2, 3]
+
+
+def test_boxes_of_which_little_is_left_have_no_area(folder):
+    """With min_visible, a box keeps its place in the list and loses its area."""
+    how = {"size": 32, "crop": "random", "scale": (0.1, 0.4)}
+    raw = PCRDataset(folder, decoder=ImageDecoder(**how, return_geometry=True))
+    plain = PCRDataset(folder, decoder=ImageDecoder(**how))
+    strict = PCRDataset(folder, decoder=ImageDecoder(**how, min_visible=0.5))
+    shares = []
+    for one, all_, some in zip(*(PCRLoader(each, 8) for each in (raw, plain, strict)), strict=True):
+        for place in range(8):
+            _, _, height, width = one["jpg"].geometry.crop[place].tolist()
+            sides = one["xyxy.npy"][place][:, 2:] - one["xyxy.npy"][place][:, :2]
+            whole = sides.prod(1) * (32 / height) * (32 / width)
+            left = all_["xyxy.npy"][place]
+            share = (left[:, 2:] - left[:, :2]).prod(1) / whole
+            kept = share >= 0.5
+            assert torch.equal(some["xyxy.npy"][place][kept], left[kept])
+            assert not some["xyxy.npy"][place][~kept].any()
+            shares += kept.tolist()
+    assert {True, False} == set(shares)
+    with pytest.raises(ValueError, match="min_visible from 0 to 1"):
+        ImageDecoder(8, min_visible=1.5)
+
+
+@pytest.mark.parametrize("name", ["mask.png", "boxes.json", "seg.bin", "key_points.bbox.npy"])
+def test_a_random_crop_that_leaves_a_mask_behind_is_refused(tmp_path, name):
+    """Before anything is read; every way out that the message names works."""
+    data = npy([[1, 2, 3, 4]]) if name.endswith("npy") else b"[[1, 2, 3, 4]]"
+    samples = [{"__key__": "a", "jpg": make_jpeg(1), name: data, "cls": 1}]
+    folder = write(tmp_path / "loose", samples)
+    PCRDataset(folder, decoder=ImageDecoder(8))
+    for decoder in (ImageDecoder(8, "random"), ImageDecoder(flip=0.5)):
+        with pytest.raises(ValueError, match=rf"{name}.*--kind.*fields=.*return_geometry"):
+            PCRDataset(folder, decoder=decoder)
+    dataset = PCRDataset(folder)
+    dataset.decoder = ImageDecoder(8, "random")
+    with pytest.raises(ValueError, match="--kind"):
+        dataset[0]
+    PCRDataset(folder, decoder=ImageDecoder(8, "random"), fields=("jpg", "cls"))[0]
+    PCRDataset(folder, decoder=ImageDecoder(8, "random", return_geometry=True))[0]
+
+
 def test_what_cannot_move_is_refused(folder, tmp_path):
-    """Several views, a mask of another size, and numbers that are no boxes: clear errors."""
-    views = PCRDataset(folder, decoder=ImageDecoder(views=[View(8, 2)]))
-    with pytest.raises(ValueError, match="follows one crop"):
-        views[0]
+    """A mask of another size, numbers that are no boxes, stored pixels: clear errors."""
+    with pytest.raises(ValueError, match="expected an upright decoder"):
+        PCRDataset(folder, decoder=ImageDecoder(8, upright=False))[0]
     wrong = sample(0) | {"mask.png": sample(1)["mask.png"]}
     bad = {name: wrong[name] for name in ("__key__", "jpg", "mask.png")}
     dataset = PCRDataset(
