@@ -153,8 +153,9 @@ class EpochOrder:
             workers: Number of workers.
 
         Yields: (global_batch / world,) int64 ids; fewer in the last one or two of
-            ``last="short"``. Only if fewer samples than ranks are left, a rank without any of them
-            has one fewer batch.
+            ``last="short"``. Only if an epoch has fewer samples than ranks, a rank without any of
+            them has one fewer batch; if so many are left when the geometry changes, some are
+            repeated.
         """
         Geometry(self.geometry.global_batch, world)  # raises
         first, steps = self._first + worker, self._layout.steps
@@ -209,7 +210,11 @@ class Layout:
             self.full_steps += 1
         elif rest and rules.last == "short":
             last = [rest]
-            if rest < slots and self.full_steps:
+            if rest < slots and not self.full_steps and key[1]:
+                # A job that was resumed on more ranks than samples are left: some are repeated, so
+                # that no rank waits for another.
+                last = [slots]
+            elif rest < slots and self.full_steps:
                 # Each rank gets something of every step, so that none waits for another.
                 self.full_steps -= 1
                 borrowed = slots - rest

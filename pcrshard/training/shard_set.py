@@ -125,7 +125,7 @@ class ShardSet:
     def fingerprint(self) -> int:
         """A checksum of the shards and their order; if it differs, so do sample ids."""
         rows = [index.shards.rows[:, :2].astype("<u4") for index in self.indexes]
-        return crc32c(np.concatenate(rows))
+        return crc32c(np.concatenate(rows), crc32c(np.array(self.datasets, "<i8")))
 
     @lazy
     def metadata(self) -> Metadata:

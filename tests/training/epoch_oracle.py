@@ -245,6 +245,8 @@ def _lay_out(
     samples = len(shards)
     size, slots, turns = astuple(geometry)
     fill = {"drop": -(samples % size), "pad": -samples % size, "short": 0}
+    if key[1] and rules.last == "short" and 0 < samples < min(slots, size):
+        fill["short"] = slots - samples
     entries = np.resize(np.arange(samples), samples + fill[rules.last])
     cuts = _even_cuts(_rows(len(entries), geometry, rules.last), slots)
     # The lane of each position; lanes are numbered by slot, then by turn. NumPy sorts 16 bits by

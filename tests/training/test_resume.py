@@ -126,6 +126,26 @@ def test_a_last_batch_that_all_ranks_get(folder):
     assert sorted(seen) == list(range(SAMPLES))
 
 
+def test_a_job_resumes_on_more_ranks_than_samples_are_left(folder):
+    """Then each rank has one batch, so that none waits for ever for the others; some samples come
+    twice.
+    """
+    how = {"drop_last": False, "threads": 0, "scan": 1}
+    one = loader_of(folder, SAMPLES - 3, **how)
+    seen = flat(ids(itertools.islice(one, 1)))
+    state = through_json(one.state_dict())
+    last = []
+    for rank in range(5):
+        loader = loader_of(folder, 2, rank=rank, world_size=5, **how)
+        loader.load_state_dict(state)
+        found = ids(loader)
+        assert list(map(len, found)) == [1]
+        last += flat(found)
+        assert loader.epoch == 1
+    assert sorted({*seen, *last}) == list(range(SAMPLES))
+    assert len({*last}) == 3
+
+
 def test_states_that_a_loader_writes_it_reads(folder):
     """However often the geometry changes in an epoch, and however many steps it has, a loader
     resumes from its own state.
