@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..arguments import Positive, check_fields
 from ..lazy import lazy
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from .collate import Collator
     from .dataset import PCRDataset
 
+Sizes = NDArray[np.uint16]
 # Samples of a rank to group at a time: enough for whole batches of rare shapes, and few enough for
 # their shards to fit in memory. At least this many batches.
 _WINDOW_SAMPLES = 8192
@@ -83,7 +85,7 @@ class Buckets:
         self,
         dataset: PCRDataset,
         collator: Collator,
-        weights: Sequence[float] | None,
+        weights: object,
     ) -> None:
         """Check that a dataset and options work with these buckets.
 
@@ -97,15 +99,16 @@ class Buckets:
             )
         if self.pixels is not None and weights is not None:
             raise ValueError("expected no weights with pixels=: the batches would not be as many")
-        unknown = np.flatnonzero(dataset.sizes.min(axis=1) == 0)
+        sizes = dataset.shards.sizes.take(dataset.ids, axis=0)
+        unknown = np.flatnonzero(sizes.min(axis=1) == 0)
         if len(unknown):
             raise ValueError(
                 f"expected a JPEG in each sample, got none in {dataset.keys[unknown[0]]!r}: leave "
                 "such samples out by dataset.subset(dataset.sizes.all(1))"
             )
-        self.fit(collator, dataset.sizes[:1])  # raises for views
+        self.fit(collator, sizes[:1])  # raises for views
 
-    def fit(self, collator: Collator, sizes: Ints) -> Collator:
+    def fit(self, collator: Collator, sizes: Sizes) -> Collator:
         """Return the collator of a batch of (n, 2) sizes.
 
         With ``area``, it gives all images the shape of the median sample's bucket.
@@ -120,13 +123,13 @@ class Buckets:
         box = replace(image, size=(height, width), crop="random", ratio=(ratio, ratio), scale=scale)
         return replace(collator, image=box)
 
-    def _bucket(self, sizes: Ints) -> Ints:
+    def _bucket(self, sizes: Sizes) -> Ints:
         """Return the (n,) buckets of (n, 2) heights and widths, by nearest aspect ratio."""
         ratios = np.log([width / height for height, width in self.shapes])
         middles = (ratios[1:] + ratios[:-1]) / 2
         return np.searchsorted(middles, np.log(sizes[:, 1] / sizes[:, 0].astype(np.float64)))
 
-    def regroup(self, sizes: Ints, layout: Layout) -> Layout:
+    def regroup(self, sizes: Sizes, layout: Layout) -> Layout:
         """Move samples between steps; with sizes bound, ``regroup`` of :class:`EpochOrder`.
 
         With ``area``, each rank's samples are sorted by bucket, window by window, and the steps are
@@ -134,7 +137,7 @@ class Buckets:
         the same way, so most steps have one shape on all ranks.
 
         Args:
-            sizes: (N, 2) height and width of each sample.
+            sizes: (N, 2) uint16, height and width of each sample.
             layout: The steps without buckets.
         """
         if self.pixels is not None:
@@ -194,7 +197,7 @@ class _ByPixels(Layout):
         ValueError: An image has more than half of the pixels of a batch.
     """
 
-    def __init__(self, layout: Layout, sizes: Ints, limit: int) -> None:
+    def __init__(self, layout: Layout, sizes: Sizes, limit: int) -> None:
         super().__init__(layout.samples, layout.geometry, layout.rules, layout.key)
         world = self.geometry.max_world_size
         batch = self.geometry.global_batch // world
@@ -203,7 +206,7 @@ class _ByPixels(Layout):
         found = np.concatenate(
             [own for rank in range(world) for own in layout.batches(steps, rank, world)], axis=1
         )
-        pixels = sizes[found[1]].prod(axis=1)
+        pixels = sizes[found[1]].prod(axis=1, dtype=np.int64)
         largest = int(pixels.max())
         if largest * 2 > limit:
             raise ValueError(

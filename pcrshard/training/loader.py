@@ -25,7 +25,7 @@ from .bad_samples import BadSamples, report
 from .buckets import Buckets
 from .collate import Collator
 from .dataset import PCRDataset
-from .mixture import mixture
+from .mixture import Weights, drawn_before, mixture, weights_at
 from .order import EpochOrder, Geometry, Segment, advance
 from .sequence import Ints, Rules
 from .shard_set import Row, read_batches
@@ -45,6 +45,7 @@ _LAST: dict[Any, Literal["drop", "short", "pad"]] = {True: "drop", False: "short
 _Epoch = Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
 _Batch = Annotated[int, msgspec.Meta(ge=1, le=1 << 26)]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
+_Shards = Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
 _Segment = tuple[_Batch, _Count, _Count, _Count]
 
 
@@ -61,6 +62,8 @@ class _Cursor:
         ended: Number of the epoch that a loaded state ended, if it did; -1 if not.
         order: The steps after the segments, once they are computed.
         geometry: Geometry of these steps; ``None`` before the iteration begins.
+        known: The number of shards of each dataset that the epoch has, if the datasets have grown
+            since it began.
     """
 
     epoch: int = 0
@@ -70,6 +73,7 @@ class _Cursor:
     ended: int = -1
     order: Any = None
     geometry: Any = None
+    known: Sequence[int] | None = None
 
     def __getstate__(self) -> State:
         return vars(self) | {"order": None}  # a worker computes it
@@ -127,7 +131,10 @@ class PCRLoader:
         prefetch: Batches decoded ahead, per worker if there are any.
         pin_memory: Whether to decode into pinned memory, if CUDA is available.
         weights: Fraction of an epoch from each of several datasets, on any scale; by default each
-            sample appears once.
+            sample appears once. Weights that change from epoch to epoch are pairs ``[(0, (3, 1)),
+            (1_000_000, (1, 1))]`` of the first sample of the run and weights, or a function of the
+            epoch's number that gives the same whenever it is called; ``num_samples`` says how long
+            an epoch is.
         num_samples: Samples per epoch with ``weights``; by default the size of the datasets.
         buckets: Groups images by aspect ratio, or bounds the pixels of a batch.
         rank: Rank of this process; by default taken, when an iteration begins, from
@@ -169,7 +176,7 @@ class PCRLoader:
         num_workers: Natural = 0,
         prefetch: Positive = 2,
         pin_memory: bool = False,
-        weights: Sequence[float] | None = None,
+        weights: Weights | None = None,
         num_samples: Positive | None = None,
         buckets: Buckets | None = None,
         rank: Natural | None = None,
@@ -274,7 +281,8 @@ class PCRLoader:
             place = {"epoch": cursor.epoch + 1, "segments": []}
         elif cursor.given:
             place["segments"] = advance(cursor.segments, cursor.geometry, cursor.given)
-        return self._fixed() | place
+        known = cursor.known if place["segments"] else None
+        return self._fixed(place["epoch"], place["segments"], known) | place
 
     def stats(self) -> LoaderStats:
         """Return which samples this loader has replaced, on this rank; see ``on_error``."""
@@ -282,6 +290,9 @@ class PCRLoader:
 
     def load_state_dict(self, state: State, *, skip: int = 0) -> None:
         """Continue from a position, possibly at another scan or with other workers or ranks.
+
+        If the datasets have more shards now, behind those that the state knew, the rest of its
+        epoch is that of the known ones; the new ones come with the next epoch.
 
         Args:
             state: From :meth:`state_dict`.
@@ -292,23 +303,27 @@ class PCRLoader:
                 malformed; the loader is then unchanged.
         """
         given = state if isinstance(state, Mapping) else {}
-        for name, mine in self._fixed().items():
+        try:
+            epoch = msgspec.convert(given.get("epoch"), _Epoch)
+            segments = msgspec.convert(given.get("segments"), list[_Segment])
+        except msgspec.ValidationError as error:
+            raise ValueError(f"expected a state with an epoch and its segments: {error}") from None
+        known = self._known(given)
+        for name, mine in self._fixed(epoch, segments, known).items():
             if given.get(name) != mine:
                 raise ValueError(
                     f"expected a state of the same dataset and options, its {name} is "
                     f"{given.get(name)!r} instead of {mine!r}"
                 )
-        try:
-            epoch = msgspec.convert(given.get("epoch"), _Epoch)
-            segments = msgspec.convert(given.get("segments"), list[_Segment])
-        except msgspec.ValidationError as error:
-            raise ValueError(f"expected an epoch and its segments in a state: {error}") from None
-        cursor = _Cursor(epoch, list(map(list, segments)))
+        if not segments:
+            known = None
+        cursor = _Cursor(epoch, list(map(list, segments)), known=known)
         left = self._order(cursor)  # raises if the epoch lacks these steps
         if left.steps <= skip:
             cursor = _Cursor(cursor.epoch + 1)
         elif skip:
-            cursor = _Cursor(cursor.epoch, advance(cursor.segments, left.geometry, skip))
+            done = advance(cursor.segments, left.geometry, skip)
+            cursor = _Cursor(cursor.epoch, done, known=known)
         if not cursor.segments:
             cursor.ended = cursor.epoch - 1
         self._cursor = cursor
@@ -324,7 +339,7 @@ class PCRLoader:
         self._cursor = cursor
         process = os.getpid()
         rank = self.rank
-        reading: Any = _Reading(self, cursor.epoch, cursor.segments, order.geometry, rank, order)
+        reading: Any = _Reading(self, cursor, order.geometry, rank, order)
         if not cursor.steps:
             reading = ()
         elif self.num_workers:
@@ -402,7 +417,7 @@ class PCRLoader:
         """Start a batch; see :meth:`Collator.begin`. With buckets, its images get one shape."""
         if self.buckets is not None:
             ids = [sample for sample, _, _ in rows]
-            collate = self.buckets.fit(collate, self.dataset.shards.sizes[ids].astype(np.int64))
+            collate = self.buckets.fit(collate, self.dataset.shards.sizes[ids])
         return collate.begin(rows, pool, pin)
 
     def _order(self, cursor: _Cursor) -> EpochOrder:
@@ -410,26 +425,43 @@ class PCRLoader:
         world = self.rank.world
         geometry = Geometry(self.batch_size * world, self.max_world_size or world, self._lanes)
         if cursor.order is None or cursor.order.geometry != geometry:
-            cursor.order = self.order(cursor.epoch, cursor.segments, geometry)
+            cursor.order = self.order(cursor.epoch, cursor.segments, geometry, cursor.known)
         order: EpochOrder = cursor.order
         return order
 
-    def order(self, epoch: int, history: Sequence[Segment], geometry: Geometry) -> EpochOrder:
-        """Return the remaining steps of an epoch, in numbers of the dataset's samples."""
+    def order(
+        self,
+        epoch: int,
+        history: Sequence[Segment],
+        geometry: Geometry,
+        known: Sequence[int] | None = None,
+    ) -> EpochOrder:
+        """Return the remaining steps of an epoch, in numbers of the dataset's samples.
+
+        With ``known``, numbers are those of the samples of that many shards of each dataset, see
+        :meth:`ids_of`.
+        """
         dataset = self.dataset
+        sizes = np.split(dataset.shard_sizes, dataset.shards.datasets[1:-1])
+        if known is not None:
+            sizes = [own[:count] for own, count in zip(sizes, known, strict=True)]
         samples = regroup = None
         if self.weights is not None:
+            count = self.num_samples or sum(int(own.sum()) for own in sizes)
             samples = mixture(
-                np.split(dataset.shard_sizes, dataset.shards.datasets[1:-1]),
-                self.weights,
-                self.num_samples or len(dataset),
+                sizes,
+                weights_at(self.weights, epoch, count),
+                count,
                 self.rules,
                 epoch=epoch,
+                drawn=drawn_before(self.weights, epoch, count),
             )
         if self.buckets is not None:
-            regroup = partial(self.buckets.regroup, dataset.sizes)
+            numbers = np.arange(sum(int(own.sum()) for own in sizes))
+            of_each = dataset.shards.sizes.take(self.ids_of(numbers, known), axis=0)
+            regroup = partial(self.buckets.regroup, of_each)
         return EpochOrder(
-            dataset.shard_sizes,
+            np.concatenate(sizes),
             geometry,
             self.rules,
             epoch=epoch,
@@ -438,16 +470,52 @@ class PCRLoader:
             regroup=regroup,
         )
 
-    def _fixed(self) -> State:
+    def ids_of(self, numbers: Ints, known: Sequence[int] | None) -> Ints:
+        """Return the ids of (n,) numbers of :meth:`order`."""
+        shards = self.dataset.shards
+        if known is None or len(known) == 1:
+            return self.dataset.ids_of(numbers)
+        first = shards.starts[shards.datasets[:-1]]
+        held = shards.starts[np.add(shards.datasets[:-1], known)] - first
+        begins = held.cumsum() - held
+        of_each = np.searchsorted(begins, numbers, side="right") - 1
+        ids: Ints = numbers - begins[of_each] + first[of_each]
+        return ids
+
+    def _known(self, state: Mapping[str, Any]) -> Sequence[int] | None:
+        """Return the shards that a state knew, if there are more now; ``None`` for the same."""
+        shards = self.dataset.shards
+        try:
+            known = msgspec.convert(state.get("shards"), list[_Shards])
+        except msgspec.ValidationError:
+            return None
+        grew = len(known) == len(shards.counts) and known != shards.counts
+        is_part = grew and all(np.less_equal(known, shards.counts))
+        is_whole = len(self.dataset) == shards.starts[-1]
+        same = is_part and is_whole and shards.fingerprint_of(known) == state.get("dataset")
+        return known if same else None
+
+    def _fixed(self, epoch: int, segments: Sequence[Segment], known: Sequence[int] | None) -> State:
         """Return the values that must match for a state to mean the same samples."""
-        rules = self.rules
+        rules, shards, dataset = self.rules, self.dataset.shards, self.dataset
+        weights = drawn = None
+        if self.weights is not None:
+            samples = self.num_samples or len(dataset)
+            if known is not None and not self.num_samples:
+                ends = np.add(shards.datasets[:-1], known)
+                samples = int((shards.starts[ends] - shards.starts[shards.datasets[:-1]]).sum())
+            drawn = drawn_before(self.weights, epoch, samples)
+            # Those of an epoch that has not begun may still change.
+            weights = weights_at(self.weights, epoch, samples) if segments else None
         return {
             "version": _VERSION,
-            "dataset": self.dataset.fingerprint,
+            "dataset": dataset.fingerprint if known is None else shards.fingerprint_of(known),
+            "shards": list(shards.counts if known is None else known),
             "seed": rules.seed,
             "shuffle_shards": rules.shuffle_shards,
             "last": rules.last,
-            "weights": None if self.weights is None else list(map(float, self.weights)),
+            "weights": weights,
+            "drawn": drawn,
             "samples": self.num_samples,
             "buckets": self.buckets and list(astuple(self.buckets)),
         }
@@ -459,16 +527,14 @@ class _Reading(IterableDataset[Any]):
 
     Attributes:
         loader: The loader, with its options.
-        epoch: Number of the epoch.
-        segments: Steps of the epoch before this iteration.
+        cursor: Where the iteration begins.
         geometry: Geometry of this iteration.
         rank: The rank of the loader, which a spawned worker cannot look up.
         order: The steps, or ``None`` to compute them.
     """
 
     loader: PCRLoader
-    epoch: int
-    segments: Sequence[Segment]
+    cursor: _Cursor
     geometry: Geometry
     rank: ranks.Rank
     order: EpochOrder | None
@@ -477,20 +543,22 @@ class _Reading(IterableDataset[Any]):
         return vars(self) | {"order": None}
 
     def __iter__(self) -> Iterator[Any]:
-        loader = self.loader
+        loader, cursor = self.loader, self.cursor
         info = get_worker_info()
         part = {"worker": info.id, "workers": info.num_workers} if info else {}
-        order = self.order or loader.order(self.epoch, self.segments, self.geometry)
+        order = self.order or loader.order(
+            cursor.epoch, cursor.segments, self.geometry, cursor.known
+        )
         dataset = loader.dataset
         bad = BadSamples(dataset.on_error, loader.num_samples or len(dataset))
-        collate = dataset.collator(loader.rules.seed, self.epoch, bad)
+        collate = dataset.collator(loader.rules.seed, cursor.epoch, bad)
         # torch's own thread pins the batches of workers.
         pin = loader.pin_memory and not info
         # The threads start with the first batch and end with this generator.
         with Pool(loader.threads) as pool:
             for batch in read_batches(
                 dataset.shards,
-                map(dataset.ids_of, order.batches(*self.rank, **part)),
+                (loader.ids_of(each, cursor.known) for each in order.batches(*self.rank, **part)),
                 dataset.scan,
                 partial(loader.begin, collate, pool, pin=pin),
                 ahead=loader.prefetch if loader.threads else 0,

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .sequence import MERGE, Counts, Dataset, Rules, Samples, random_words
+
+Weights = Annotated[
+    Sequence[float] | Sequence[tuple[int, Sequence[float]]] | Callable[[int], Sequence[float]],
+    "a number for each dataset, pairs (first sample, numbers), or a function of the epoch",
+]
 
 
 def mixture(
@@ -18,6 +25,7 @@ def mixture(
     rules: Rules = Rules(),
     *,
     epoch: int,
+    drawn: Sequence[int] | None = None,
 ) -> Samples:
     """Draw one epoch from several datasets.
 
@@ -33,6 +41,8 @@ def mixture(
         samples: Samples per epoch.
         rules: Seed, and whether to shuffle.
         epoch: Number of the epoch, from 0.
+        drawn: Per dataset, the samples of it in all epochs before; by default those of epochs with
+            the same weights.
 
     Returns: The samples, spread so that every stretch has about the right proportions. Their ids
         are those of the concatenation of the datasets.
@@ -51,8 +61,9 @@ def mixture(
             f"expected as many weights as datasets, got {len(shares)} and {len(sizes)}; "
             "a torch WeightedRandomSampler weighs samples"
         )
+    before = [epoch * share for share in shares] if drawn is None else drawn
     datasets: list[Dataset] = []
-    drawn = []
+    chosen = []
     first_id = 0
     for number, (counts, share) in enumerate(zip(sizes, shares, strict=True)):
         dataset = Dataset(counts, rules, number, first_id)
@@ -60,15 +71,55 @@ def mixture(
             raise ValueError(f"expected samples in dataset {number}, got none")
         datasets.append(dataset)
         if share:
-            drawn.append(_share(datasets, epoch * share, share))
+            chosen.append(_share(datasets, before[number], share))
         first_id += dataset.samples
-    places = np.concatenate([_places(own, rules, epoch) for own in drawn])
+    places = np.concatenate([_places(own, rules, epoch) for own in chosen])
     order = places.argsort(kind="stable")
     columns = [
-        np.concatenate([getattr(own, name) for own in drawn])[order]
+        np.concatenate([getattr(own, name) for own in chosen])[order]
         for name in ("of", "shards", "passes", "first", "counts")
     ]
     return Samples.join(datasets, columns)
+
+
+def weights_at(weights: Weights, epoch: int, samples: int) -> list[float]:
+    """Return the weights of an epoch.
+
+    Args:
+        weights: Of all epochs, or how they change.
+        epoch: Number of the epoch.
+        samples: Samples per epoch.
+
+    Raises:
+        ValueError: They are no numbers of at least 0 with a positive sum.
+    """
+    found: Any = weights
+    if callable(weights):
+        found = weights(epoch)
+    elif _changes(weights):
+        pairs: Any = weights
+        begun = [own for start, own in pairs if start <= epoch * samples]
+        if not begun or sorted(pairs, key=operator.itemgetter(0)) != list(pairs):
+            raise ValueError(f"expected pairs of a sample, rising from 0, and weights, got {pairs}")
+        found = begun[-1]
+    try:
+        share_out(found, 1)
+        return [float(each) for each in found]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"weights of epoch {epoch}: {error}") from error
+
+
+def drawn_before(weights: Weights, epoch: int, samples: int) -> list[int]:
+    """Return how many samples of each dataset the epochs before have."""
+    first = share_out(weights_at(weights, 0, samples), samples)
+    if not _changes(weights):
+        return [epoch * share for share in first]
+    shares = [share_out(weights_at(weights, each, samples), samples) for each in range(epoch)]
+    return [sum(own) for own in zip(*shares, strict=True)] or [0] * len(first)
+
+
+def _changes(weights: Weights) -> bool:
+    return callable(weights) or (len(weights) > 0 and isinstance(weights[0], Sequence))
 
 
 def _share(datasets: Sequence[Dataset], start: int, count: int) -> Samples:

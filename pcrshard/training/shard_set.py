@@ -122,10 +122,22 @@ class ShardSet:
         return f"{self.name}: {self.starts[-1]} samples in {len(self.urls)} shards"
 
     @lazy
+    def counts(self) -> list[int]:
+        """The number of shards of each dataset."""
+        return np.diff(self.datasets).tolist()
+
+    @lazy
     def fingerprint(self) -> int:
         """A checksum of the shards and their order; if it differs, so do sample ids."""
-        rows = [index.shards.rows[:, :2].astype("<u4") for index in self.indexes]
-        return crc32c(np.concatenate(rows), crc32c(np.array(self.datasets, "<i8")))
+        return self.fingerprint_of(self.counts)
+
+    def fingerprint_of(self, counts: Sequence[int]) -> int:
+        """Return the checksum of the first shards of each dataset."""
+        rows = [
+            index.shards.rows[:count, :2].astype("<u4")
+            for index, count in zip(self.indexes, counts, strict=True)
+        ]
+        return crc32c(np.concatenate(rows), crc32c(np.array(counts, "<i8")))
 
     @lazy
     def metadata(self) -> Metadata:

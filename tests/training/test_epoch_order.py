@@ -191,13 +191,10 @@ def test_another_geometry_delivers_exactly_what_is_left():
         if job.rules.last == "short":
             # Repeated only if fewer samples than slots were left, so that each slot has one.
             assert times.min() == 1
-            again = times.sum() - len(times)
-            assert again == 0 or (again < geometry.max_world_size and order.steps == 1)
-            counts = {
-                len(list(order.batches(rank, geometry.max_world_size)))
-                for rank in range(geometry.max_world_size)
-            }
-            assert counts == {order.steps} or not history
+            assert times.sum() - len(times) < 2 * 6  # twice, of at most six slots
+            world = geometry.max_world_size
+            counts = {len(list(order.batches(rank, world))) for rank in range(world)}
+            assert counts == {order.steps}
         elif job.rules.last == "drop":
             assert times.max() <= 1
             assert (times == 0).sum() < geometry.global_batch
