@@ -6,7 +6,7 @@ import sys
 import types
 
 import pytest
-from support import run_python
+from support import ROOT, run_python, run_ranks
 
 from pcrshard.training import ranks
 from pcrshard.training.ranks import Rank
@@ -119,3 +119,12 @@ def test_asking_does_not_import_torch():
         "sys.exit('torch' in sys.modules)"
     )
     run_python("-c", program)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_validation_that_waits_in_each_step_ends(folder, ranks):
+    """With a gloo ``all_gather`` in each step, and an FSDP forward, for any number of samples, also
+    resumed: no rank waits for another, every sample comes once, and too few are refused at once.
+    """
+    script = ROOT / "tests" / "training" / "equal_steps_ranks.py"
+    assert run_ranks(script, folder, ranks=ranks).count("done") == ranks
