@@ -128,6 +128,19 @@ def test_a_dataset_that_grew(tmp_path, workers):
     assert again.state_dict()["shards"] == [9]
 
 
+def test_shards_by_name_may_become_more(tmp_path):
+    """A pattern that names more shards than when the run began."""
+    folder = write(tmp_path / "set", numbered(36), ROWS)
+    some, all_ = (f"{folder}/data-{{000000..00000{last}}}.tar" for last in (5, 8))
+    whole = labels(loader_of(some, seed=5))
+    loader = loader_of(some, seed=5)
+    assert labels(loader, 1, 4) == whole[:4]
+    resumed = loader_of(all_, seed=5)
+    resumed.load_state_dict(loader.state_dict())
+    assert labels(resumed) == whole[4:]
+    assert sorted(itertools.chain(*labels(resumed))) == list(range(36))
+
+
 def test_datasets_of_a_mixture_that_grew(two, tmp_path):
     """Each of several may have grown; samples keep their content, and weights hold."""
     folders = [shutil.copytree(each, tmp_path / str(i)) for i, each in enumerate(two)]
