@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checksum import crc32c
-from ..errors import CorruptIndex, CorruptJpeg, CorruptPiece, PCRError, ScanUnavailable
+from ..errors import CorruptIndex, CorruptJpeg, CorruptPiece, PCRError, ScanUnavailable, naming
 from ..format.columns import ABSENT
 from ..format.group_table import GroupTable, decode_tables, group_starts, late_starts
 from ..format.names import numbered
@@ -236,7 +236,8 @@ class Prefix:
         Raises:
             ScanUnavailable: There is no such scan.
         """
-        stop = self.index.head.prefix_stop(scan)
+        with naming(self.shard.url):
+            stop = self.index.head.prefix_stop(scan)
         if self.index.tar is not None:
             return scan == 0 or hasattr(self, "_native")
         return stop <= self.num_bytes

@@ -21,6 +21,7 @@ from .stores import (
     LISTING_SECONDS,
     Access,
     ask,
+    create_file,
     is_conditional,
     is_conflict,
     mapped_errors,
@@ -410,8 +411,7 @@ def create(url: str, data: bytes, *, options: Access = None) -> None:
                     file.flush()
                     _publish(file, _link, path)
             elif is_conditional(fs):
-                # One attempt: a retry could find the file that the first attempt created.
-                fs.pipe_file(path, data, mode="create")
+                create_file(url, data, options)
             else:
                 _create_with_lease(fs, path, data)
             return

@@ -411,6 +411,38 @@ def upload(url: str, path: str, access: Access, *, replace: bool = True) -> None
         run(retried(send, target, retry))
 
 
+def create_file(url: str, data: bytes, access: Access) -> None:
+    """Write a file of a store with create-only writes, retrying as for reads.
+
+    An attempt may take ``retry.timeout`` seconds and one more for each MiB.
+
+    Raises:
+        FileExistsError: The file exists, and is not that of an attempt whose answer was lost.
+        OSError: All attempts failed, or the error is not transient.
+    """
+    target, retry = Target(url, access), Store.of(access).retry
+    seconds = retry.timeout + len(data) / _LEAST_RATE
+    failed = False
+
+    async def send() -> None:
+        nonlocal failed
+        async with time_limit(seconds):
+            try:
+                await call(target.fs, "pipe_file", target.path, value=data, mode="create")
+            except OSError as error:
+                if not is_conflict(error):
+                    failed = True
+                    raise
+                mine = failed and await call(target.fs, "cat_file", target.path) == data
+                if not mine:
+                    raise FileExistsError(f"{redact_url(url)} exists") from error
+            except BaseException:
+                failed = True
+                raise
+
+    run(retried(send, target, retry))
+
+
 def is_conditional(fs: Any) -> bool:
     """Return whether a store can refuse to replace a file.
 

@@ -10,8 +10,9 @@ import pytest
 import servers
 from fsspec.implementations.memory import MemoryFileSystem
 
-from pcrshard import storage
+from pcrshard import Retry, storage
 from pcrshard.errors import StorageError
+from pcrshard.storage import Store
 
 
 def race(url, count=8):
@@ -46,6 +47,46 @@ def test_the_second_writer_fails_on_s3():
             storage.create(url, b"2", **how)
         assert storage.read_bytes(url, **how) == b"1"
         assert 0 <= storage.age_seconds(url, **how) < 60
+
+
+class Flaky(MemoryFileSystem):
+    """A store with create-only writes whose answers are lost at times."""
+
+    protocol = ("memory", "flaky")
+    store: typing.ClassVar = {}
+    pseudo_dirs: typing.ClassVar = [""]
+    failures: typing.ClassVar = []
+
+    def pipe_file(self, path, value, mode="overwrite", **kwargs):
+        when = self.failures.pop(0) if self.failures else None
+        if when == "before":
+            raise ConnectionResetError("lost")
+        super().pipe_file(path, value, mode=mode, **kwargs)
+        if when == "after":
+            raise ConnectionResetError("lost")
+
+
+def test_a_write_whose_answer_is_lost_is_tried_again():
+    """One request in a few is lost, before or after it took effect: the file is there once, and a
+    file of another writer is still a conflict.
+    """
+    fsspec.register_implementation("flaky", Flaky, clobber=True)
+    how = {"options": Store.of(None, Retry(attempts=3, first_delay=0.001))}
+    for number, failures in enumerate((["before"], ["after"], ["before", "after"], [])):
+        Flaky.failures[:] = failures
+        storage.create(f"flaky://{number}", b"mine", **how)
+        assert storage.read_bytes(f"flaky://{number}") == b"mine"
+        assert not Flaky.failures
+    Flaky.failures[:] = ["before"]
+    with pytest.raises(FileExistsError):
+        storage.create("flaky://0", b"another", **how)
+    Flaky.failures[:] = ["before"] * 3
+    with pytest.raises(StorageError, match="cannot write"):
+        storage.create("flaky://new", b"mine", **how)
+    # Equal data of another writer are a conflict, unless an answer was lost.
+    Flaky.failures[:] = []
+    with pytest.raises(FileExistsError):
+        storage.create("flaky://0", b"mine", **how)
 
 
 class Plain(MemoryFileSystem):
