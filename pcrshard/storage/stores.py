@@ -266,18 +266,18 @@ def in_thread(call: Callable[[], T]) -> concurrent.futures.Future[T]:
     return request
 
 
-async def call(fs: Any, method: str, path: str, **kwargs: Any) -> Any:
+async def call(fs: Any, method: str, path: str, *args: Any, **kwargs: Any) -> Any:
     """Call a method of a file system for a path, in a way that can be canceled."""
     if fs.async_impl:
         try:
-            return await getattr(fs, f"_{method}")(path, **kwargs)
+            return await getattr(fs, f"_{method}")(path, *args, **kwargs)
         except FileNotFoundError as error:
             # The HTTP file system takes any failure to look up a file for a missing file.
             cause = error.__cause__ if "https" in fs.protocol else None
             if cause is None or getattr(cause, "status", None) == 404:
                 raise
         raise cause  # here, where the missing file is not its context
-    request = in_thread(partial(getattr(fs, method), path, **kwargs))
+    request = in_thread(partial(getattr(fs, method), path, *args, **kwargs))
     return await asyncio.wrap_future(request)
 
 
@@ -428,7 +428,7 @@ def create_file(url: str, data: bytes, access: Access) -> None:
         nonlocal failed
         async with time_limit(seconds):
             try:
-                await call(target.fs, "pipe_file", target.path, value=data, mode="create")
+                await call(target.fs, "pipe_file", target.path, data, mode="create")
             except OSError as error:
                 if not is_conflict(error):
                     failed = True
