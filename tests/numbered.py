@@ -39,7 +39,7 @@ WRITERS = {"shards": write, "tars": write_tars}
 
 def scan_of(urls, scan):
     """A scan of datasets: plain tars have only the full one."""
-    first = urls if isinstance(urls, str) else urls[0]
+    first = urls[0] if isinstance(urls, list) else urls
     return scan if open_dataset(first)[0].num_groups else "full"
 
 

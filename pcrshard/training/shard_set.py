@@ -230,9 +230,9 @@ class ShardSet:
             return resolve_choice(self.entries, scan, self.name, wanted)
         if scan != FULL:
             raise ValueError(f"expected a scan or a quality, got {scan!r} and {quality}")
-        scans = tuple(index.scan_of_quality(quality) for index in self._indexes)
-        for own, places in zip(scans, itertools.pairwise(self.datasets), strict=True):
-            resolve_choice(self.entries[slice(*places)], own, self.name, wanted)
+        scans = tuple(index.scan_of_quality(quality) for index in self.indexes)
+        for own, index in zip(scans, self.indexes, strict=True):
+            resolve_choice(index.shards, own, self.name, wanted)
         return scans[0] if len({*scans}) == 1 else ScanPerDataset(scans)
 
     def scan_at(self, scan: Scan | ScanPerDataset, shard: int) -> Scan:

@@ -292,13 +292,13 @@ def test_random_access_costs_the_same_however_much_is_held(folder, monkeypatch):
     """A hit looks at its own prefix only, not at all that are in memory."""
     recent = RecentPrefixes(ShardSet(folder, ReadOptions()), 1 << 30)
     for shard in range(SHARDS):
-        recent.get(shard, 1)
+        recent.get(shard, 1, 0)
     looked = []
     size = Prefix.num_bytes.fget
     monkeypatch.setattr(
         Prefix, "num_bytes", property(lambda self: looked.append(id(self)) or size(self))
     )
-    first = recent.get(3, 1)
+    first = recent.get(3, 1, 0)
     assert set(looked) <= {id(first)}
 
 
@@ -308,6 +308,6 @@ def test_held_bytes_bounds_the_memory_and_not_the_files(folder):
     prefix = shards.open(0).load(1)
     assert prefix.memory_bytes >= prefix.num_bytes + sum(map(sys.getsizeof, prefix.index.keys))
     recent = RecentPrefixes(shards, 3 * prefix.memory_bytes)
-    held = [weakref.ref(recent.get(shard, 1)) for shard in range(SHARDS)]
+    held = [weakref.ref(recent.get(shard, 1, 0)) for shard in range(SHARDS)]
     gc.collect()
     assert 1 <= sum(ref() is not None for ref in held) <= 4
