@@ -9,7 +9,7 @@ import numpy as np
 
 from .duplicates import find_same
 from .findings import Facts, Finding, find_all
-from .pictures import Part, Progress, look
+from .pictures import Part, Progress, common_scan, look
 from .sheet import write_sheet
 
 # Called with the name of a stage; returns what is called with its progress.
@@ -113,8 +113,9 @@ def check_parts(
     """
     begin = stages or (lambda _: lambda _done, _total: None)
     facts, unreadable = [], []
+    scan = common_scan(parts)
     for part in parts:
-        pictures, errors = look(part, begin(f"check {part.name}"))
+        pictures, errors = look(part, scan, begin(f"check {part.name}"))
         facts.append(Facts(part, pictures))
         unreadable += errors
     same, alike = find_same(

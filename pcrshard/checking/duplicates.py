@@ -1,4 +1,4 @@
-"""The same picture in several samples: candidates by a hash at scan 1, confirmed by all pixels."""
+"""The same picture in several samples: candidates by a hash, confirmed by all pixels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..format.scan_script import MAX_GROUPS
 from ..jpeg.pixels import decode_image
 from .pictures import Ints, Part, Pictures, Progress
 
-# Between two scan scripts, the hashes of one picture differed in at most 4 bits (photographs).
+# Copies of another size or quality differ in a few bits.
 MAX_BITS = 4
 # Bit ranges of a hash, one more than bits may differ: one range of two close hashes is equal.
 _BANDS = ((0, 13), (13, 13), (26, 13), (39, 13), (52, 12))

@@ -1,4 +1,4 @@
-"""What is known of each picture of a dataset: from the index, and from a look at scan 1."""
+"""What is known of each picture of a dataset: from the index, and from a look at a low scan."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ..cpus import usable_cpus
 from ..errors import PCRError
 from ..format.dataset_index import DatasetIndex
+from ..format.scan_script import MAX_GROUPS
 from ..format.shard_index import State
 from ..jpeg.color_profiles import is_wide
 from ..jpeg.image_decoder import ImageDecoder
@@ -79,10 +80,10 @@ class Pictures:
         label: (P,) int64, class of its sample; :data:`ABSENT`, :data:`ILLEGAL`.
         sides: (P, 2) int64, height and width of the upright picture; 0 if unknown.
         quality: (P,) int64, JPEG quality of its quantization tables; 0 if unknown.
-        hash: (P,) uint64, difference hash at scan 1.
-        is_gray: (P,) bool, whether it has no color at scan 1.
+        hash: (P,) uint64, difference hash at the scan that was looked at.
+        is_gray: (P,) bool, whether it has no color there.
         is_wide: (P,) bool, whether its ICC profile is not sRGB.
-        is_broken: (P,) bool, whether no decoder can decode it at scan 1.
+        is_broken: (P,) bool, whether no decoder can decode it there.
     """
 
     sample: Ints
@@ -100,14 +101,24 @@ class Pictures:
         return Pictures(**{each.name: getattr(self, each.name)[which] for each in fields(self)})
 
 
-def look(part: Part, progress: Progress) -> tuple[Pictures, list[PCRError]]:
-    """Read scan 1 of a part, or plain tars, and decode it to thumbnails of 36 x 32 pixels.
+def common_scan(parts: Sequence[Part]) -> int:
+    """Return a scan at which the same picture has nearly the same hash in all parts.
 
-    Reads each shard's prefix of scan 1 (of the standard script about a tenth of the bytes), in one
-    request, and takes about 0.3 ms of CPU time per picture; files kept whole take a full decode.
+    That is scan 1 if one script has made all of them; otherwise all scans are needed.
+    """
+    return 1 if len({part.index.schema.groups for part in parts}) == 1 else MAX_GROUPS
+
+
+def look(part: Part, scan: int, progress: Progress) -> tuple[Pictures, list[PCRError]]:
+    """Read a scan of a part, or plain tars, and decode it to thumbnails of 36 x 32 pixels.
+
+    Reads each shard's prefix in one request (at scan 1 of the standard script about a tenth of the
+    bytes), and takes about 0.3 ms of CPU time per picture at scan 1; files kept whole take a full
+    decode.
 
     Args:
         part: The part.
+        scan: From :func:`common_scan`; a part that holds fewer scans is read up to its highest.
         progress: Called with (samples, total samples) after each shard.
 
     Returns:
@@ -117,10 +128,11 @@ def look(part: Part, progress: Progress) -> tuple[Pictures, list[PCRError]]:
     errors: list[PCRError] = []
     starts = part.starts
     total = len(part.shards)
+    top = part.index.at_most(scan)
     with Pool(usable_cpus()) as pool:
         loads = prefetch(
             range(total),
-            lambda number, cancel: part.shards[number].load(part.index.at_most(1), cancel=cancel),
+            lambda number, cancel: part.shards[number].load(top, cancel=cancel),
             depth=_PREFETCH,
         )
         for number, load in loads:

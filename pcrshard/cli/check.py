@@ -33,8 +33,8 @@ def check(
     Compares the classes of all sets, and finds: the same picture in two splits or twice; files that
     cannot be decoded; missing labels; classes with few samples; JPEG quality, sizes, grayscale and
     color profiles that tell a class, or that differ between the splits. Reads scan 1 of all
-    pictures, and the shards of pictures that may be the same whole. The exit status is 1 if
-    something makes results wrong.
+    pictures (all scans if the sets have different scan scripts), and the shards of pictures that
+    may be the same whole. The exit status is 1 if something makes results wrong.
 
     Example:
         pcrshard check /data/train-pcr /data/val-pcr --sheet check.html

@@ -198,7 +198,7 @@ def test_views_share_a_picture(sound, tmp_path):
     assert found(dataset.subset(without).check()) == (set(), set())
 
 
-@pytest.mark.parametrize("script", [None, "q95"])
+@pytest.mark.parametrize("script", [None, "q95", "levels"])
 def test_a_kept_file_and_another_script_are_the_same_picture(script, sound, tmp_path):
     """Equal pixels count, not equal bytes: a PNG of a JPEG, and other scans."""
     train, val = sound
