@@ -172,7 +172,7 @@ class ShardTable(Sequence[ShardEntry]):
     """
 
     def __init__(
-        self, names: Sequence[str], rows: NDArray[np.uint32], index_urls: tuple[str, ...] = ()
+        self, names: Sequence[str], rows: NDArray[np.uint32], index_urls: Sequence[str] = ()
     ) -> None:
         self.names = names
         self.rows = rows

@@ -6,8 +6,9 @@ Bytes in, bytes out; no I/O.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,37 @@ def plain_tar_index(name: str, part: int) -> str:
     ('a.tar.pcr', 'a.tar.2.pcr')
     """
     return f"{name}.{part}.pcr" if part else f"{name}.pcr"
+
+
+class PlainTarIndexes(Sequence[str]):
+    """The names of the files that have the indexes of plain tars.
+
+    Args:
+        names: The name of the tar of each entry; those of the parts of a tar follow each other.
+
+    >>> list(PlainTarIndexes(["a.tar", "a.tar", "b.tar"]))
+    ['a.tar.pcr', 'a.tar.1.pcr', 'b.tar.pcr']
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[str]: ...
+    def __getitem__(self, place: int | slice) -> str | list[str]:
+        if isinstance(place, slice):
+            return [self[each] for each in range(*place.indices(len(self)))]
+        place = range(len(self))[place]
+        name = self.names[place]
+        first = place
+        while first and self.names[first - 1] == name:
+            first -= 1
+        return plain_tar_index(name, place - first)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from ..native import find_orientation
 
 # Reads bytes of a file: from a place on, at most so many.
 Read = Callable[[int, int], bytes]
 Size = tuple[int, int]
-# Bytes to read at a time: all that files of most libraries need.
-_WINDOW = 256
+# Bytes to read first, all that files of most libraries need, and after a jump.
+_FIRST, _NEXT = 192, 96
 _MOST_SEGMENTS = 64
-_MOST_EXIF = 2 << 10
+# Of EXIF, and of XMP, which is text of any size.
+_MOST_METADATA = 2 << 10
 _MOST_PIXELS = 0xFFFF
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _APP1, _SOS = 0xE1, 0xDA
@@ -28,17 +30,22 @@ class _Window:
 
     def get(self, start: int, count: int) -> bytes:
         """Return bytes, fewer at the end of the file."""
+        end = self._start + len(self._held)
+        if not self._start <= start <= end:
+            self._start = end = start
+            self._held = b""
+        if start + count > end:
+            # What is held stays: the file may be a stream.
+            least = _NEXT if start else _FIRST
+            self._held += self._read(end, max(start + count - end, least))
         place = start - self._start
-        if not 0 <= place <= place + count <= len(self._held):
-            self._start, self._held = start, self._read(start, max(count, _WINDOW))
-            place = 0
         return self._held[place : place + count]
 
 
 def picture_size(read: Read) -> Size | None:
     """Return the height and width of a picture, upright; ``None`` if its first bytes do not tell.
 
-    Reads 256 bytes of most JPEG, PNG, GIF and WebP files, and after that jumps over what does not
+    Reads 192 bytes of most JPEG, PNG, GIF and WebP files, and after that jumps over what does not
     matter.
     """
     window = _Window(read)
@@ -71,8 +78,8 @@ def _webp_size(start: bytes) -> Size | None:
 
 def _jpeg_size(window: _Window) -> Size | None:
     position = 2
-    exif: list[bytes] = []
-    has_xmp = False
+    payloads: list[bytes] = []
+    has_exif = has_xmp = False
     for _ in range(_MOST_SEGMENTS):
         head = window.get(position, 4)
         while head[:2] == b"\xff\xff":  # fill bytes
@@ -84,23 +91,30 @@ def _jpeg_size(window: _Window) -> Size | None:
         if code in _FRAMES:
             frame = window.get(position + 5, 4)
             height, width = int.from_bytes(frame[:2]), int.from_bytes(frame[2:])
-            orientation = find_orientation(exif)
-            if has_xmp and not orientation:  # which may be in it, in kilobytes of text
+            orientation = find_orientation(payloads)
+            if has_xmp and not orientation:  # which may be in it
                 return None
             return (width, height) if orientation >= 5 else (height, width)
         is_exif = code == _APP1 and window.get(position + 4, 6) == b"Exif\0\0"
-        has_xmp |= code == _APP1 and not is_exif
-        if is_exif and not exif:
-            payload = window.get(position + 4, min(length - 2, _MOST_EXIF))
-            if _entries_stop(payload) > len(payload):
+        if is_exif and not has_exif:
+            stop = _entries_stop(window, position + 4)
+            if stop > min(length - 2, _MOST_METADATA):
                 return None
-            exif.append(payload)
+            payloads.append(window.get(position + 4, stop))
+            has_exif = True
+        elif code == _APP1 and not is_exif:
+            has_xmp |= length > _MOST_METADATA
+            if length <= _MOST_METADATA:
+                payloads.append(window.get(position + 4, length - 2))
         position += 2 + length
     return None
 
 
-def _entries_stop(exif: bytes) -> int:
-    """Return the end of the entries that may have the orientation."""
-    order = "little" if exif[6:8] == b"II" else "big"
-    first = 6 + int.from_bytes(exif[10:14], order)  # type: ignore[arg-type]
-    return first + 2 + 12 * int.from_bytes(exif[first : first + 2], order)  # type: ignore[arg-type]
+def _entries_stop(window: _Window, start: int) -> int:
+    """Return the end, in its segment, of the entries of EXIF that may have the orientation."""
+    head = window.get(start, 14)
+    order: Literal["little", "big"] = "little" if head[6:8] == b"II" else "big"
+    first = 6 + int.from_bytes(head[10:14], order)
+    if first > _MOST_METADATA:
+        return first
+    return first + 2 + 12 * int.from_bytes(window.get(start + first, 2), order)

@@ -22,7 +22,7 @@ from ..format.dataset_index import (
     ShardEntry,
     ShardTable,
 )
-from ..format.plain_tar import plain_tar_index
+from ..format.plain_tar import PlainTarIndexes
 from ..format.sample_columns import COLUMNS, decode_column
 from ..redaction import get_logger
 from ..storage.retry import Retry, is_hopeless
@@ -157,8 +157,9 @@ def open_lazily(
             ) from error.__cause__
         return _index_of([Shard(url, storage_options=store) for url in urls]), urls
     if index.tars:
-        urls_of_indexes = _index_urls(storage.parent(found), index.shards.names)
-        rows = ShardTable(index.shards.names, index.shards.rows, urls_of_indexes)
+        names = index.shards.names
+        index_urls = ShardUrls(storage.parent(found), PlainTarIndexes(names))
+        rows = ShardTable(names, index.shards.rows, index_urls)
         index = dataclasses.replace(index, shards=rows)
     if not by_name:
         folder = storage.within(storage.parent(found), index.tars)
@@ -190,16 +191,6 @@ def _choose(index: DatasetIndex, urls: Sequence[str]) -> Opened:
         table = ShardTable.of(entry for _, entry in pairs)
         index = dataclasses.replace(index, shards=table, counts=None, columns=())
     return index, [url for url, _ in pairs]
-
-
-def _index_urls(folder: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the URL of the index of each part of plain tars."""
-    parts: collections.Counter[str] = collections.Counter()
-    found = []
-    for name in names:
-        found.append(storage.join(folder, plain_tar_index(name, parts[name])))
-        parts[name] += 1
-    return tuple(found)
 
 
 def _read_index(url: str, store: storage.Store, cache: PrefixCache | None) -> DatasetIndex:

@@ -173,7 +173,11 @@ def test_orientation_and_sizes_of_turned_pictures(tmp_path):
     exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
     xmp = b"http://ns.adobe.com/xap/1.0/\0<x:xmpmeta/>"
     plain = make_jpeg(1, 30, 50)
-    later = plain[:2] + b"\xff\xe1" + (2 + len(xmp)).to_bytes(2) + xmp + plain[2:]
+    long = xmp + bytes(3000)
+    short, later = (
+        plain[:2] + b"\xff\xe1" + (2 + len(text)).to_bytes(2) + text + plain[2:]
+        for text in (xmp, long)
+    )
     members = {
         "0.jpg": make_jpeg(0, 30, 50, exif=exif),
         "1.jpg": make_jpeg(0, 30, 50, exif=exif + bytes(40000)),
@@ -185,11 +189,13 @@ def test_orientation_and_sizes_of_turned_pictures(tmp_path):
         "7.gif": saved(Image.fromarray(np.zeros((7, 9), np.uint8)), "GIF"),
         "8.jpg": b"no picture",
         "9.jpg": b"",
+        "10.jpg": short,
     }
     write_tar(tmp_path / "a.tar", members)
     index_tars(tmp_path)
     dataset = PCRDataset(tmp_path)
     expected = [[50, 30], [50, 30], [30, 50], [0, 0], *[[7, 9]] * 4, [0, 0], [0, 0]]
+    expected.append([30, 50])
     assert dataset.sizes.tolist() == expected
     decoded = PCRDataset(tmp_path, decoder=ImageDecoder(), on_error="replace")
     for number in range(3):
