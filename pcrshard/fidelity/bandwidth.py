@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..format.dataset_index import ShardEntry, prefix_totals
@@ -44,6 +44,46 @@ class _Sums:
     def has_waited(self, limit: float) -> bool:
         """Return whether more than a fraction of the time was spent waiting."""
         return self.waited > limit * (self.waited + self.used)
+
+
+@dataclass
+class _Settling:
+    """Batches still arrive at an earlier scan: nothing is measured or decided.
+
+    Attributes:
+        samples: Samples in flight that were requested at that scan.
+    """
+
+    samples: int
+
+
+@dataclass
+class _Measuring:
+    """Batches arrive at the scan of the level.
+
+    Attributes:
+        window: Steps since the last decision, or since the scan settled.
+        supply: Steps since one that waited, in which data arrive at full speed; ``None`` before.
+    """
+
+    window: _Sums = field(default_factory=_Sums)
+    supply: _Sums | None = None
+
+
+@dataclass
+class _Try:
+    """The last try of a higher scan.
+
+    Attributes:
+        since: Steps since it began, with the waits that it caused.
+        before: Index of the size before it, to return to at the first wait; ``None`` once that
+            happened, or a calm window has passed.
+        has_effect: Whether waits are still caused by it: until a calm window has passed.
+    """
+
+    since: _Sums = field(default_factory=_Sums)
+    before: int | None = None
+    has_effect: bool = False
 
 
 class BandwidthTuner(ScanPolicy):
@@ -120,16 +160,8 @@ class BandwidthTuner(ScanPolicy):
         # Index of the size that this rank requests, and the scan last set.
         self._wish = len(self.sizes) - 1
         self._taken: Scan | None = None
-        # Samples in flight that were requested at an earlier scan.
-        self._settling = 0
-        self._window = _Sums()
-        # Steps since the last try of a higher scan, and the waits that it has caused.
-        self._since_try = _Sums()
-        self._is_trying = False
-        # Index of the size before the current try, which still holds.
-        self._before_try: int | None = None
-        # Steps since one that waited; data arrive at full speed.
-        self._supply: _Sums | None = None
+        self._state: _Settling | _Measuring = _Measuring()
+        self._try = _Try()
         # Index of the size at the start of the descent, and seconds per sample there.
         self._peak: tuple[int, float] | None = None
 
@@ -171,9 +203,7 @@ class BandwidthTuner(ScanPolicy):
         target = max(self._decide(here, lowest, waited, used, samples), lowest)
         if target != here:
             # Wait for the readers to follow before deciding again.
-            self._settling = self.ahead
-            self._window = _Sums()
-            self._supply = None
+            self._state = _Settling(self.ahead) if self.ahead else _Measuring()
         # A request holds until this rank changes it or the level is set.
         if target != here or given != self._taken:
             self._wish = target
@@ -195,40 +225,46 @@ class BandwidthTuner(ScanPolicy):
 
     def _decide(self, here: int, lowest: int, waited: float, used: float, samples: int) -> int:
         """Return the index of the size that this rank requests after a step."""
+        state = self._state
+        self._try.since.add(waited * self._try.has_effect, used, samples)
+        if isinstance(state, _Settling):
+            state.samples -= samples
+            if state.samples <= 0:
+                self._state = _Measuring()
+            return here
         limit = self.max_wait + self.excused
         has_waited = waited > limit * used
-        self._since_try.add(waited * self._is_trying, used, samples)
-        if self._settling > 0:
-            self._settling -= samples
-            return here
-        self._window.add(waited, used, samples)
-        supply = self._supply
+        state.window.add(waited, used, samples)
+        supply = state.supply
         if supply is not None:
             supply.add(waited, used, samples)
-        if has_waited and self._before_try is not None:
+        if has_waited and self._try.before is not None:
             # Shards of the higher scan are in flight: do not wait for a measurement.
-            before, self._before_try = self._before_try, None
+            before, self._try.before = self._try.before, None
             return min(before, here)
         if has_waited and (supply is None or 2 * supply.samples > self.ahead):
             # A single wait may be a hiccup and measures nothing.
             if supply is not None and supply.has_waited(limit):
                 return self._fall(here, lowest, supply, used)
             # The next measurement starts when this step's batch arrived.
-            self._supply = _Sums(used=used)
-        if self._window.steps < self.window or self._window.samples < self.ahead:
+            state.supply = _Sums(used=used)
+        window = state.window
+        if window.steps < self.window or window.samples < self.ahead:
             return here
-        window, self._window = self._window, _Sums()
-        return here if window.has_waited(limit) else self._climb(here)
+        state.window = _Sums()
+        if window.has_waited(limit):
+            return here
+        self._state = _Measuring()
+        return self._climb(here)
 
     def _climb(self, here: int) -> int:
         """Try a higher scan after a calm window, unless tries have caused too many waits."""
-        self._supply = self._peak = self._before_try = None
-        self._is_trying = False
-        if self._since_try.has_waited(_MAX_TRIES * self.max_wait) or here == self._last:
+        self._peak = None
+        costly = self._try.since.has_waited(_MAX_TRIES * self.max_wait)
+        if costly or here == self._last:
+            self._try = _Try(self._try.since)
             return here
-        self._is_trying = True
-        self._before_try = here
-        self._since_try = _Sums()
+        self._try = _Try(before=here, has_effect=True)
         enough = _WORTH_TRYING * self.sizes[here]
         return next((i for i in range(self._last) if self.sizes[i] >= enough), self._last)
 
