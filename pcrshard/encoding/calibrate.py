@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -16,10 +16,10 @@ from ..cpus import usable_cpus
 from ..errors import EncodeError, FormatError
 from ..format.levels import LEVELS, Levels
 from ..format.scan_script import Q95, STANDARD, ScanScript
-from ..format.shard_format import SCRIPTS, ShardFormat
+from ..format.shard_format import AUTO, SCRIPTS, ShardFormat
 from ..jpeg.quality import HIGH_QUALITY, estimate_quality
 from .encode_jpeg import measure_scans, similarities
-from .levels import choose_slopes
+from .levels import MeasuredScans, choose_slopes
 
 _T = TypeVar("_T")
 Similarity = tuple[tuple[float, float], ...]
@@ -75,26 +75,38 @@ def calibrate(fmt: ShardFormat, jpegs: Iterable[bytes]) -> Calibration:
         qualities = filter(None, map(estimate_quality, first)) if script not in SCRIPTS else ()
         is_high = statistics.median([*qualities] or [0]) >= HIGH_QUALITY
         script = SCRIPTS.get(script, Q95 if is_high else STANDARD)
-    if fmt.script == LEVELS and isinstance(script, ScanScript):
-        base = script
-        found = _of_each(lambda jpeg: measure_scans(jpeg, base, fmt.train_size), first)
-        while more := list(islice(files, SAMPLE)):
-            found += _of_each(lambda jpeg: measure_scans(jpeg, base, fmt.train_size), more)
-        if len(found) < fmt.num_groups:
-            raise EncodeError(
-                f"expected at least {fmt.num_groups} images that can be divided into scans, one "
-                f"for each level, got {len(found)}: use --script {base.name}, or --levels-of with "
-                "a dataset that has levels"
-            )
-        script = Levels(
-            base, choose_slopes(found, fmt.num_groups, fmt.level_shares), fmt.train_size
-        )
+    # A script is the better guess by a few images.
+    if fmt.script == LEVELS or (fmt.script == AUTO and len(first) == SAMPLE):
+        try:
+            script = _find_levels(fmt, script, chain(first, files))
+        except EncodeError:
+            if fmt.script == LEVELS:
+                raise
     final = script
     rows = np.array(_of_each(lambda jpeg: similarities(jpeg, final), first))
     if not len(rows):
         return Calibration(script)
     figures = np.stack([rows.mean(0), np.quantile(rows, 0.05, axis=0)], 1).round(4)
     return Calibration(script, tuple(map(tuple, figures.tolist())))
+
+
+def _find_levels(fmt: ShardFormat, base: ScanScript, jpegs: Iterator[bytes]) -> Levels:
+    """Return levels that take the shares of the bytes that the format says.
+
+    Raises:
+        EncodeError: Too few images can be divided, or they are too alike.
+    """
+    found: list[MeasuredScans] = []
+    while some := list(islice(jpegs, SAMPLE)):
+        found += _of_each(lambda jpeg: measure_scans(jpeg, base, fmt.train_size), some)
+    if len(found) < fmt.num_groups:
+        raise EncodeError(
+            f"expected at least {fmt.num_groups} images that can be divided into scans, one for "
+            f"each level, got {len(found)}: use --script {base.name}, or --levels-of with a "
+            "dataset that has levels"
+        )
+    slopes = choose_slopes(found, fmt.num_groups, fmt.level_shares)
+    return Levels(base, slopes, fmt.train_size)
 
 
 def _of_each(function: Callable[[bytes], _T], jpegs: Iterable[bytes]) -> list[_T]:

@@ -32,6 +32,7 @@ from ..format.dataset_index import (
 )
 from ..format.group_table import GroupTable, LateValues
 from ..format.kinds import Kinds, decide_kinds, read_kinds
+from ..format.levels import Levels
 from ..format.names import (
     MAX_KEY_BYTES,
     check_name,
@@ -44,6 +45,7 @@ from ..format.names import (
     valid_key,
 )
 from ..format.sample_columns import COLUMNS, SampleColumns, encode_columns
+from ..format.scan_script import STANDARD, ScanScript
 from ..format.schema import IMAGE, IMAGE_LIST, Schema
 from ..format.shard_format import ShardFormat
 from ..format.shard_head import BLOCK, TRAILER, Head
@@ -414,7 +416,7 @@ class ShardWriter:
         samples_per_shard: Samples per shard, 1024 by default. The current shard is held in memory
             until it is full.
         fmt: Script and layout. Where the images decide, the first 64 samples wait in memory until
-            they have, and errors of their images come then.
+            they have.
         kinds: What fields hold, where their names do not say: ``{"mask.png": "mask",
             "json:objects.bbox": "boxes:xywh"}``. These, and the fields of the first shard, are the
             schema of all shards: a later sample that has another field, or one of another kind,
@@ -481,9 +483,19 @@ class ShardWriter:
         if self._waiting is None:
             self._encode(sample)
         else:
+            encode_sample(sample, self._encode_image(STANDARD), self._given.fields)  # raises now
             self._waiting.append(dict(sample))
             if len(self._waiting) == SAMPLE:
                 self._encode_waiting()
+
+    @staticmethod
+    def _encode_image(script: ScanScript | Levels) -> Callable[[str, bytes], EncodedImage]:
+        def encode_image(name: str, file: bytes) -> EncodedImage:
+            if is_jpeg_field(name):
+                return encode_jpeg(file, script)
+            return keep_whole(file, script.num_groups)
+
+        return encode_image
 
     def _encode_waiting(self) -> None:
         waiting, self._waiting = self._waiting or [], None
@@ -494,18 +506,11 @@ class ShardWriter:
             self._encode(sample)
 
     def _encode(self, sample: Mapping[str, Any]) -> None:
-        script = self.fmt.scan_script
-
-        def encode_image(name: str, file: bytes) -> EncodedImage:
-            if is_jpeg_field(name):
-                return encode_jpeg(file, script)
-            return keep_whole(file, script.num_groups)
-
         if self._schema is None:
             kinds = self._given.fields
         else:
             kinds = {name: field.kind for name, field in self._schema.by_name.items()}
-        encoded = encode_sample(sample, encode_image, kinds)
+        encoded = encode_sample(sample, self._encode_image(self.fmt.scan_script), kinds)
         self._num_classes = max(self._num_classes, count_classes([encoded.fields]))
         self._pending.append(encoded)
         if len(self._pending) >= self.samples_per_shard:

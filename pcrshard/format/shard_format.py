@@ -26,8 +26,8 @@ class ShardFormat:
     Attributes:
         script: ``levels`` cuts each image where a further byte is worth less than at the same level
             in others, chosen by a sample of the images. A scan script cuts all alike: ``standard``,
-            ``q95`` for sources of JPEG quality 90 and above, ``auto``, which chooses one of these
-            by the quality of the images, or your own.
+            ``q95`` for sources of JPEG quality 90 and above, or your own. ``auto`` takes levels, but
+            where there are fewer than 64 images, or they are alike, a script by their quality.
         levels: Number of levels, 1 to 32.
         level_shares: Share of the full bytes at each level, rising to 1. Default: a geometric
             ladder from 0.05, or from what the first scans take.
@@ -44,7 +44,7 @@ class ShardFormat:
         EncodeError: A value is out of range, or two options conflict.
     """
 
-    script: ScanScript | Levels | str = STANDARD.name
+    script: ScanScript | Levels | str = AUTO
     layout: str = "compact"
     base: int = 2
     preview_fields: tuple[str, ...] = ()
@@ -56,16 +56,7 @@ class ShardFormat:
     def __post_init__(self) -> None:
         if isinstance(self.script, str) and self.script not in NAMES:
             raise EncodeError(f"expected a scan script of {[*NAMES]}, got {self.script!r}")
-        if not 1 <= self.levels <= MAX_GROUPS:
-            raise EncodeError(f"expected 1 to {MAX_GROUPS} levels, got {self.levels}")
-        shares = self.level_shares
-        rising = all(a < b for a, b in itertools.pairwise((0.0, *shares)))
-        if shares and not (rising and shares[-1] == 1 and len(shares) <= MAX_GROUPS):
-            raise EncodeError(
-                f"expected level shares that rise to 1, as in 0.1,0.3,1, got {list(shares)}"
-            )
-        if not 0 <= self.train_size < 1 << 16:
-            raise EncodeError(f"expected a train size of 0 to 65535, got {self.train_size}")
+        self._check_levels()
         if self.layout not in ("compact", "preview"):
             raise EncodeError(f"expected layout 'compact' or 'preview', got {self.layout!r}")
         most = self.num_groups
@@ -79,12 +70,26 @@ class ShardFormat:
             except (ScanUnavailable, TypeError) as error:
                 raise EncodeError(f"deferred field {field!r}: {error}") from error
 
+    def _check_levels(self) -> None:
+        if not 1 <= self.levels <= MAX_GROUPS:
+            raise EncodeError(f"expected 1 to {MAX_GROUPS} levels, got {self.levels}")
+        shares = self.level_shares
+        rising = all(a < b for a, b in itertools.pairwise((0.0, *shares)))
+        if shares and not (rising and shares[-1] == 1 and len(shares) <= MAX_GROUPS):
+            raise EncodeError(
+                f"expected level shares that rise to 1, as in 0.1,0.3,1, got {list(shares)}"
+            )
+        if self.script == AUTO and (shares or self.levels != DEFAULT_LEVELS):
+            object.__setattr__(self, "script", LEVELS)  # frozen
+        if not 0 <= self.train_size < 1 << 16:
+            raise EncodeError(f"expected a train size of 0 to 65535, got {self.train_size}")
+
     @property
     def num_groups(self) -> int:
         """Number of scan groups."""
         if self.script == LEVELS:
             return len(self.level_shares) or self.levels
-        # Both scripts that `auto` stands for have the same number.
+        # All that `auto` stands for have the same number.
         return STANDARD.num_groups if self.script == AUTO else self.scan_script.num_groups
 
     @property
