@@ -268,7 +268,7 @@ def _shard_case(name, make, use):
         count = len(samples)
         url = folder / "a.tar"
         while not url.exists() or url.stat().st_size > MAX_BYTES:
-            write_shard(str(url), samples[:count], ShardFormat())
+            write_shard(str(url), samples[:count], ShardFormat("standard"))
             count = count * MAX_BYTES // max(url.stat().st_size + 20_000, MAX_BYTES)
         decoded = 0
         for sample in Shard(str(url)).samples("full"):

@@ -65,8 +65,10 @@ def encode(sample):
 def formats():
     late = {"npy": 5, "json": "full"}
     return {
-        "compact": ShardFormat(deferred=late),
-        "preview": ShardFormat(layout="preview", base=2, preview_fields=("cls",), deferred=late),
+        "compact": ShardFormat("standard", deferred=late),
+        "preview": ShardFormat(
+            "standard", layout="preview", base=2, preview_fields=("cls",), deferred=late
+        ),
     }
 
 

@@ -5,13 +5,14 @@ import json
 
 from support import write_tar
 
-from pcrshard import PCRDataset, PCRLoader, ShardWriter, index_tars, open_dataset
+from pcrshard import PCRDataset, PCRLoader, ShardFormat, ShardWriter, index_tars, open_dataset
 from pcrshard.testing import make_jpeg
 
 
 def write(folder, samples, rows=6, **options):
     """A dataset of these samples."""
-    with ShardWriter(str(folder), samples_per_shard=rows, **options) as writer:
+    how = {"samples_per_shard": rows, "fmt": ShardFormat("standard")} | options
+    with ShardWriter(str(folder), **how) as writer:
         for sample in samples:
             writer.write(sample)
     return str(folder)

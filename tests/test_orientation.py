@@ -78,7 +78,7 @@ def number_by_pillow(jpeg):
 def folder(request, tmp_path_factory):
     """A dataset of eight orientations and of one picture without EXIF."""
     path = tmp_path_factory.mktemp("turned")
-    fmt = ShardFormat(layout=request.param, base=2)
+    fmt = ShardFormat("standard", layout=request.param, base=2)
     with ShardWriter(path, samples_per_shard=5, fmt=fmt) as writer:
         for orientation in ORIENTATIONS:
             jpeg = turned(orientation)

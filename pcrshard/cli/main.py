@@ -63,8 +63,13 @@ def _redacted(words: Sequence[str]) -> Iterator[None]:
         # A stream closed by the caller (>&-) is None.
         out = _RedactingStream(sys.stdout or nowhere, urls)
         err = _RedactingStream(sys.stderr or nowhere, urls)
-        with redirect_stdout(out), redirect_stderr(err):
-            yield
+        log = logging.getLogger("pcrshard")
+        handlers, log.handlers = log.handlers, [logging.StreamHandler(err)]
+        try:
+            with redirect_stdout(out), redirect_stderr(err):
+                yield
+        finally:
+            log.handlers = handlers
 
 
 def _run(words: Sequence[str]) -> int:
@@ -72,7 +77,6 @@ def _run(words: Sequence[str]) -> int:
     name = " ".join(["pcrshard", *words[:1]])
     try:
         args = _parse(words)
-        logging.getLogger("pcrshard").handlers = [logging.StreamHandler(sys.stderr)]
         report: Report = run_command(args.function, vars(args))
         if "json" in args:
             text = json.dumps(msgspec.to_builtins(report.figures))

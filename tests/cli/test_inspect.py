@@ -85,7 +85,7 @@ def test_classes_are_counted_without_reading_images(dataset, cli):
 
 def test_info_of_a_dataset_written_from_python(tmp_path, cli):
     """The layout is named, and the scan from which on a deferred field is there."""
-    fmt = ShardFormat(layout="preview", deferred={"txt": 5})
+    fmt = ShardFormat("standard", layout="preview", deferred={"txt": 5})
     with ShardWriter(tmp_path, fmt=fmt) as writer:
         writer.write({"__key__": "a", "jpg": make_jpeg(), "txt": "x"})
     status, text, _ = cli("info", tmp_path)

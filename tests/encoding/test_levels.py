@@ -115,7 +115,7 @@ def test_another_dataset_has_the_same_levels(varied, tmp_path):
         (["--script", "levels", "--level-shares", "0.5,0.2,1"], "rise to 1"),
         (["--script", "levels", "--level-shares", "0.2,0.5"], "rise to 1"),
         (["--script", "levels", "--train-size", "-1"], "train"),
-        (["--levels-of", "{levels}", "--levels", "5"], "not allowed with --levels"),
+        (["--levels-of", "{levels}", "--train-size", "5"], "not allowed with --train-size"),
     ],
 )
 def test_levels_that_cannot_be(varied, tmp_path, capsys, options, message):

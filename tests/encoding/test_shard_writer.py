@@ -22,15 +22,15 @@ def test_wrong_formats(wrong):
         ShardFormat(**wrong)
 
 
-def test_a_writer_chooses_by_its_first_samples(tmp_path):
-    """A writer whose script the images decide writes what ``encode`` does with that script."""
-    with ShardWriter(tmp_path / "auto", fmt=ShardFormat("auto"), samples_per_shard=3) as writer:
-        for number in range(70):
-            writer.write({"__key__": f"{number}", "jpg": make_jpeg(number % 5, quality=95)})
-    with ShardWriter(tmp_path / "q95", fmt=ShardFormat("q95"), samples_per_shard=3) as writer:
-        for number in range(70):
-            writer.write({"__key__": f"{number}", "jpg": make_jpeg(number % 5, quality=95)})
-    assert read_all(tmp_path / "auto") == read_all(tmp_path / "q95")
+@pytest.mark.parametrize(("count", "script"), [(20, "q95"), (70, "levels")])
+def test_a_writer_chooses_by_its_first_samples(tmp_path, count, script):
+    """A writer whose script the images decide writes what it does with that script."""
+    for name in ("auto", script):
+        fmt = ShardFormat(name)
+        with ShardWriter(tmp_path / name, fmt=fmt, samples_per_shard=3) as writer:
+            for number in range(count):
+                writer.write({"__key__": f"{number}", "jpg": make_jpeg(number, quality=95)})
+    assert read_all(tmp_path / "auto") == read_all(tmp_path / script)
 
 
 def test_shard_writer_and_encode_agree(synthetic_folder, dataset, tmp_path):
@@ -95,7 +95,7 @@ def test_the_smallest_indexes(tmp_path):
     """
     url = str(tmp_path / "a.tar")
     for fields in ({"png": b"x"}, *({"txt": bytes(size)} for size in (*range(40), 4000))):
-        write_shard(url, [encode_sample({"__key__": "a"} | fields)], ShardFormat())
+        write_shard(url, [encode_sample({"__key__": "a"} | fields)], ShardFormat("standard"))
         assert list(Shard(url).samples()) == [{"__key__": "a"} | fields]
 
 
@@ -121,7 +121,7 @@ def test_preview_layout(synthetic_folder, dataset, tmp_path, base):
 
 def test_an_unknown_preview_field_is_refused(synthetic_folder, tmp_path):
     """A mistyped --preview-fields is an error, not a shard without it."""
-    fmt = ShardFormat(layout="preview", preview_fields=("clss",))
+    fmt = ShardFormat("standard", layout="preview", preview_fields=("clss",))
     with pytest.raises(EncodeError, match="clss"):
         run_encode(synthetic_folder, tmp_path, fmt=fmt)
 
@@ -131,7 +131,7 @@ def test_the_entry_describes_the_file(tmp_path):
     found.
     """
     samples = [encode_sample({"__key__": f"k{i}", "jpg": make_jpeg(i), "cls": i}) for i in range(3)]
-    entry = write_shard(tmp_path / "a.tar", samples, ShardFormat())
+    entry = write_shard(tmp_path / "a.tar", samples, ShardFormat("standard"))
     assert (entry.name, entry.num_samples) == ("a.tar", 3)
     assert entry.shard_bytes == (tmp_path / "a.tar").stat().st_size
     assert entry.head_crc32c == Shard(tmp_path / "a.tar").head.crc32c
@@ -141,7 +141,7 @@ def test_a_key_twice_in_a_shard(tmp_path):
     """Two samples of one key could not be told apart; the file is not written."""
     sample = encode_sample({"__key__": "k", "jpg": make_jpeg()})
     with pytest.raises(EncodeError, match="got 'k' more than once"):
-        write_shard(str(tmp_path / "a.tar"), [sample, sample], ShardFormat())
+        write_shard(str(tmp_path / "a.tar"), [sample, sample], ShardFormat("standard"))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -197,7 +197,7 @@ def test_tar_members_that_cannot_be_kept(tmp_path, names, word):
 @pytest.mark.parametrize("layout", ["compact", "preview"])
 def test_shards_are_not_taken_for_images(tmp_path, layout):
     """Their groups are no samples, and the previews in them are only a part of each image."""
-    with ShardWriter(tmp_path, fmt=ShardFormat(layout=layout)) as writer:
+    with ShardWriter(tmp_path, fmt=ShardFormat("standard", layout=layout)) as writer:
         writer.write({"__key__": "a", "jpg": make_jpeg()})
     with pytest.raises(EncodeError, match=r"a PCR shard; .*`pcrshard export` first"):
         list_source(str(tmp_path))
@@ -557,7 +557,9 @@ def served(server, *methods):
 
 
 def test_tars_are_listed_by_their_headers(tmp_path):
-    """Listing a remote tar reads about its headers, an encode the source once."""
+    """Listing a remote tar reads about its headers, an encode the source once, and a sample, which
+    are 64 images: here all of them.
+    """
     for i in range(3):
         make_tar(tmp_path / "src" / f"{i}.tar", [(f"{i}_{name}", data) for name, data in LARGE])
     size = sum(path.stat().st_size for path in (tmp_path / "src").iterdir())
@@ -568,7 +570,7 @@ def test_tars_are_listed_by_their_headers(tmp_path):
         assert served(server, "GET") <= 0.01 * size
         server.reset()
         run_encode(source, tmp_path / "dst", num_shards=2)
-        assert served(server, "GET") <= 1.02 * size
+        assert served(server, "GET") <= 2.02 * size
     with servers.s3(tmp_path / "src") as server:
         server.reset()
         encode(
@@ -578,7 +580,7 @@ def test_tars_are_listed_by_their_headers(tmp_path):
             workers=1,
             src_options=server.storage_options,
         )
-        assert served(server, "GET") <= 1.02 * size
+        assert served(server, "GET") <= 2.02 * size
 
 
 def test_links_are_followed_once(make_folder, tmp_path, caplog):

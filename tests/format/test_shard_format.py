@@ -14,7 +14,7 @@ KINDS = decide_kinds([("jpg", "cls", "npy", "mask.npy", "json", "png")], {}) | {
 
 def test_late_fields_are_found_by_name_and_by_extension():
     """A name wins over its last extension; pictures that are no images wait for scan 1."""
-    fmt = ShardFormat(deferred={"npy": 5, "mask.npy": 2, "json": "full"})
+    fmt = ShardFormat("standard", deferred={"npy": 5, "mask.npy": 2, "json": "full"})
     schema = fmt.schema(KINDS)
     assert dict(schema.late) == {"npy": 5, "mask.npy": 2, "json": 11, "png": 1}
     assert schema.columns == ("cls",)
@@ -24,9 +24,9 @@ def test_late_fields_are_found_by_name_and_by_extension():
 
 def test_only_early_fields_are_previewed():
     """A preview shows what every reader has."""
-    fmt = ShardFormat(layout="preview", preview_fields=("cls",), deferred={"npy": 5})
+    fmt = ShardFormat("standard", layout="preview", preview_fields=("cls",), deferred={"npy": 5})
     assert fmt.schema(KINDS).preview_fields == ("cls",)
-    fmt = ShardFormat(layout="preview", preview_fields=("npy",), deferred={"npy": 5})
+    fmt = ShardFormat("standard", layout="preview", preview_fields=("npy",), deferred={"npy": 5})
     with pytest.raises(EncodeError, match="preview_fields"):
         fmt.schema(KINDS)
 
@@ -70,7 +70,7 @@ def test_kinds_of_fields_and_of_their_parts():
     """Boxes are where the user says, in the coordinates that the user says."""
     given = {"png": "mask", "json:objects.bbox": "boxes:xywh", "b.npy": "boxes"}
     fields, parts = read_kinds(given, ["two.jpg"])
-    schema = ShardFormat().schema(KINDS | fields, parts)
+    schema = ShardFormat("standard").schema(KINDS | fields, parts)
     assert schema.lists == ("two.jpg", "views.jpg") or schema.lists == ("views.jpg", "two.jpg")
     found = {name: field.kind for name, field in schema.by_name.items()}
     assert (found["png"], found["json"], found["b.npy"]) == ("mask", "json", "boxes:xyxy")
@@ -85,10 +85,10 @@ def test_a_scan_that_is_not_there_is_refused(scan):
     with pytest.raises(
         EncodeError, match=r"deferred field 'npy': expected a scan of 1 to 10 or 'full'"
     ):
-        ShardFormat(deferred={"npy": scan})
+        ShardFormat("standard", deferred={"npy": scan})
 
 
 def test_labels_cannot_be_deferred():
     """A dataset always tells its labels, at every scan."""
     with pytest.raises(EncodeError, match="cls cannot be deferred"):
-        ShardFormat(deferred={"cls": 3})
+        ShardFormat("standard", deferred={"cls": 3})

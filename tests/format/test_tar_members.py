@@ -27,7 +27,7 @@ def shard(request, tmp_path):
         for i, key in enumerate(keys)
     ]
     path = tmp_path / "data-000000.tar"
-    fmt = ShardFormat(layout=request.param, preview_fields=("cls",))
+    fmt = ShardFormat("standard", layout=request.param, preview_fields=("cls",))
     write_shard(str(path), samples, fmt)
     return Shard(path)
 

@@ -28,6 +28,6 @@ def plain_tars(dataset, tmp_path_factory):
 def preview_folder(synthetic_folder, tmp_path_factory):
     """The synthetic folder in the preview layout, base scans 1 and 2, labels as members."""
     folder = tmp_path_factory.mktemp("preview")
-    fmt = pcrshard.ShardFormat(layout="preview", base=2, preview_fields=("cls",))
+    fmt = pcrshard.ShardFormat("standard", layout="preview", base=2, preview_fields=("cls",))
     run_encode(synthetic_folder, folder, num_shards=2, fmt=fmt)
     return folder

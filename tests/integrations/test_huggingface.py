@@ -481,7 +481,7 @@ def test_datasets_3_and_its_loading_script(datasets_3, dataset, carded, tmp_path
 def test_lists_late_fields_and_kept_files(tmp_path):
     """Rows have lists of images, late fields from their scan on, and kept files as images."""
     png = saved(Image.new("RGB", (9, 9)), "PNG")
-    fmt = pcrshard.ShardFormat(deferred={"txt": 5})
+    fmt = pcrshard.ShardFormat("standard", deferred={"txt": 5})
     with pcrshard.ShardWriter(tmp_path, fmt=fmt) as writer:
         for i in range(3):
             views = [make_jpeg(j, 9, 9) for j in range(i)]

@@ -41,7 +41,9 @@ def test_ray_embeds_a_dataset(dataset, tmp_path):
     (tmp_path / "shards").symlink_to(dataset)
     lists = tmp_path / "lists"
     jpeg = next(pcrshard.Shard(pcrshard.open_dataset(dataset)[1][0]).samples())["jpg"]
-    with pcrshard.ShardWriter(lists, fmt=pcrshard.ShardFormat(deferred={"txt": 5})) as writer:
+    with pcrshard.ShardWriter(
+        lists, fmt=pcrshard.ShardFormat("standard", deferred={"txt": 5})
+    ) as writer:
         for i in range(3):
             writer.write({"__key__": f"k{i}", "views.jpg": [jpeg] * (i + 1), "txt": f"t{i}"})
     said = run_python("-W", "ignore", "-c", PROGRAM, cwd=tmp_path)

@@ -318,7 +318,7 @@ def test_labels_lists_and_late_fields(tmp_path):
     """Scan 0 gives labels without pixels, a list gives numbered fields, and a late field comes with
     its scan: each sample as a stock tar of these members would give it.
     """
-    fmt = pcrshard.ShardFormat(deferred={"npy": 5})
+    fmt = pcrshard.ShardFormat("standard", deferred={"npy": 5})
     with pcrshard.ShardWriter(tmp_path, fmt=fmt) as writer:
         for i in range(3):
             views = [make_jpeg(j, 9, 9) for j in range(i)]

@@ -22,7 +22,7 @@ def test_fields_are_converted_by_their_kind():
     """Labels are numbers, JSON is parsed, text is text; images and the rest stay bytes."""
     sample = {"__key__": "a", "cls": b"7", "box.json": b"[1, 2]", "txt": "Käfer".encode()}
     sample |= {"jpg": b"\xff\xd8", "bin": b"\x93"}
-    schema = ShardFormat().schema(decide_kinds([list(sample)[1:]], {}))
+    schema = ShardFormat("standard").schema(decide_kinds([list(sample)[1:]], {}))
     assert convert_all(sample, schema) == {
         "__key__": "a",
         "cls": 7,

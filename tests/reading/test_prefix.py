@@ -38,7 +38,9 @@ def url(request, tmp_path_factory):
         samples.append(sample)
     path = str(tmp_path_factory.mktemp("joined") / f"{request.param}-000000.tar")
     write_shard(
-        path, [encode_sample(sample) for sample in samples], ShardFormat(layout=request.param)
+        path,
+        [encode_sample(sample) for sample in samples],
+        ShardFormat("standard", layout=request.param),
     )
     return path
 
@@ -96,7 +98,7 @@ def test_metadata_that_are_none(tmp_path):
     samples[1].images["jpg"] = image._replace(
         pieces=(*image.pieces[:-1], b"\xff\xe1\0\1not a segment")
     )
-    write_shard(str(tmp_path / "a.tar"), samples, ShardFormat())
+    write_shard(str(tmp_path / "a.tar"), samples, ShardFormat("standard"))
     errors = []
     expected, got = both(
         str(tmp_path / "a.tar"), FULL, on_error=lambda error: errors.append(repr(error)) or True
@@ -151,7 +153,7 @@ def test_the_table_for_the_decoder(tmp_path):
     jpegs = [make_jpeg(i, 20 + i, 30) for i in range(4)]
     samples = [encode_sample({"__key__": f"k{i}", "jpg": jpeg}) for i, jpeg in enumerate(jpegs)]
     good = tmp_path / "good-000000.tar"
-    write_shard(str(good), samples, ShardFormat())
+    write_shard(str(good), samples, ShardFormat("standard"))
     bad = damaged(str(good), tmp_path / "bad.tar", 1, 2)
     table = Shard(bad).load(2).table([3, 1, 0])
     sizes = [len(jpeg) - 2 for jpeg in (sample["jpg"] for sample in Shard(good).samples(2))]

@@ -297,7 +297,9 @@ def test_a_replaced_shard_without_an_index_is_read_anew(tmp_path, is_named):
     with servers.nginx(path.parent) as server:
         for time_written, text in enumerate((b"old", b"new")):
             jpeg = make_jpeg(0, 16, 24, exif=b"Exif\0\0" + text)
-            write_shard(str(path), [encode_sample({"__key__": "a", "jpg": jpeg})], ShardFormat())
+            write_shard(
+                str(path), [encode_sample({"__key__": "a", "jpg": jpeg})], ShardFormat("standard")
+            )
             os.utime(path, (1, time_written))
             url = server.url(path.name)
             entry = open_dataset([url])[0].shards[0] if is_named else None
@@ -580,7 +582,9 @@ def test_many_small_shards_at_the_limit(tmp_path, since):
     """
     jpeg = make_jpeg(0, 16, 16)
     path = tmp_path / "a-000000.tar"
-    entry = write_shard(str(path), [encode_sample({"__key__": "a", "jpg": jpeg})], ShardFormat())
+    entry = write_shard(
+        str(path), [encode_sample({"__key__": "a", "jpg": jpeg})], ShardFormat("standard")
+    )
     data = path.read_bytes()[: entry.prefix_stop(5)]
 
     def fetch(start, view):

@@ -36,7 +36,7 @@ def small(request, tmp_path_factory):
     write_shard(
         str(path),
         [encode_sample(s) for s in samples],
-        ShardFormat(layout=request.param, preview_fields=("cls",)),
+        ShardFormat("standard", layout=request.param, preview_fields=("cls",)),
     )
     return path
 
@@ -98,7 +98,7 @@ def test_a_prefix_is_the_cut_jpeg(scan, tmp_path, jpegtran, djpeg):
     write_shard(
         str(tmp_path / "a-000000.tar"),
         [encode_sample({"__key__": "a", "jpg": jpeg})],
-        ShardFormat(),
+        ShardFormat("standard"),
     )
     got = next(Shard(tmp_path / "a-000000.tar").samples(scan))["jpg"]
     header, scans, _ = split_scans(jpegtran(jpeg, "-copy", "none", "-progressive"))

@@ -215,7 +215,9 @@ def test_a_value_that_cannot_be_converted_names_its_sample(tmp_path, name, value
 
 def mixed_folder(folder, **late):
     """Four samples: an image, a list of views, an array."""
-    with ShardWriter(folder, samples_per_shard=2, fmt=ShardFormat(deferred=late)) as writer:
+    with ShardWriter(
+        folder, samples_per_shard=2, fmt=ShardFormat("standard", deferred=late)
+    ) as writer:
         for i in range(4):
             sample = {"__key__": f"k{i}", "cls": i, "bin": b"array", "jpg": make_jpeg(i, 20, 30)}
             if i:
