@@ -26,8 +26,8 @@ class ShardFormat:
     Attributes:
         script: ``levels`` cuts each image where a further byte is worth less than at the same level
             in others, chosen by a sample of the images. A scan script cuts all alike: ``standard``,
-            ``q95`` for sources of JPEG quality 90 and above, or your own. ``auto`` takes levels, but
-            where there are fewer than 64 images, or they are alike, a script by their quality.
+            ``q95`` for sources of JPEG quality 90 and above, or your own. ``auto`` takes levels,
+            but where there are fewer than 64 images, or they are alike, a script by their quality.
         levels: Number of levels, 1 to 32.
         level_shares: Share of the full bytes at each level, rising to 1. Default: a geometric
             ladder from 0.05, or from what the first scans take.
