@@ -36,7 +36,7 @@ from webdataset import utils as webdataset_utils
 from webdataset.gopen import rewrite_url
 
 from .. import storage
-from ..errors import naming
+from ..errors import FormatError, ScanUnavailable, StorageError, TruncatedShard, naming
 from ..format.dataset_index import DatasetIndex, ShardEntry
 from ..format.names import is_jpeg_field
 from ..format.scan import FULL, Scan, check_scan, is_fraction
@@ -54,6 +54,7 @@ from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
 from ..reading.prefix import Prefix, number_lists
 from ..reading.scan_level import ScanLevel, ScanOrFraction, current_scan, resolve_choice
+from ..reading.shard import Shard
 from ..redaction import redact_url
 from ..training.shard_lists import EpochCounter, ShardOrder
 
@@ -116,17 +117,39 @@ def _pcr_samples(source: Urls, scan: Scan | ScanLevel = FULL, **options: Any) ->
         return stage.open(path, entry).load(scan_of(path), cancel=cancel)
 
     with suppress(_Stopped), closing(prefetch(places(), load, depth=stage.prefetch)) as loads:
-        for (url, _, _), future in loads:
+        for (url, path, entry), future in loads:
             on_error = partial(_handle, stage.handler, (redact_url(url),))
             try:
                 # It was read ahead: the level may have changed.
                 found = future.result()
                 found = found.shard.change_scan(found, scan_of(found.shard.url))
             except Exception as error:  # as WebDataset does
-                on_error(error)
+                try:
+                    on_error(error)
+                except _Stopped:
+                    # Of a shard that is cut off, what came whole, as of a tar.
+                    if isinstance(error, TruncatedShard):
+                        shard = stage.open(path, entry)
+                        yield from _samples_of(_load_whole(shard, error), url, stage, on_error)
+                    raise
                 continue
             yield from _samples_of(found, url, stage, on_error)
             del found, future  # before the next load starts
+
+
+def _load_whole(shard: Shard, error: TruncatedShard) -> Prefix:
+    """Return the prefix of the highest scan that a shard which was cut off has whole.
+
+    Raises:
+        _Stopped: It has none.
+    """
+    with suppress(FormatError, StorageError):
+        for scan in range((shard.entry or shard.head).num_groups, 0, -1):
+            with suppress(TruncatedShard, ScanUnavailable):
+                prefix = shard.load(scan)
+                warnings.warn(f"{error}; its samples are those of scan {scan}", stacklevel=2)
+                return prefix
+    raise _Stopped
 
 
 def _scan_of(

@@ -11,7 +11,7 @@ import webdataset as wds
 from support import CountingFS, damage, pieces, run_python, without_place
 
 import pcrshard
-from pcrshard import ImageDecoder, JpegHandler, ScanLevel, View, pcr_scan
+from pcrshard import ImageDecoder, JpegHandler, ScanLevel, Shard, View, pcr_scan
 from pcrshard.errors import CorruptJpeg, NotAShard, PCRError, ScanUnavailable
 from pcrshard.native.pool import draw_key
 from pcrshard.testing import make_jpeg
@@ -156,6 +156,28 @@ def test_handlers_are_honoured(piece, left, shard_urls, tmp_path):
     assert seen[0].args[-1] == urls[1]
     stopped = list(dataset_of(urls, handler=wds.ignore_and_stop).pcr_scan(5))
     assert len(stopped) == (8 if piece else 6)
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_a_shard_that_is_cut_off_yields_what_came_whole(dataset, shard_urls, tmp_path, indexed):
+    """Under ignore_and_stop its samples come at its last complete scan, with a warning, and then
+    the stream ends; a shard without a whole scan ends it at once, and other handlers skip it.
+    """
+    shard = Shard(shard_urls[1])
+    data = pathlib.Path(shard_urls[1]).read_bytes()
+    path = tmp_path / os.path.basename(shard_urls[1])
+    options = {"index": str(dataset)} if indexed else {}
+    for cut, scan in ((shard.prefix_stop(4) + 700, 4), (shard.prefix_stop(1), 1)):
+        path.write_bytes(data[:cut])
+        urls = [shard_urls[0], str(path), *shard_urls[2:]]
+        whole = list(Shard(shard_urls[0]).samples(6)) + list(shard.samples(scan))
+        with pytest.warns(UserWarning, match=rf"{path.name}.*those of scan {scan}"):
+            found = list(dataset_of(urls, handler=wds.ignore_and_stop).pcr_scan(6, **options))
+        assert [sample["jpg"] for sample in found] == [sample["jpg"] for sample in whole]
+        skipped = list(dataset_of(urls, handler=wds.ignore_and_continue).pcr_scan(6, **options))
+        assert len(skipped) == 18
+    path.write_bytes(data[:1500])
+    assert len(list(dataset_of(urls, handler=wds.ignore_and_stop).pcr_scan(6, **options))) == 6
 
 
 def by_hand(samples, decoder, seed):

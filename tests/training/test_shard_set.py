@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from support import CountingFS, request_threads, wait_for
 
-from pcrshard import ReadOptions, ScanLevel, Shard
+from pcrshard import PCRDataset, ReadOptions, ScanLevel, Shard
 from pcrshard.errors import ScanUnavailable, StorageError
 from pcrshard.reading.prefix import Prefix
 from pcrshard.simulation.reads import WorkerReads
@@ -311,3 +311,25 @@ def test_held_bytes_bounds_the_memory_and_not_the_files(folder):
     held = [weakref.ref(recent.get(shard, 1, 0)) for shard in range(SHARDS)]
     gc.collect()
     assert 1 <= sum(ref() is not None for ref in held) <= 4
+
+
+def test_random_access_fetches_only_the_rest_when_a_level_rises(folder):
+    """What is in memory is not fetched again; samples are those of the higher scan, and a lower
+    level costs nothing.
+    """
+    level = ScanLevel(1)
+    dataset = PCRDataset(f"counting://{folder}", scan=level)
+    dataset[0]
+    entry = dataset.shards.entries[0]
+    CountingFS.requests.clear()
+    level.value = 5
+    assert dataset[0]["jpg"] == PCRDataset(str(folder), scan=5)[0]["jpg"]
+    [(_, start, stop)] = CountingFS.requests
+    assert (start, stop) == (entry.prefix_stop(1), entry.prefix_stop(5))
+    level.value = 2
+    assert dataset[1]["jpg"] == PCRDataset(str(folder), scan=2)[1]["jpg"]
+    level.value = "full"
+    assert dataset[1]["jpg"] == PCRDataset(str(folder))[1]["jpg"]
+    assert CountingFS.requests[1:] == [
+        (CountingFS.requests[0][0], entry.prefix_stop(5), entry.prefix_stop("full"))
+    ]
