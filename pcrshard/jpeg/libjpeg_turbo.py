@@ -29,6 +29,11 @@ def _library() -> ctypes.CDLL | None:
     return library
 
 
+def is_installed() -> bool:
+    """Return whether the library was found."""
+    return _library() is not None
+
+
 def make_progressive(jpeg: bytes) -> bytes:
     """Transcode a JPEG of any coding losslessly into libjpeg's progressive scans, no metadata.
 

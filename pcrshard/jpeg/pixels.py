@@ -67,15 +67,25 @@ def make_progressive(
         CorruptJpeg: The entropy-coded data is damaged, even if decoders could continue.
         UnsupportedJpeg: The coding is not supported, or the scans do not fit the image.
     """
-    if found.frame.arithmetic:
-        check_cost(found, len(jpeg))
-        jpeg = libjpeg_turbo.make_progressive(jpeg)
     try:
-        return native.rescan(jpeg, scans, loss=loss)
+        return native.rescan(_as_huffman(jpeg, found), scans, loss=loss)
     except FormatError:
         raise
     except ValueError as error:
         raise UnsupportedJpeg(f"the scan script does not fit this image: {error}") from error
+
+
+def _as_huffman(jpeg: bytes, found: JpegMap) -> bytes:
+    """Return a JPEG in Huffman coding, so that no path takes one that another refuses.
+
+    Raises:
+        CorruptJpeg: It is arithmetic coded, and damaged.
+        UnsupportedJpeg: It is arithmetic coded, and libjpeg-turbo is not installed.
+    """
+    if not found.frame.arithmetic:
+        return jpeg
+    check_cost(found, len(jpeg))
+    return libjpeg_turbo.make_progressive(jpeg)
 
 
 def make_baseline(jpeg: bytes) -> bytes:
@@ -154,7 +164,14 @@ def decode_image(
                 smoothing=smoothing,
             )
         except UnsupportedJpeg:
-            pass  # Pillow may support it
+            whole = b"".join(pieces)
+            if libjpeg_turbo.is_installed() and map_jpeg(whole).frame.arithmetic:
+                pieces = [make_baseline(whole)]
+                return decode_image(
+                    pieces, crop=crop, size=size, layout=layout, color=color, upright=upright,
+                    smoothing=smoothing,
+                )  # fmt: skip
+            # Pillow may support it.
         else:
             pixels_to_srgb(pixels, profile, layout)
             return pixels

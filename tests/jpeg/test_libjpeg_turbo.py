@@ -1,6 +1,7 @@
 """The libturbojpeg wrapper, with and without the library installed."""
 
 import json
+import random
 import subprocess
 import sys
 
@@ -9,7 +10,9 @@ import pytest
 from PIL import Image
 from support import hide_libturbojpeg
 
-from pcrshard.errors import CorruptJpeg
+from pcrshard import ImageDecoder, decode_image
+from pcrshard.encoding.encode_jpeg import encode_jpeg
+from pcrshard.errors import CorruptJpeg, FormatError
 from pcrshard.jpeg import libjpeg_turbo
 from pcrshard.testing import make_jpeg
 
@@ -67,3 +70,29 @@ def test_damage_is_told_as_libjpeg_tells_it():
     jpeg = make_jpeg(2, 200, 200)
     with pytest.raises(CorruptJpeg, match="libjpeg-turbo"):
         libjpeg_turbo.make_progressive(jpeg[: len(jpeg) // 2])
+
+
+def test_arithmetic_coding_is_read_alike_by_all(jpegtran):
+    """Where libjpeg-turbo is installed, decoding takes what encoding takes, of any size, with the
+    pixels of the same coefficients, and damage is an error of both, not wrong pixels.
+    """
+    plain = make_jpeg(3, 600, 700, quality=98)
+    large = jpegtran(plain, "-arithmetic", "-copy", "all")
+    assert len(large) > 1 << 16
+    assert np.array_equal(decode_image(large), decode_image(plain))
+    small = jpegtran(make_jpeg(3, 200, 200), "-arithmetic", "-copy", "all")
+    rng = random.Random(1)
+
+    def outcome(use, jpeg):
+        try:
+            use(jpeg)
+        except FormatError:
+            return "refused"
+        return "read"
+
+    for _ in range(60):
+        damaged = bytearray(small)
+        damaged[rng.randrange(len(small) // 2, len(small) - 2)] ^= 1 << rng.randrange(8)
+        damaged = bytes(damaged)
+        found = {outcome(use, damaged) for use in (encode_jpeg, decode_image, ImageDecoder(32))}
+        assert len(found) == 1
