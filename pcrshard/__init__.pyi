@@ -33,6 +33,7 @@ from .training.buckets import Buckets as Buckets
 from .training.dataset import PCRDataset as PCRDataset
 from .training.loader import PCRLoader as PCRLoader
 from .training.order import EpochOrder as EpochOrder
+from .training.sampler import EpochSampler as EpochSampler
 from .training.shard_lists import shards as shards
 from .training.shard_lists import split_by_node as split_by_node
 from .upkeep.stage import stage as stage

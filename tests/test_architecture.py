@@ -182,6 +182,7 @@ def test_public_names_are_these():
     """What users import does not vanish or grow by accident."""
     assert sorted(pcrshard.__all__) == [
         "BandwidthTuner", "Buckets", "DatasetIndex", "DeltaStore", "EncodeOptions", "EpochOrder",
+        "EpochSampler",
         "ImageDecoder", "IndexOptions", "JpegHandler", "PCRDataset", "PCRError", "PCRLoader",
         "PrefixCache",
         "ReadOptions", "Retry", "ScanLevel", "ScanTuner", "Shard", "ShardFormat", "ShardIndex",
