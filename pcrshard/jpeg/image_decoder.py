@@ -204,14 +204,14 @@ class ImageDecoder:
         batch = self.begin(pool, piece_table(images), arrays, keys, keep=images)
 
         def result(place: int) -> Any:
-            profile = self._profile(images[place][0])
+            profile = self.profile_of(images[place][0])
             if batch.wait()[place] and profile is not None:
                 return self.decoded(arrays, batch, place, profile)
             return self._alone(images[place], keys[place])
 
         return result
 
-    def _profile(self, start: Any) -> bytes | None:
+    def profile_of(self, start: Any) -> bytes | None:
         """Return the RGB profile to apply, empty for none; ``None`` if only Pillow can apply it."""
         if self.color != "srgb":
             return b""

@@ -16,13 +16,13 @@ from torch.utils.data import default_collate, default_convert
 
 from ..errors import FormatError, PCRError, naming
 from ..format.schema import IMAGE, Field
-from ..format.shard_index import ShardIndex, State
+from ..format.shard_index import State
 from ..jpeg.color_profiles import profile_mode
 from ..jpeg.image_decoder import ImageDecoder
 from ..jpeg.views import Picture
 from ..lazy import lazy
 from ..memory import borrow_array
-from ..native.pieces import empty_table
+from ..native.pieces import empty_table, join
 from ..native.pool import Batch, Pool, draw_key, draw_keys
 from ..reading.field_values import INTEGER_KINDS, convert
 from ..reading.prefix import OnError, Prefix
@@ -384,7 +384,7 @@ def _begin_field(
         orientations[places] = prefix.index.orientation[units]
         if profiles:
             for place, unit in zip(places, units, strict=True):
-                profiles[place] = _rgb_profile(prefix.index, unit)
+                profiles[place] = _rgb_profile(prefix, unit, image)
     # torch reuses pinned memory only after pending copies from it complete.
     arrays = [
         torch.empty(shape, dtype=torch.uint8, pin_memory=True)
@@ -403,9 +403,10 @@ def _begin_field(
     return FieldImages(arrays, first, is_list, image, batch, profiles)
 
 
-def _rgb_profile(index: ShardIndex, unit: int) -> bytes | None:
+def _rgb_profile(prefix: Prefix, unit: int, image: ImageDecoder) -> bytes | None:
     """Return the profile of pixels that the pool decodes; ``None`` if it does not know it."""
+    index = prefix.index
     if index.states[unit] >= State.WHOLE:  # the file itself has it
-        return None
+        return image.profile_of(join(prefix.table([unit])[0]).data)
     profile = index.profile(unit)
     return profile if profile_mode(profile) in ("", "RGB") else None

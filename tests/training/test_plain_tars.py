@@ -11,7 +11,7 @@ import servers
 import torch
 import webdataset as wds
 from numbered import flat, ids, numbered, write, write_tars
-from PIL import Image
+from PIL import Image, ImageCms
 from support import CountingFS, saved, without_place, write_tar
 
 from pcrshard import (
@@ -214,6 +214,26 @@ def test_lists_of_images(tmp_path):
         images[:3],
         images[3:],
     ]
+
+
+def test_colors_of_profiles(tmp_path):
+    """With color="srgb", the pixels of JPEGs with a profile are those of shards; the threads decode
+    them, as they decode others.
+    """
+    wide = ImageCms.createProfile("LAB")
+    profiles = [b"", ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()]
+    profiles.append(ImageCms.ImageCmsProfile(wide).tobytes())
+    samples = [
+        {"__key__": f"{i}", "jpg": make_jpeg(i, 40, 40, icc_profile=profiles[i % 3])}
+        for i in range(6)
+    ]
+    for name in ("tars", "shards"):
+        (tmp_path / name).mkdir()
+    urls = [write_tars(tmp_path / "tars", samples), write(tmp_path / "shards", samples)]
+    decoder = ImageDecoder(24, "random", color="srgb")
+    one, other = (next(iter(PCRLoader(PCRDataset(url, decoder=decoder), 6))) for url in urls)
+    assert one["__key__"] == other["__key__"]
+    assert torch.equal(one["jpg"], other["jpg"])
 
 
 def test_a_parted_tar_reads_the_same(tmp_path, monkeypatch):
