@@ -45,10 +45,10 @@ def of_norm(entry: Entry, find: Find) -> Content | None:
         node = node.next_functions[0][0]
     for attribute in TOLERANT.get(operation(node), ()):
         source = find(node, attribute)
-        content = None if source is None else source.entry.content
-        if not isinstance(content, Normalized) or source.entry.reader != node._sequence_nr():
+        if source is None or source.entry.reader != node._sequence_nr():
             continue
-        if _alike(entry, content.layout):
+        content = source.entry.content
+        if isinstance(content, Normalized) and _alike(entry, content.layout):
             return _affine(content, dtype, is_relu=is_relu)
     return None
 

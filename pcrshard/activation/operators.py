@@ -136,21 +136,31 @@ def _unpack_floats(
     return values
 
 
+def pack_mask(mask: Tensor, order: tuple[int, ...]) -> Tensor:
+    """Pack booleans eight to a byte, in the order of memory."""
+    found: Tensor = _pack_mask(mask, order)
+    return found
+
+
 @_operator(
     "(Tensor mask, int[] order) -> Tensor",
     lambda mask, _: mask.new_empty((mask.numel() + 7) // 8, dtype=torch.uint8),
 )
-def pack_mask(mask: Tensor, order: _Ints) -> Tensor:
-    """Pack booleans eight to a byte, in the order of memory."""
+def _pack_mask(mask: Tensor, order: _Ints) -> Tensor:
     return pack_booleans(flatten(mask, tuple(order)))
+
+
+def unpack_mask(packed: Tensor, shape: _Ints, order: tuple[int, ...]) -> Tensor:
+    """Invert :func:`pack_mask`."""
+    found: Tensor = _unpack_mask(packed, shape, order)
+    return found
 
 
 @_operator(
     "(Tensor packed, SymInt[] shape, int[] order) -> Tensor",
     lambda packed, shape, order: _empty(packed, shape, order, torch.bool),
 )
-def unpack_mask(packed: Tensor, shape: _Ints, order: _Ints) -> Tensor:
-    """Invert :func:`pack_mask`."""
+def _unpack_mask(packed: Tensor, shape: _Ints, order: _Ints) -> Tensor:
     return restore(unpack_booleans(packed)[: math.prod(shape)], shape, tuple(order))
 
 

@@ -116,7 +116,10 @@ class Report:
 
     @property
     def raw_bytes(self) -> int:
-        """Peak of saved bytes without compression: all saved tensors, each counted once."""
+        """Bytes of all tensors that the last forward pass saved, each counted once.
+
+        They are the peak without compression if all of them wait for one backward pass.
+        """
         return sum(row.raw_bytes for row in self.rows)
 
     @property
