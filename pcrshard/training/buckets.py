@@ -213,7 +213,7 @@ class _ByPixels(Layout):
                 f"expected pixels of at least twice the largest image, {2 * largest}, got {limit}"
             )
         # An image takes at least its fraction of a full batch.
-        costs = np.maximum(pixels, -(-limit // batch))
+        costs = np.maximum(pixels, -(-limit // batch), out=pixels)
         total = int(costs.sum())
         # The images that begin in a run of this cost fit in a batch: the last one may exceed it by
         # its pixels, or they are not more than fit if all are as large as the largest.
@@ -221,13 +221,15 @@ class _ByPixels(Layout):
         self.steps = -(-total // (world * width))
         self.full_steps = self.steps
         runs = self.steps * world
-        begins = costs.cumsum() - costs
+        begins = costs.cumsum()
+        begins -= costs
         # Python's integers: the products may need more than 64 bits.
         first = np.searchsorted(begins, [run * total // runs for run in range(runs)])
         # A run without an image takes one from its neighbor. If there are fewer images than runs,
         # which then have one each, some are repeated.
-        count = max(len(pixels), runs)
-        self._found = found[:, np.resize(np.arange(len(pixels)), count)]
+        held = len(costs)
+        count = max(held, runs)
+        self._found = found if count == held else found[:, np.resize(np.arange(held), count)]
         spare = np.maximum.accumulate(first - np.arange(runs))
         self._cuts = np.append(np.minimum(spare, count - runs) + np.arange(runs), count)
 
