@@ -76,7 +76,8 @@ def calibrate(fmt: ShardFormat, jpegs: Iterable[bytes]) -> Calibration:
         is_high = statistics.median([*qualities] or [0]) >= HIGH_QUALITY
         script = SCRIPTS.get(script, Q95 if is_high else STANDARD)
     # A script is the better guess by a few images.
-    if fmt.script == LEVELS or (fmt.script == AUTO and len(first) == SAMPLE):
+    wants_levels = fmt.script == LEVELS or (fmt.script == AUTO and len(first) == SAMPLE)
+    if wants_levels and isinstance(script, ScanScript):
         try:
             script = _find_levels(fmt, script, chain(first, files))
         except EncodeError:

@@ -15,21 +15,33 @@ _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 class ScanCost(msgspec.Struct, frozen=True):
-    """Bytes of a dataset at a scan; ``saving`` is the full bytes over these bytes."""
+    """Bytes of a dataset at a scan.
+
+    Attributes:
+        scan: The scan.
+        prefix_bytes: Bytes of all prefixes.
+        bytes_per_sample: Their mean.
+        saving: The full bytes over these bytes.
+        msssim: The estimated MS-SSIM of the images, mean; ``None`` if not known.
+        msssim_5th: Its 5th percentile.
+    """
 
     scan: Scan
     prefix_bytes: int
     bytes_per_sample: float
     saving: float
+    msssim: float | None = None
+    msssim_5th: float | None = None
 
 
 def scan_costs(index: DatasetIndex) -> list[ScanCost]:
     """Return the cost of each available scan, lowest first and ``"full"`` last."""
     totals = prefix_totals(index.shards)
     scans = [*range(1, len(totals)), FULL]
+    known = [*index.similarity, (1.0, 1.0)] if index.similarity else [()] * len(scans)
     costs = [
-        ScanCost(scan, total, total / index.num_samples, totals[-1] / total)
-        for scan, total in zip(scans, totals, strict=True)
+        ScanCost(scan, total, total / index.num_samples, totals[-1] / total, *similarity)
+        for scan, total, similarity in zip(scans, totals, known, strict=True)
     ]
     return costs[: index.scan]
 
