@@ -24,6 +24,7 @@ SUBJECTS = (
     "pcr",
     "finetuning",
     "imagenet",
+    "levels",
     "clusters",
     "deltadnn",
     "activations",
