@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from .. import storage
 from ..encoding.labels import read_classes
 from ..encoding.tar_index import IndexOptions, index_tars
 from ..fidelity.costs import scan_costs
@@ -57,7 +56,7 @@ def index(
             src, dst, options, part=part, progress=progress, storage_options=storage_option
         )
     figures: dict[str, Any] = {
-        "url": redact_url(dst or storage.parent(storage.expand(src)[0])),
+        "url": redact_url(done.folder),
         "tars": done.num_tars,
         "listed": done.num_listed,
     }

@@ -98,12 +98,14 @@ class Indexed(NamedTuple):
     """What a run has done.
 
     Attributes:
+        folder: Where the indexes are.
         dataset: The dataset index; ``None`` after a part if others still have tars to index.
         num_tars: Tars of this part.
         num_listed: Those of them that were listed now; the others had an index.
         skipped: What was left out of these.
     """
 
+    folder: str
     dataset: DatasetIndex | None
     num_tars: int
     num_listed: int
@@ -214,19 +216,19 @@ def index_tars(
             others = [tar for tar in tars if tar.url not in found]
             run.list_target()  # others may have finished meanwhile
             if not all(run.has_index(tar) for tar in others):
-                return Indexed(None, len(own), num_listed, tuple(skipped))
+                return Indexed(target, None, len(own), num_listed, tuple(skipped))
             found |= {
                 tar.url: each
                 for tar, each in zip(others, threads.map(run.known, others), strict=True)
                 if each is not None
             }
             if len(found) < len(tars):
-                return Indexed(None, len(own), num_listed, tuple(skipped))
+                return Indexed(target, None, len(own), num_listed, tuple(skipped))
             index = run.finish([found[tar.url] for tar in tars], _relative(folder, target), threads)
         except BaseException:
             threads.shutdown(cancel_futures=True)
             raise
-    return Indexed(index, len(own), num_listed, tuple(skipped))
+    return Indexed(target, index, len(own), num_listed, tuple(skipped))
 
 
 def _relative(folder: str, target: str) -> str:

@@ -23,6 +23,7 @@ def test_commands_over_plain_tars(cli, tars, tmp_path):
     code, out, _ = cli("index", tars, tmp_path / "index", "--json")
     report = out
     assert code == 0
+    assert report["url"] == str(tmp_path / "index")
     assert (report["tars"], report["listed"], report["samples"]) == (2, 2, 8)
     assert report["fields"] == ["jpg=image", "cls=class"]
     code, out, _ = cli("index", tars, tmp_path / "index", "--part", "0/2", "--json")
