@@ -87,7 +87,7 @@ def error(found, expected):
     ("backend", "codec"),
     [
         ("aot_eager", "int8"),
-        ("aot_eager", "bits"),
+        pytest.param("aot_eager", "bits", marks=pytest.mark.long),
         pytest.param("inductor", "bits", marks=pytest.mark.long),
     ],
 )

@@ -1,7 +1,5 @@
 """Two processes: DDP and FSDP2 with compressed activations."""
 
-import os
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -60,10 +58,9 @@ def weights(model):
     return torch.cat([whole(parameter.detach()).flatten() for parameter in model.parameters()])
 
 
-def work(rank, kind, port):
+def work(rank, kind, meeting):
     torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
+    dist.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=RANKS)
     found = {}
     for codec in ("none", "zstd"):
         model = wrapped(network(), kind)
@@ -85,5 +82,5 @@ def work(rank, kind, port):
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_ranks_agree_and_train_as_without(kind, tmp_path):
     """Hooks are local, bounds are each rank's own, weights stay equal, nothing stays alive."""
-    port = 29_000 + os.getpid() % 900 + (50 if kind == "ddp" else 0)
-    mp.spawn(work, (kind, port), nprocs=RANKS)
+    how = {"nprocs": RANKS, "start_method": "forkserver"}
+    mp.start_processes(work, (kind, tmp_path / "meeting"), **how)

@@ -158,6 +158,7 @@ def test_slurm_on_the_command_line(on_cluster, synthetic_folder, dataset, tmp_pa
     assert read_all(tmp_path / "dst") == read_all(dataset)
 
 
+@pytest.mark.long
 def test_a_slurm_job_near_its_time_limit_goes_on(on_cluster, larger_folder, tmp_path):
     """A job that gets the signal of the time limit goes back into the queue and keeps what it had;
     progress is that of the journals.
