@@ -38,7 +38,7 @@ print(next(lines))
 sys.exit(status)
 """
 ADVICE = "; the same command with --resume continues from here"
-MOMENTS = [pytest.param(3), pytest.param(60, marks=pytest.mark.long)]
+MOMENTS = [pytest.param(1), pytest.param(60, marks=pytest.mark.long)]
 
 
 @pytest.fixture(scope="module")

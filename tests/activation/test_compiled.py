@@ -292,6 +292,7 @@ def test_results_of_activation_functions_keep_their_signs(name):
         assert float((found - plain).norm() / plain.norm()) < 0.1
 
 
+@pytest.mark.long
 def test_other_batch_sizes():
     """Graphs of any batch size pack the short last batch, too."""
     torch.manual_seed(0)

@@ -8,6 +8,7 @@ import pytest
 from support import ROOT
 
 
+@pytest.mark.changed("scripts/train.py", "scripts/training", "conf/train")
 def test_a_run_is_compressed_by_one_setting(dataset, tmp_path):
     """Nearly the same losses as without."""
     losses = []

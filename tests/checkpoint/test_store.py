@@ -351,7 +351,9 @@ with tempfile.TemporaryDirectory() as folder:
 """
 
 
-@pytest.mark.parametrize("precision", ["lossless", "balanced"])
+@pytest.mark.parametrize(
+    "precision", [pytest.param("lossless", marks=pytest.mark.long), "balanced"]
+)
 def test_a_closed_store_keeps_no_memory(precision):
     """A closed store with versions of 60 MB, which is still referenced, takes less than 6 MB."""
     # So that the C library keeps no large blocks that were freed.

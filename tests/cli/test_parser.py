@@ -173,7 +173,7 @@ def command_lines(draw):
     return line
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(line=command_lines())
 @example(line=["checkpoint", "recover", "store"])
 @example(line=["plan", "dataset", "--link", "5"])

@@ -499,7 +499,7 @@ def torture(source, folder, limit, seconds):
 @pytest.mark.parametrize(
     ("share", "seconds"),
     [
-        (1 / 3, 4),
+        (1 / 3, 2),
         *(pytest.param(share, 150, marks=pytest.mark.long) for share in (0.1, 0.3, 0.6, 2.0)),
     ],
 )

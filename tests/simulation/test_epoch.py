@@ -90,6 +90,7 @@ def test_the_same_seed_gives_the_same_epoch():
     assert run(cluster) == run(cluster)
 
 
+@pytest.mark.long
 def test_a_thousand_accelerators_take_less_than_a_minute():
     """ImageNet on 1,024 accelerators of 128 machines, all of its 19 steps."""
     pytest.importorskip("simpy")

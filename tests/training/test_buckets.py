@@ -233,13 +233,14 @@ def cut_by_pixels(sizes, limit, world, batch, **how):
     return steps
 
 
-def test_every_rank_has_a_batch_in_every_step():
+@pytest.mark.parametrize("trials", [80, pytest.param(300, marks=pytest.mark.long)])
+def test_every_rank_has_a_batch_in_every_step(trials):
     """With ``pixels``, for images of any sizes, any batch size and any number of ranks: as many
     steps in each epoch, with each sample once, or if none is left for a rank's last batch, less
     than one per rank twice. A job that goes on with other ranks has what is left.
     """
     rng = np.random.default_rng(5)
-    for _ in range(300):
+    for _ in range(trials):
         count, world, other = map(int, rng.integers(1, [80, 6, 6]))
         batch, next_batch = map(int, rng.integers(1, 9, 2))
         sizes = rng.integers(1, rng.choice([2, 12, 60]), (count, 2))
@@ -265,12 +266,13 @@ def test_large_totals_of_pixels_do_not_overflow():
     assert sorted(np.concatenate(batches)) == list(range(len(sizes)))
 
 
-def test_the_order_of_shapes_equals_the_one_laid_out_in_arrays():
+@pytest.mark.parametrize("trials", [15, pytest.param(60, marks=pytest.mark.long)])
+def test_the_order_of_shapes_equals_the_one_laid_out_in_arrays(trials):
     """Sorted by bucket, any rank's batches, also of an epoch resumed with other ranks, are those of
     the order laid out in memory.
     """
     rng = np.random.default_rng(6)
-    for _ in range(60):
+    for _ in range(trials):
         shards = rng.integers(1, 400, rng.integers(1, 12))
         sizes = rng.integers(20, 80, (shards.sum(), 2))
         seed, window = int(rng.integers(1000)), int(rng.integers(0, 5))

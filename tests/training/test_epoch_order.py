@@ -90,12 +90,13 @@ def oracle(sizes, geometry, rules, sequence=None, **how):
     return epoch_oracle.epoch_order(sizes, geometry, rules, sequence=sequence, **how)
 
 
-def test_the_order_equals_the_one_laid_out_in_arrays():
+@pytest.mark.parametrize("count", [100, pytest.param(400, marks=pytest.mark.long)])
+def test_the_order_equals_the_one_laid_out_in_arrays(count):
     """Any rank and worker of any job, resumed in the middle, any number of times with other
     geometries, and of any mixture, gets exactly the batches of the order laid out in memory.
     """
     compared = 0
-    for job, rng in jobs(400):
+    for job, rng in jobs(count):
         sizes, sequence, samples = job.sizes, None, None
         if rng.random() < 0.4:
             of = [sizes, *(rng.integers(0, 20, rng.integers(1, 6)).tolist() for _ in range(2))]
@@ -123,7 +124,7 @@ def test_the_order_equals_the_one_laid_out_in_arrays():
             compared += 1
             history = advance(history, geometry, int(rng.integers(order.steps + 1)))
             geometry = Job.draw(rng).geometry
-    assert compared > 800
+    assert compared > 2 * count
 
 
 def test_ranks_share_out_the_epoch_exactly():

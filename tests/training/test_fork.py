@@ -52,7 +52,7 @@ def forks_that_end(dataset, count, seconds=20):
     return ended
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [5, pytest.param(200, marks=pytest.mark.long)])
 @pytest.mark.parametrize("where", ["local", "http", "cached"])
 def test_a_child_reads_whatever_threads_of_its_parent_held(dataset, tmp_path, where, count):
     """A thread of the main process reads ``dataset[i]`` while a DataLoader forks its workers: each

@@ -37,7 +37,7 @@ def read_outside(connection, folder, replace, count):
 
 
 @pytest.mark.parametrize("replace", [False, True])
-@pytest.mark.parametrize("count", [150, pytest.param(1000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [50, pytest.param(1000, marks=pytest.mark.long)])
 def test_outside_loads_are_of_one_step(tmp_path, replace, count):
     """While a mirror updates without a pause, every load of another process has one step."""
     publisher = WeightPublisher(tmp_path / "stream")
