@@ -156,7 +156,8 @@ def test_odd_profiles(data_folder, tmp_path, every):
     """
     found = 0
     files = sorted((data_folder / "odd").glob("valid-*"))
-    for path in files[::every] + [path for path in files if "icc" in path.name]:
+    profiled = [path for path in files if "icc" in path.name]
+    for path in sorted({*files[::every], *profiled}):
         if path.name == "valid-icc-after-sof.jpg":
             continue  # a chunk before the frame header, and again after it, where Pillow stops
         jpeg = path.read_bytes()

@@ -77,11 +77,16 @@ def start(arguments):
     return process
 
 
+def without_plan(said):
+    """What a command says without the line in which `encode` says what it will do."""
+    return "".join(line for line in said.splitlines(True) if not line.startswith("writing "))
+
+
 def run(arguments):
     """Exit status and error output of a command that nobody stops."""
     with start(arguments) as process:
         _, said = process.communicate(timeout=300)
-    return process.returncode, said
+    return process.returncode, without_plan(said)
 
 
 def stop(arguments, seconds):
@@ -91,7 +96,7 @@ def stop(arguments, seconds):
         # A process that has ended and was not waited for takes a signal, too.
         os.killpg(process.pid, signal.SIGINT)
         _, said = process.communicate(timeout=300)
-    return process.returncode, said
+    return process.returncode, without_plan(said)
 
 
 def check_stopped(command, status, said):
