@@ -35,14 +35,16 @@ def _jpegtran(file):
 
 def _encode(source, dst, workers):
     """Encode into a folder that is removed again."""
-    pcrshard.encode(source, dst, pcrshard.EncodeOptions(samples_per_shard=64), workers=workers)
+    options = pcrshard.EncodeOptions(samples_per_shard=64, fmt=pcrshard.ShardFormat("standard"))
+    pcrshard.encode(source, dst, options, workers=workers)
     shutil.rmtree(dst)
 
 
 def memory(source, dst):
     """Peak memory of a fresh worker above its imports, in shards."""
     before = peak_memory()
-    index = pcrshard.encode(source, dst, pcrshard.EncodeOptions(num_shards=1), workers=1)
+    options = pcrshard.EncodeOptions(num_shards=1, fmt=pcrshard.ShardFormat("standard"))
+    index = pcrshard.encode(source, dst, options, workers=1)
     shutil.rmtree(dst)
     return (peak_memory() - before) / index.shards[0].shard_bytes
 

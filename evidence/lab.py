@@ -215,7 +215,6 @@ class Lab:
             if wanted and ending in (".json", ".jsonl"):
                 os.remove(self.path(name))
 
-
     def sources(self):
         """For each data file, its rows by the commit and the PyTorch that measured them.
 

@@ -19,6 +19,9 @@ import webdataset as wds
 
 import pcrshard
 from pcrshard import native
+from pcrshard.encoding.encode_jpeg import encode_jpeg
+from pcrshard.format.levels import Levels
+from pcrshard.format.scan_script import STANDARD
 from pcrshard.native import sparse_words
 from pcrshard.testing import make_jpeg
 
@@ -37,7 +40,7 @@ def make_shards(folder):
 
     def encode():
         shutil.rmtree(folder / "shards", ignore_errors=True)
-        options = pcrshard.EncodeOptions(num_shards=1)
+        options = pcrshard.EncodeOptions(num_shards=1, fmt=pcrshard.ShardFormat("standard"))
         pcrshard.encode(str(photos.parent), str(folder / "shards"), options, workers=1)
 
     return encode
@@ -84,7 +87,13 @@ def image_operations(folder):
     encode()
     shards = str(folder / "shards")
     shard = pcrshard.Shard(pcrshard.open_dataset(shards)[1][0])
-    found = [("encode", "image", NUM_IMAGES, encode)]
+    files = [path.read_bytes() for path in sorted((folder / "photos" / "class").iterdir())]
+    levels = Levels(STANDARD, (1e-5, 1e-6, 0.0))
+    found = [
+        ("encode", "image", NUM_IMAGES, encode),
+        ("to scans", "image", NUM_IMAGES, lambda: [encode_jpeg(file) for file in files]),
+        ("to levels", "image", NUM_IMAGES, lambda: [encode_jpeg(file, levels) for file in files]),
+    ]
     for name, scan in SCANS.items():
         jpegs = [bytes(sample["jpg"]) for sample in shard.load(scan).samples()]
         found.append((f"decode, scan {name}", "image", NUM_IMAGES, lambda j=jpegs: decode(j)))

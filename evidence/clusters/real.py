@@ -62,7 +62,10 @@ def dataset(lab):
             place = os.path.join(links, f"copy{copy}")
             if not os.path.lexists(place):
                 os.symlink(os.path.abspath(source), place)
-        options = pcrshard.EncodeOptions(samples_per_shard=8 if lab.quick else PER_SHARD)
+        options = pcrshard.EncodeOptions(
+            samples_per_shard=8 if lab.quick else PER_SHARD,
+            fmt=pcrshard.ShardFormat("standard"),
+        )
         pcrshard.encode(links, target, options, workers=1)
     return target
 

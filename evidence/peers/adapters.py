@@ -68,7 +68,9 @@ def write_pcr(images, folder, **resized):
     listed = os.path.join(folder, "..", "pcr.jsonl")
     with open(listed, "w") as file:
         file.writelines(json.dumps({"path": path, "label": label}) + "\n" for path, label in images)
-    options = pcrshard.EncodeOptions(samples_per_shard=SHARD_IMAGES, **resized)
+    options = pcrshard.EncodeOptions(
+        samples_per_shard=SHARD_IMAGES, fmt=pcrshard.ShardFormat("standard"), **resized
+    )
     pcrshard.encode(listed, folder, options, workers=1)
 
 

@@ -118,5 +118,7 @@ def _of_each(function: Callable[[bytes], _T], jpegs: Iterable[bytes]) -> list[_T
             return [function(jpeg)]
         return []
 
-    with ThreadPoolExecutor(usable_cpus()) as threads:
-        return [each for found in threads.map(call, jpegs) for each in found]
+    cpus = usable_cpus()
+    with ThreadPoolExecutor(cpus) as threads:
+        found = threads.map(call, jpegs) if cpus > 1 else map(call, jpegs)
+        return [each for some in found for each in some]

@@ -96,9 +96,10 @@ def similarities(jpeg: bytes, script: ScanScript | Levels) -> list[float]:
     Raises:
         CorruptJpeg, UnsupportedJpeg: The JPEG is rejected.
     """
-    groups = _layer(jpeg, script).groups
     base = script.base if isinstance(script, Levels) else script
-    losses = _layer(jpeg, base, similarity_weights).measured.losses
+    layered = _layer(jpeg, base, similarity_weights)
+    losses = layered.measured.losses
+    groups = layered.groups if base is script else _layer(jpeg, script).groups
     ends = [bisect_right(groups, group) - 1 for group in range(1, script.num_groups + 1)]
     return [similarity(losses[end]) for end in ends]
 

@@ -16,8 +16,9 @@ from ..errors import EncodeError
 from ..jpeg.markers import Frame
 from ..jpeg.pixels import LossWeights
 
-# Of the scales of MS-SSIM, finest first (Wang, Simoncelli, Bovik 2003).
-_MSSSIM_SCALES = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
+# Of the scales of MS-SSIM, finest first (Wang, Simoncelli, Bovik 2003), without the first, which
+# weighs 0.04.
+_MSSSIM_SCALES = (0.0, 0.2990, 0.3142, 0.2473, 0.1395)
 # What classifiers look at in photographs of some 400 x 500 pixels: half of the size and a quarter.
 _SCALES = (0.0, 0.5, 0.5)
 _MOST_SCALES = 9

@@ -220,7 +220,8 @@ class LossWeights(NamedTuple):
 
     Attributes:
         components: Weight of the squares of each component, at most 4.
-        scales: Weight of the image as it is, halved once, and so on; at most 9.
+        scales: Weight of the image as it is, halved once, and so on; at most 9, of which 4 may not
+            be 0.
     """
 
     components: tuple[float, ...]

@@ -29,7 +29,7 @@ enum { PCR_OUT_RGB = 0, PCR_OUT_GRAY = 1 };
 enum { PCR_LAYOUT_HWC = 0, PCR_LAYOUT_CHW = 1 };
 
 enum { PCR_MAX_VIEWS = 64, PCR_MAX_THREADS = 4096 };
-enum { PCR_LOSS_SCALES = 9 };
+enum { PCR_LOSS_SCALES = 9, PCR_LOSS_AT_ONCE = 4 };
 
 enum { PCR_CROP_NONE = 0, PCR_CROP_CENTER = 1, PCR_CROP_RANDOM = 2 };
 
@@ -161,7 +161,7 @@ typedef struct {
 } pcr_scan_place;
 
 /* What an image's loss consists of: weights of the squared errors of its components, and of the
- * scales: as it is, halved once, and so on. */
+ * scales: as it is, halved once, and so on; PCR_LOSS_AT_ONCE of these at most are not 0. */
 typedef struct {
     double components[4], scales[9];
 } pcr_loss_weights;

@@ -224,7 +224,7 @@ static int transcode(pcr_decoder *dec, const pcr_scan_spec *script, size_t num_s
     put_frame(dec, &writer, is_sequential(script, num_scans));
     for (size_t i = 0; i < num_scans && !tokens.failed; i++) {
         encode_scan(dec, &writer, &script[i], &tokens, &places[i]);
-        places[i].loss = pcr_loss_after(dec, &script[i], loss);
+        places[i].loss = pcr_loss_after(dec, script, i, loss);
     }
     put_marker(&writer, 0xD9, 0);
     free(tokens.data);
@@ -247,7 +247,7 @@ int pcr_rescan(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,
     pcr_loss loss = {0};
     int code = read_coefficients(dec, pieces, num_pieces);
     if (!code) code = check_script(dec, script, num_scans);
-    if (!code) code = pcr_loss_start(dec, weights, &loss);
+    if (!code) code = pcr_loss_start(dec, weights, script, num_scans, &loss);
     if (!code) code = transcode(dec, script, num_scans, &loss, places, out, out_size);
     pcr_loss_free(&loss);
     if (code) return pcr_finish(dec, code);
