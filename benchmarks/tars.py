@@ -8,6 +8,7 @@ without it libjpeg-turbo's scaling by Pillow's ``draft``. Sizes and pixels are a
 """
 
 import glob
+import importlib.util
 import io
 import math
 import os
@@ -46,12 +47,7 @@ def _draft(jpeg):
 
 
 def _tuned():
-    try:
-        import simplejpeg  # noqa: F401
-
-        return decode_tuned
-    except ImportError:
-        return _draft
+    return decode_tuned if importlib.util.find_spec("simplejpeg") else _draft
 
 
 def _stock(urls, decode):

@@ -19,12 +19,12 @@ from torch.utils.checkpoint import checkpoint
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path[:0] = [ROOT, os.path.join(ROOT, "scripts")]
 
-from training.models import resnet18, resnet50  # noqa: E402
+from training.models import resnet18, resnet50
 
-from evidence.activations.models import GPT, ViT  # noqa: E402
-from pcrshard import compress_activations  # noqa: E402
-from pcrshard.activation import ActivationOptions, blocks, fixed_size  # noqa: E402
-from pcrshard.errorbound import RelativeStd  # noqa: E402
+from evidence.activations.models import GPT, ViT
+from pcrshard import compress_activations
+from pcrshard.activation import ActivationOptions, blocks, fixed_size
+from pcrshard.errorbound import RelativeStd
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 STEPS = 10
@@ -236,7 +236,7 @@ def main():
     """Run the command."""
     parser = argparse.ArgumentParser(prog="scripts/gpu", description=__doc__)
     parser.add_argument("--small", action="store_true", help="tiny networks, for any machine")
-    parser.add_argument("--minutes", type=float, default=18, help="start nothing after so many")
+    parser.add_argument("--minutes", type=float, default=18, help="start nothing after these")
     parser.add_argument("--out", default=".", help="folder for gpu.json and gpu.md")
     args = parser.parse_args()
     if DEVICE == "cpu" and not args.small:

@@ -128,7 +128,7 @@ def pack(
 def sizes_of(
     count: int, width: Width, dtype: torch.dtype
 ) -> list[tuple[Sequence[int], torch.dtype]]:
-    """Return shape and type of each tensor that :func:`pack` makes of so many values of a type."""
+    """Return shape and type of each tensor that :func:`pack` makes of some values of a type."""
     blocks = (count + BLOCK - 1) // BLOCK
     exact = blocks // _BLOCKS_PER_EXACT + 1
     is_byte = width.bits == BYTE.bits

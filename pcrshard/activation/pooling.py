@@ -79,7 +79,7 @@ def places_of(index: Tensor, order: tuple[int, ...], windows: Windows) -> Tensor
 
 
 def num_bytes_of(count: int, windows: Windows) -> int:
-    """Return the size of so many places."""
+    """Return the size of the places in bytes."""
     return (count + 1) // 2 if math.prod(windows.kernel) <= _FEW else count
 
 

@@ -109,7 +109,8 @@ def find_all(
 
 
 def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{ending}"
 
 
 def _listed(names: Iterable[str], limit: int = 5) -> str:
@@ -220,7 +221,7 @@ def _counts(facts: Sequence[Facts]) -> Iterator[Finding]:
         classes = np.flatnonzero(which).tolist()
         if classes:
             names = _listed(map(named.label_name, classes))
-            what = _plural(len(classes), "class").replace("classs", "classes")
+            what = _plural(len(classes), "class")
             yield Finding(kind, is_wrong, f"{what} {text}: {names}", len(classes))
 
     few = (trained > 0) & (trained < max(_FEW, _FEW_OF_MEDIAN * np.median(trained[trained > 0])))

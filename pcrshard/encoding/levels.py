@@ -135,7 +135,7 @@ def choose_slopes(
         shares: Share of the full bytes at each level, rising to 1; default: a geometric ladder.
 
     Raises:
-        EncodeError: The sample cannot be cut at so many shares.
+        EncodeError: The sample cannot be cut at these shares.
     """
     # Where an image has fewer scans than others, its last one is repeated.
     most = max(len(image.sizes) for image in images)

@@ -242,7 +242,7 @@ def _relative(folder: str, target: str) -> str:
 
 
 class _Result(NamedTuple):
-    """What became of a tar."""
+    """A tar and its index."""
 
     tar: _Tar
     is_new: bool

@@ -47,7 +47,7 @@ _MOST_READ = 1 << 20
 # Of an unpacked stream, what is kept of what was read: tarfile steps back by two blocks at most.
 _KEPT_BYTES = 4 << 10
 
-# Reads bytes of a member: from a place in it, at most so many.
+# Reads bytes of a member: from a place in it, at most a number of them.
 ReadMember = Callable[[int, int], bytes]
 # What is wanted of a member, by its field and its size.
 Look = Callable[[str, int, ReadMember], Any]

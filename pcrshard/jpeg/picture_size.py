@@ -7,7 +7,7 @@ from typing import Literal
 
 from ..native import find_orientation
 
-# Reads bytes of a file: from a place on, at most so many.
+# Reads bytes of a file: from a place on, at most a number of them.
 Read = Callable[[int, int], bytes]
 Size = tuple[int, int]
 # Bytes to read first, all that files of most libraries need, and after a jump.

@@ -154,7 +154,7 @@ class EpochOrder:
 
         Yields: (global_batch / world,) int64 ids; fewer in the last one or two of
             ``last="short"``. Only if an epoch has fewer samples than ranks, a rank without any of
-            them has one fewer batch; if so many are left when the geometry changes, some are
+            them has one fewer batch; if as few are left when the geometry changes, some are
             repeated.
         """
         Geometry(self.geometry.global_batch, world)  # raises

@@ -81,7 +81,7 @@ def gray(files, name):
     }
 
 
-# A fault of files, by name: what becomes of the two sets, and what is found.
+# A fault of files, by name: how it changes the two sets, and what is found.
 FAULTS = {
     "the same file in both splits": (
         lambda train, val: (train, val | {"a/other.jpg": train["a/train3.jpg"]}),

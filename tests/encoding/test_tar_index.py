@@ -91,7 +91,7 @@ PACKERS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
 
 @pytest.mark.parametrize("how", PACKERS)
 def test_compressed_tars_are_read_as_streams(how, tmp_path):
-    """Compressed tars are indexed and read without a copy; damage is an error that names them."""
+    """Compressed tars are indexed and read without a copy; damage raises an error with names."""
     write_tar(tmp_path / "plain.tar", members_of(0, 30, bin=bytes(5000)))
     data = (tmp_path / "plain.tar").read_bytes()
     (tmp_path / "plain.tar").unlink()

@@ -57,7 +57,7 @@ for size, batch in itertools.product(range(1, 41), (1, 2, 5)):
     if size >= batch * world:
         assert {len(each) for each in steps(PCRLoader(part, batch, threads=0))} == {batch * world}
 
-# FSDP gathers the weights in each forward: a rank with a batch less would wait for ever.
+# FSDP gathers the weights in each forward: a rank with a batch less would wait forever.
 model = torch.nn.Linear(1, 4)
 fully_shard(model)
 with torch.no_grad():

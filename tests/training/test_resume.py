@@ -127,7 +127,7 @@ def test_a_last_batch_that_all_ranks_get(folder):
 
 
 def test_a_job_resumes_on_more_ranks_than_samples_are_left(folder):
-    """Then each rank has one batch, so that none waits for ever for the others; some samples come
+    """Then each rank has one batch, so that none waits forever for the others; some samples come
     twice.
     """
     how = {"drop_last": False, "threads": 0, "scan": 1}
