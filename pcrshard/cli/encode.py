@@ -15,7 +15,7 @@ from ..encoding import encode_dataset
 from ..encoding.clusters import dask_executor, encode_on_slurm
 from ..encoding.encode_dataset import EncodeOptions
 from ..encoding.labels import read_classes
-from ..encoding.resume_journal import read_journal, report_of
+from ..encoding.resume_journal import read_journal, read_script, report_of
 from ..encoding.sources import find_splits
 from ..errors import EncodeError
 from ..fidelity.costs import scan_costs
@@ -174,7 +174,8 @@ def encode(
                 run = partial(encode_on_slurm, jobs=workers or 8, sbatch=slurm_option)
             else:
                 run = partial(encode_dataset.encode, part=part, workers=workers, executor=executor)
-            for split in splits:
+            # A scan is the same quality in all splits: that of the training set, if there is one.
+            for split in sorted(splits, key=lambda name: name != "train"):
                 target = storage.join(dst, split) if split else dst
                 with ProgressBar("encode", "images") as progress:
                     index = run(
@@ -186,6 +187,8 @@ def encode(
                         src_options=storage_option,
                         dst_options=storage_option,
                     )
+                if options.fmt.is_open and (script := read_script(target, options=storage_option)):
+                    options = replace(options, fmt=replace(options.fmt, script=script))
                 reports[split] = _report(target, index, storage_option)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("the same command with --resume continues from here") from None

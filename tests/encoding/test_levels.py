@@ -249,3 +249,15 @@ def test_the_schema_has_the_slopes(varied):
     slopes = index["levels"]["slopes"]
     assert index["schema"]["groups"] == [f"q95 to slope {slope:.6g}" for slope in slopes]
     assert WEIGHTS  # the scales that similarities are of
+
+
+def test_splits_have_the_same_levels(varied, tmp_path):
+    """With --split all, validation images are read at the quality that level had in training."""
+    for n in range(80):
+        split = "train" if n < 66 else "val"
+        write_files(tmp_path / "src", {f"{split}/a/{n:02}.jpg": make_jpeg(n, 64, 64, quality=92)})
+    command = ["encode", str(tmp_path / "src"), str(tmp_path / "out"), "--workers", "1"]
+    assert main([*command, "--split", "all"]) == 0
+    train, val = (open_dataset(str(tmp_path / "out" / split))[0] for split in ("train", "val"))
+    assert train.levels is not None
+    assert train.levels == val.levels
