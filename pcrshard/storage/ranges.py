@@ -65,7 +65,8 @@ def read(
 def allocate(url: str, start: int, stop: int) -> NDArray[np.uint8]:
     """Return memory for the bytes ``[start, stop)`` of a file; raises as :func:`read`."""
     check_end(url, start, stop)
-    return memory.borrow_array(stop - start)
+    with mapped_errors(url, f"read bytes {start} to {stop}"):
+        return memory.borrow_array(stop - start)
 
 
 def check_end(url: str, start: int, stop: int) -> None:
