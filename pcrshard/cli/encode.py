@@ -25,7 +25,7 @@ from ..format.scan import Scan
 from ..format.scan_script import ScanScript, parse_script
 from ..format.shard_format import NAMES, ShardFormat
 from ..reading.dataset_folder import open_dataset
-from ..redaction import redact_url
+from ..redaction import get_logger, redact_url
 from .inspect import of_splits
 from .parser import (
     Count,
@@ -165,7 +165,7 @@ def encode(
         options = replace(options, seed=None)
     reports = {}
     # What will be written is said before.
-    logging.getLogger("pcrshard").setLevel(logging.INFO)
+    get_logger("pcrshard").setLevel(logging.INFO)
     try:
         splits = _splits(src, options, storage_option)
         with dask_executor(scheduler) if scheduler else nullcontext() as executor:

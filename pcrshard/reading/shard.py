@@ -20,6 +20,7 @@ from ..lazy import lazy
 from ..memory import Buffer, borrow_array
 from ..redaction import PIPE, get_logger, redact_url
 from ..storage.retry import Cancel, Retry
+from ..storage.stores import mapped_errors
 from .plain_tar import check_end, find_extents, read_extents
 from .prefix import OnError, Prefix, Sample, Samples
 from .prefix_cache import Fetch, PrefixCache
@@ -252,7 +253,8 @@ class Shard:
         """Read the members of a plain tar; ``start`` is the file of its index."""
         extents = find_extents(index, rows)
         check_end(self.url, index, extents)
-        buffer = borrow_array(len(start) + extents.num_bytes)
+        with mapped_errors(self.url, f"read {extents.num_bytes} bytes"):
+            buffer = borrow_array(len(start) + extents.num_bytes)
         buffer[: len(start)] = start
         fetch = partial(read_extents, self.url, index, extents, options=self.store, cancel=cancel)
         self._fill(buffer, content and content + extents.identity, fetch, len(start), cancel)

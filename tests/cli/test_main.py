@@ -14,7 +14,7 @@ def test_round_trip(synthetic_folder, tmp_path, cli):
     pcr, out, one = tmp_path / "pcr", tmp_path / "out", ("--workers", 1)
     status, text, _ = cli("encode", synthetic_folder, pcr, "--num-shards", 3, *one)
     assert (status, "samples: 24\nshards: 3\n" in text) == (0, True)
-    assert re.search(r"full +\S+ kB +\S+ +\S+ +1\n", text)
+    assert re.search(r"full +\S+ kB +\S+ kB +1 +1 +1\n", text)
     assert "layout: compact" in cli("info", pcr)[1]
     about = cli("info", pcr, "--json")[1]
     assert (about["samples"], about["shards"], about["classes"]) == (24, 3, ["cat", "dog"])

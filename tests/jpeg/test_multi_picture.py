@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageSequence
 
-from pcrshard import Shard, ShardWriter, decode_image
+from pcrshard import Shard, ShardFormat, ShardWriter, decode_image
 from pcrshard.testing import make_jpeg, make_pixels
 
 
@@ -18,7 +18,7 @@ def frames(jpeg):
 
 
 def at_full(folder, jpeg):
-    with ShardWriter(folder) as writer:
+    with ShardWriter(folder, fmt=ShardFormat("standard")) as writer:
         writer.write({"__key__": "k", "jpg": jpeg})
     return Shard(folder / "data-000000.tar").sample(0)["jpg"]
 
