@@ -478,8 +478,10 @@ class ShardWriter:
         if self._closed:
             raise EncodeError("expected an open writer, got a closed one", url=self.dst)
         if len(self._first_jpegs) < SAMPLE:
-            files = (value for name, value in sample.items() if is_jpeg_field(name))
-            self._first_jpegs += [bytes(file) for file in files if isinstance(file, _BYTES)]
+            for name in filter(is_jpeg_field, sample):
+                value = sample[name]
+                files = value if isinstance(value, list | tuple) else [value]
+                self._first_jpegs += [bytes(file) for file in files if isinstance(file, _BYTES)]
         if self._waiting is None:
             self._encode(sample)
         else:
@@ -499,9 +501,12 @@ class ShardWriter:
 
     def _encode_waiting(self) -> None:
         waiting, self._waiting = self._waiting or [], None
-        self.fmt = dataclasses.replace(
-            self.fmt, script=calibrate(self.fmt, self._first_jpegs).script
-        )
+        try:
+            script = calibrate(self.fmt, self._first_jpegs).script
+        except EncodeError:
+            give_up_folder(self.dst, options=self._options)
+            raise
+        self.fmt = dataclasses.replace(self.fmt, script=script)
         for sample in waiting:
             self._encode(sample)
 

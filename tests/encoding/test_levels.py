@@ -261,3 +261,23 @@ def test_splits_have_the_same_levels(varied, tmp_path):
     train, val = (open_dataset(str(tmp_path / "out" / split))[0] for split in ("train", "val"))
     assert train.levels is not None
     assert train.levels == val.levels
+
+
+def test_a_writer_without_levels_leaves_its_folder(tmp_path):
+    """Too few images for levels are an error that names the way out; the folder can be used."""
+    with pytest.raises(EncodeError, match="at least 10 images"):
+        with ShardWriter(tmp_path / "out", fmt=ShardFormat("levels")) as writer:
+            writer.write({"__key__": "a", "jpg": make_jpeg()})
+    with ShardWriter(tmp_path / "out") as writer:
+        writer.write({"__key__": "a", "jpg": make_jpeg()})
+    assert len(PCRDataset(str(tmp_path / "out"))) == 1
+
+
+def test_a_writer_of_lists_knows_their_similarity(tmp_path):
+    """Images in lists count like others, so that quality= works."""
+    with ShardWriter(tmp_path) as writer:
+        for n in range(12):
+            writer.write({"__key__": f"{n}", "views.jpg": [make_jpeg(n), make_jpeg(n + 50)]})
+    index, _ = open_dataset(str(tmp_path))
+    assert index.similarity
+    assert PCRDataset(str(tmp_path), quality=0.9).scan == index.scan_of_quality(0.9)
