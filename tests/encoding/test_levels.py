@@ -281,3 +281,32 @@ def test_a_writer_of_lists_knows_their_similarity(tmp_path):
     index, _ = open_dataset(str(tmp_path))
     assert index.similarity
     assert PCRDataset(str(tmp_path), quality=0.9).scan == index.scan_of_quality(0.9)
+
+
+def test_levels_with_previews_deferred_fields_and_kept_files(varied, tmp_path):
+    """All that a dataset may have goes with levels, and a staged copy is read by quality."""
+    src = write_files(
+        tmp_path / "src",
+        {f"a/{n:02}.jpg": make_jpeg(n, 64, 64, quality=92) for n in range(70)}
+        | {"a/broken.jpg": make_jpeg(1)[:-200]},
+    )
+    fmt = ShardFormat("levels", layout="preview", base=2, preview_fields=("cls",))
+    options = EncodeOptions(fmt=fmt, on_error="keep", num_shards=2)
+    encode(src, tmp_path / "out", options, workers=1)
+    command = ["verify", str(tmp_path / "out"), "--against", str(src), "--workers", "1"]
+    assert main(command) == 0
+    dataset = PCRDataset(str(tmp_path / "out"), quality=0.9)
+    sound = dataset.subset(dataset.decodable)
+    assert len(sound) == 70
+    assert len({decode_image(sound[n]["jpg"]).shape for n in range(70)}) == 1
+    copy = str(tmp_path / "copy")
+    assert main(["stage", str(tmp_path / "out"), copy, "--quality", "0.9"]) == 0
+    staged = PCRDataset(copy, quality=0.9)
+    assert [staged[n]["jpg"] for n in (0, 35)] == [dataset[n]["jpg"] for n in (0, 35)]
+    late = ShardFormat("levels", deferred={"bin": 4})
+    with ShardWriter(tmp_path / "late", fmt=late) as writer:
+        for n in range(20):
+            jpeg = make_jpeg(n, 64, 64, quality=92)
+            writer.write({"__key__": f"{n}", "jpg": jpeg, "bin": b"array"})
+    assert "bin" not in PCRDataset(str(tmp_path / "late"), scan=3)[0]
+    assert PCRDataset(str(tmp_path / "late"), scan=4)[0]["bin"] == b"array"
