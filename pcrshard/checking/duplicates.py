@@ -58,7 +58,7 @@ class Confirmed(NamedTuple):
 def find_same(
     parts: Sequence[Part], pictures: Sequence[Pictures], progress: Progress
 ) -> tuple[list[list[Picture]], list[list[Picture]]]:
-    """Find the groups of pictures with equal pixels, and those that are nearly the same.
+    """Find groups of images with equal pixels, and groups of near-duplicates.
 
     Reads the pixels of the shards that hold candidates, one shard at a time, and decodes the
     candidates at the highest scan that all parts hold. Pictures within one sample are not compared.
@@ -126,7 +126,7 @@ def _confirm(
     chosen: Ints,
     progress: Progress,
 ) -> Iterator[Confirmed | None]:
-    """Yield the pixels of chosen pictures, in order; ``None`` for those that cannot be decoded."""
+    """Yield the pixels of the selected images, in order; ``None`` if one cannot be decoded."""
     offsets = np.cumsum([0, *sizes])
     scan = _common_scan(parts)
     done = 0

@@ -28,6 +28,7 @@ from ..reading.dataset_folder import open_dataset
 from ..redaction import get_logger, redact_url
 from .inspect import of_splits
 from .parser import (
+    KIND,
     Count,
     Keywords,
     Report,
@@ -85,13 +86,7 @@ Options = Annotated[
             "help": "First scan at which a field (or extension) is present, such as npy=5; "
             "repeatable (default: every scan)"
         },
-        # One for each field.
-        "kinds": pairs(key_value, "FIELD=KIND")
-        | {
-            "flag": "--kind",
-            "help": "What a field holds: mask, boxes:xywh, keypoints, text, class, array... "
-            "(FIELD:PATH for a part of a JSON field); repeatable (default: by its name)",
-        },
+        "kinds": KIND,
         "lists": {"type": names, "metavar": "A,B"},
         "seed": {
             "type": int,

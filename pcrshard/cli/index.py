@@ -9,7 +9,7 @@ from ..encoding.tar_index import IndexOptions, index_tars
 from ..fidelity.costs import scan_costs
 from ..redaction import redact_url
 from .encode import Part, names
-from .parser import Report, StorageOptions, from_file, key_value, pairs
+from .parser import KIND, Report, StorageOptions, from_file
 from .progress import ProgressBar
 
 Options = Annotated[
@@ -17,12 +17,7 @@ Options = Annotated[
     {
         "on_error": {"choices": ("raise", "skip")},
         "classes": from_file(read_classes),
-        "kinds": pairs(key_value, "FIELD=KIND")
-        | {
-            "flag": "--kind",
-            "help": "What a field holds: mask, boxes:xywh, keypoints, text, class, array... "
-            "(FIELD:PATH for a part of a JSON field); repeatable (default: by its name)",
-        },
+        "kinds": KIND,
         "lists": {"type": names, "metavar": "A,B"},
     },
 ]

@@ -205,6 +205,11 @@ def pairs(parse: Callable[[str], Any], metavar: str = "KEY=VALUE") -> Keywords:
     return Keywords(type=parse, metavar=metavar, action="append")
 
 
+KIND = pairs(key_value, "FIELD=KIND") | {
+    "flag": "--kind",
+    "help": "What a field holds: mask, boxes:xywh, keypoints, text, class, array... "
+    "(FIELD:PATH for a part of a JSON field); repeatable (default: by its name)",
+}
 Count = Annotated[int, Meta(ge=1, le=1 << 20)]
 # Per rank; limited so that a typo cannot exhaust memory.
 Parallel = Annotated[int, Meta(ge=1, le=4096)]

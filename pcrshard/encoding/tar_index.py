@@ -488,6 +488,7 @@ def _schema(
     found = []
     for name, kind in kinds.items():
         is_small = name in small and kind not in (IMAGE, IMAGE_LIST)
+        # Kinds are checked where they are given.
         found.append(Field(name, kind, 0 if is_small else 1))  # type: ignore[arg-type]
     found.sort(key=lambda field: (not field.is_image, field.kind == IMAGE_LIST))
     try:

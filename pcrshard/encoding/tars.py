@@ -463,14 +463,11 @@ def _open(url: str, size: int, options: storage.Access) -> Any:
     return contextlib.nullcontext(_Headers(url, size, options))
 
 
-class _Forward(io.RawIOBase):
-    """A stream, of which the bytes that were read last can be read again."""
+class _Seekable(io.RawIOBase):
+    """A file that is read from wherever it was told to go."""
 
-    def __init__(self, stream: io.BufferedIOBase) -> None:
-        super().__init__()
-        self._stream = stream
-        self._position = self._start = 0
-        self._held = b""
+    _position = 0
+    _size = 0
 
     def readable(self) -> bool:
         return True
@@ -482,8 +479,19 @@ class _Forward(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._position = offset + (self._position if whence == os.SEEK_CUR else 0)
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        self._position = base + offset
         return self._position
+
+
+class _Forward(_Seekable):
+    """A stream, of which the bytes that were read last can be read again."""
+
+    def __init__(self, stream: io.BufferedIOBase) -> None:
+        super().__init__()
+        self._stream = stream
+        self._position = self._start = 0
+        self._held = b""
 
     def readinto(self, buffer: Any) -> int:
         if self._position < self._start:
@@ -501,7 +509,7 @@ class _Forward(io.RawIOBase):
         return len(data)
 
 
-class _Headers(io.RawIOBase):
+class _Headers(_Seekable):
     """A remote tar of which mostly headers are read, each run of them with one request.
 
     After a jump over a large member, as many bytes are read as the last run of small members took;
@@ -518,20 +526,6 @@ class _Headers(io.RawIOBase):
         self._held = b""
         self._begin = self._reached = 0  # of this run
         self._usual = _LEAST_READ
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
-        self._position = base + offset
-        return self._position
 
     def readinto(self, buffer: Any) -> int:
         start = self._position
