@@ -76,15 +76,17 @@ class Lab:
             for name in ("imagenet", "ham10000", "cars", "faces_1024")
         }
 
-    def dataset(self, name, split=None, script="standard"):
-        """The folder of an encoded dataset: a task's split, or a set of photographs."""
+    def dataset(self, name, split=None, script="standard", shares=()):
+        """The folder of an encoded dataset: a task's split, or a set of photographs. Levels may
+        have shares of the bytes of their own.
+        """
         shards = "shards" if script == "standard" else f"shards-{script}"
         target = os.path.join(self.cache, shards, name, split or "all")
         if not os.path.exists(os.path.join(target, "pcr.json")):
             source = os.path.join(self.classify(name), split) if split else self.photos()[name]
             options = pcrshard.EncodeOptions(
                 samples_per_shard=16 if self.quick else SAMPLES_PER_SHARD,
-                fmt=pcrshard.ShardFormat(script),
+                fmt=pcrshard.ShardFormat(script, level_shares=shares),
             )
             # A run that was stopped has left some shards.
             pcrshard.encode(source, target, options, workers=1, resume=True)

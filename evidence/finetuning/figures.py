@@ -7,7 +7,7 @@ import numpy as np
 
 from ..pages import NotMeasured, estimate, paired
 
-ORDER = ("1", "2", "mostly 2", "5", "mixed", "tuner", "full")
+ORDER = ("1", "2", "level at 2", "mostly 2", "5", "level at 5", "mixed", "tuner", "full")
 
 
 class Trained:
@@ -63,11 +63,11 @@ class Trained:
         return found
 
 
-def tasks_of(rows):
-    """{task: runs} of what has runs at full fidelity."""
+def tasks_of(rows, kind="full"):
+    """{task: runs} of what has runs of a kind."""
     names = sorted({row["task"] for row in rows})
     found = {task: Trained(row for row in rows if row["task"] == task) for task in names}
-    return {task: trained for task, trained in found.items() if "full" in trained.kinds}
+    return {task: trained for task, trained in found.items() if kind in trained.kinds}
 
 
 def tails(lab):
@@ -84,6 +84,25 @@ def tunings(lab):
     if not tasks:
         raise NotMeasured
     return tasks
+
+
+def levels(lab):
+    """What a level has where a scan costs as much: by task, and the mean of all tasks and scans by
+    seed.
+    """
+    rows, by_seed = [], defaultdict(list)
+    for task, found in tasks_of(lab.rows("levels"), "level at 5").items():
+        for scan in ("2", "5"):
+            level, plain = found.final(f"level at {scan}"), found.final(scan)
+            gain, share = paired(level, plain), found.read(f"level at {scan}") / found.read(scan)
+            row = {"task": task, "scan": scan, "gain": gain, "bytes": share}
+            rows.append(row | {"level": found.mean(f"level at {scan}"), "plain": found.mean(scan)})
+            for seed in level.keys() & plain.keys():
+                by_seed[seed].append(level[seed] - plain[seed])
+    if not rows:
+        raise NotMeasured
+    means = {seed: statistics.fmean(changes) for seed, changes in by_seed.items()}
+    return {"rows": rows, "mean": paired(means, dict.fromkeys(means, 0.0))}
 
 
 def networks(lab):
@@ -103,4 +122,4 @@ def networks(lab):
     return found
 
 
-SECTIONS = (tails, tunings, networks)
+SECTIONS = (tails, levels, tunings, networks)

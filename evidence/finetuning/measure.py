@@ -17,9 +17,10 @@ from ..lab import SAMPLES_PER_SHARD, SCANS
 from ..learning import classify, fit, share
 from . import tails
 
-# What is trained on; the first are those whose figures are read first. Of "mostly 2", one picture
+# What is trained on, by the file of the rows (pairs are of one file, so of one machine); the first
+# are those whose figures are read first. Of "mostly 2", one picture
 # of five is at full fidelity.
-KINDS = (FULL, 5, 2, "tuner", "mostly 2", "mixed", 1)
+KINDS = {"runs": (FULL, 5, 2, "tuner", "mostly 2", "mixed", 1), "levels": (5, 2, *tails.LEVELS)}
 DRAWN = {"mixed": SCANS, "mostly 2": (FULL, 2, 2, 2, 2)}
 SEEDS = 3
 EPOCHS = {"flowers": 4, "signs": 6, "ham224": 8}
@@ -38,7 +39,7 @@ class Task:
         self.epochs = lab.scale * (task.epochs if lab.quick else EPOCHS[task.name])
         views = range(lab.scale * (1 if lab.quick else VIEWS))
         found = [tails.trunk_outputs(lab, task, "train", view) for view in views]
-        self.train = {scan: [outputs[scan] for outputs, _ in found] for scan in SCANS}
+        self.train = {kind: [outputs[kind] for outputs, _ in found] for kind in found[0][0]}
         self.labels = found[0][1]
         plain, self.tested = tails.trunk_outputs(lab, task, "val")
         smoothed, _ = tails.trunk_outputs(lab, task, "val", smoothing=True)
@@ -46,6 +47,10 @@ class Task:
         self.val |= {f"{scan} smoothed": outputs for scan, outputs in smoothed.items()}
         index = lab.index(task.name, "train")
         self.bytes = {scan: index.prefix_bytes(scan) / index.num_samples for scan in SCANS}
+        url, levels = tails.levels(lab, task)
+        by_level, _ = pcrshard.open_dataset(url)
+        for kind, level in levels.items():
+            self.bytes[kind] = by_level.prefix_bytes(level) / by_level.num_samples
         # What a tuning reads: one shard a trial, whole.
         self.tuning_bytes = TUNER["trials"] * index.prefix_bytes(FULL) / len(index.shards)
 
@@ -138,8 +143,9 @@ def measure(lab, _parts=()):
     look = tails.trunk()
     for task in sorted(lab.tasks, key=lambda task: lab.index(task.name, "train").num_samples):
         seeds = range(lab.scale * (1 if lab.quick else SEEDS))
-        keys = [{"task": task.name, "kind": k, "seed": seed} for k in KINDS for seed in seeds]
         prepared = None
-        for key in lab.missing(keys):
-            prepared = prepared or Task(lab, task)
-            lab.append(key | _train(prepared, key["kind"], key["seed"], look))
+        for name, kinds in KINDS.items():
+            keys = [{"task": task.name, "kind": k, "seed": seed} for k in kinds for seed in seeds]
+            for key in lab.missing(keys, name):
+                prepared = prepared or Task(lab, task)
+                lab.append(key | _train(prepared, key["kind"], key["seed"], look), name)

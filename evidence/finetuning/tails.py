@@ -3,13 +3,17 @@ tail that is trained on it.
 """
 
 import os
+import pathlib
 
+import numpy as np
 import torch
 from torch import nn
 
 import pcrshard
 from pcrshard import storage
+from pcrshard.encoding.encode_jpeg import measure_scans
 from pcrshard.format.scan import FULL
+from pcrshard.format.scan_script import STANDARD
 
 from .. import lites
 from ..lab import SCANS
@@ -19,6 +23,8 @@ SIZE = 224
 FIRST = 15
 BATCH = 32
 SMOOTHED = (1, 2)
+# Levels that cost at most what these scans of `standard` cost, by the name of the kind.
+LEVELS = {"level at 2": 2, "level at 5": 5}
 
 
 class Whole(nn.Module):
@@ -66,33 +72,69 @@ def loader(url, scan, side, split, *, smoothing=False, **options):
     return pcrshard.PCRLoader(dataset, BATCH, drop_last=False, **options)
 
 
+def levels(lab, task):
+    """The folder of a task's training pictures by levels, and {kind: level}: the highest that costs
+    at most what a scan costs.
+    """
+    files = sorted(pathlib.Path(lab.classify(task.name), "train").rglob("*.jpg"))
+    some = files[:: max(len(files) // 64, 1)]
+    sizes = np.mean([measure_scans(file.read_bytes(), STANDARD, 0).sizes for file in some], axis=0)
+    ends = sizes / sizes[-1]
+    rungs = [ends[scan - 1] * np.linspace(0.9, 1.02, 4) for scan in LEVELS.values()]
+    shares = np.concatenate(rungs).round(4).tolist()
+    url = lab.dataset(task.name, "train", "levels", (*shares, 1.0))
+    index, _ = pcrshard.open_dataset(url)
+    most = lab.index(task.name, "train")
+    return url, {
+        kind: max(
+            level
+            for level in range(1, len(shares) + 1)
+            if index.prefix_bytes(level) <= most.prefix_bytes(scan)
+        )
+        for kind, scan in LEVELS.items()
+    }
+
+
 def open_split(lab, task, split, **smoothing):
     """All pictures of a split in the dataset's order."""
-    url, side = lab.dataset(task.name, split), 64 if lab.quick else SIZE
+    side = 64 if lab.quick else SIZE
     scan = pcrshard.ScanLevel(FULL) if split == "train" else FULL
-    return loader(url, scan, side, split, shuffle=False, **smoothing)
+    return loader(lab.dataset(task.name, split), scan, side, split, shuffle=False, **smoothing)
 
 
 def trunk_outputs(lab, task, split, view=0, *, smoothing=False):
-    """({scan: outputs}, labels) of a split, computed once and kept; ``view`` is the epoch that
-    crops are drawn for. All scans of a batch have the same crops, as the tuner of scans reads them.
+    """({kind: outputs}, labels) of a split, computed once and kept; ``view`` is the epoch that
+    crops are drawn for. All kinds have the same crops, as the tuner of scans reads them.
     """
     name = f"{task.name}-{split}-{view}{'-smoothed' if smoothing else ''}.pt"
     path = os.path.join(lab.cache, "trunks", name)
     if os.path.exists(path):
         return torch.load(path)
-    source = open_split(lab, task, split, smoothing=smoothing)
-    ids = [part.numpy() for part in torch.arange(len(source.dataset)).split(BATCH)]
     scans = SMOOTHED if smoothing else SCANS
-    look = trunk()
-    outputs, labels = {scan: [] for scan in scans}, []
-    for batches in source.views(ids, scans, epoch=view):
-        for scan, (images, _) in batches.items():
-            outputs[scan].append(through(look, images))
-        labels.append(batches[scans[0]][1])
-    found = {scan: torch.cat(parts) for scan, parts in outputs.items()}, torch.cat(labels)
+    source = open_split(lab, task, split, smoothing=smoothing)
+    found, labels = outputs_of(source, {scan: scan for scan in scans}, view)
+    if split == "train":
+        url, by_kind = levels(lab, task)
+        source = loader(
+            url, pcrshard.ScanLevel(FULL), 64 if lab.quick else SIZE, split, shuffle=False
+        )
+        more, same = outputs_of(source, by_kind, view)
+        assert same.equal(labels)
+        found |= more
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with storage.atomic_write(path) as file:
-        torch.save(found, file)
-    print(f"{name}: {len(found[1])} pictures", flush=True)
-    return found
+        torch.save((found, labels), file)
+    print(f"{name}: {len(labels)} pictures", flush=True)
+    return found, labels
+
+
+def outputs_of(source, kinds, view):
+    """({kind: outputs}, labels) of all pictures of a loader, by {kind: scan}."""
+    ids = [part.numpy() for part in torch.arange(len(source.dataset)).split(BATCH)]
+    look = trunk()
+    outputs, labels = {kind: [] for kind in kinds}, []
+    for batches in source.views(ids, [*kinds.values()], epoch=view):
+        for kind, scan in kinds.items():
+            outputs[kind].append(through(look, batches[scan][0]))
+        labels.append(next(iter(batches.values()))[1])
+    return {kind: torch.cat(parts) for kind, parts in outputs.items()}, torch.cat(labels)
