@@ -17,10 +17,12 @@ from ..lab import SAMPLES_PER_SHARD, SCANS
 from ..learning import classify, fit, share
 from . import tails
 
-# What is trained on, by the file of the rows (pairs are of one file, so of one machine); the first
-# are those whose figures are read first. Of "mostly 2", one picture
+# What is trained on; the first are those whose figures are read first. Of "mostly 2", one picture
 # of five is at full fidelity.
-KINDS = {"runs": (FULL, 5, 2, "tuner", "mostly 2", "mixed", 1), "levels": (5, 2, *tails.LEVELS)}
+KINDS = (FULL, 5, 2, "tuner", "mostly 2", "mixed", 1)
+AT_EQUAL_BYTES = (5, 2, *tails.LEVELS)
+# Files of rows, whose pairs are of one machine: kinds, what they need, and scans of the tests.
+FILES = (("runs", KINDS, SCANS, SCANS), ("levels", AT_EQUAL_BYTES, AT_EQUAL_BYTES, (FULL,)))
 DRAWN = {"mixed": SCANS, "mostly 2": (FULL, 2, 2, 2, 2)}
 SEEDS = 3
 EPOCHS = {"flowers": 4, "signs": 6, "ham224": 8}
@@ -31,20 +33,27 @@ TUNER = {"threshold": 0.9, "trials": 3, "first": 1, "every": 2}
 
 
 class Task:
-    """What the trunk gives for the pictures of a task."""
+    """What the trunk gives for the pictures of a task at some scans and levels, and at which scans
+    it is tested.
+    """
 
-    def __init__(self, lab, task):
+    def __init__(self, lab, task, kinds, tested=SCANS):
         self.lab = lab
         self.task = task
         self.epochs = lab.scale * (task.epochs if lab.quick else EPOCHS[task.name])
         views = range(lab.scale * (1 if lab.quick else VIEWS))
-        found = [tails.trunk_outputs(lab, task, "train", view) for view in views]
-        self.train = {kind: [outputs[kind] for outputs, _ in found] for kind in found[0][0]}
-        self.labels = found[0][1]
-        plain, self.tested = tails.trunk_outputs(lab, task, "val")
-        smoothed, _ = tails.trunk_outputs(lab, task, "val", smoothing=True)
-        self.val = {str(scan): outputs for scan, outputs in plain.items()}
-        self.val |= {f"{scan} smoothed": outputs for scan, outputs in smoothed.items()}
+        found = {
+            kind: [tails.trunk_outputs(lab, task, "train", kind, view) for view in views]
+            for kind in kinds
+        }
+        self.train = {kind: [outputs for outputs, _ in parts] for kind, parts in found.items()}
+        self.labels = found[kinds[0]][0][1]
+        self.val = {}
+        for scan in tested:
+            self.val[str(scan)], self.tested = tails.trunk_outputs(lab, task, "val", scan)
+        for scan in tails.SMOOTHED if 1 in tested else ():
+            outputs, _ = tails.trunk_outputs(lab, task, "val", scan, smoothing=True)
+            self.val[f"{scan} smoothed"] = outputs
         index = lab.index(task.name, "train")
         self.bytes = {scan: index.prefix_bytes(scan) / index.num_samples for scan in SCANS}
         url, levels = tails.levels(lab, task)
@@ -58,7 +67,9 @@ class Task:
         """The batches of an epoch, and the bytes of their pictures."""
         generator = torch.Generator().manual_seed(1000 * seed + epoch)
         order = torch.randperm(len(self.labels), generator=generator)
-        views = torch.randint(len(self.train[FULL]), (len(order),), generator=generator)
+        views = torch.randint(
+            len(next(iter(self.train.values()))), (len(order),), generator=generator
+        )
         among, scans = DRAWN.get(kind), [kind] * len(order)
         if among:
             drawn = torch.randint(len(among), (len(order),), generator=generator)
@@ -143,9 +154,9 @@ def measure(lab, _parts=()):
     look = tails.trunk()
     for task in sorted(lab.tasks, key=lambda task: lab.index(task.name, "train").num_samples):
         seeds = range(lab.scale * (1 if lab.quick else SEEDS))
-        prepared = None
-        for name, kinds in KINDS.items():
+        for name, kinds, shown, tested in FILES:
+            prepared = None
             keys = [{"task": task.name, "kind": k, "seed": seed} for k in kinds for seed in seeds]
             for key in lab.missing(keys, name):
-                prepared = prepared or Task(lab, task)
+                prepared = prepared or Task(lab, task, shown, tested)
                 lab.append(key | _train(prepared, key["kind"], key["seed"], look), name)

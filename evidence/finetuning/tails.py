@@ -16,7 +16,6 @@ from pcrshard.format.scan import FULL
 from pcrshard.format.scan_script import STANDARD
 
 from .. import lites
-from ..lab import SCANS
 
 SIZE = 224
 # The tail is the last block, the layers behind it and a new last layer.
@@ -95,46 +94,34 @@ def levels(lab, task):
     }
 
 
-def open_split(lab, task, split, **smoothing):
+def open_split(lab, task, split, *, url=None, smoothing=False):
     """All pictures of a split in the dataset's order."""
     side = 64 if lab.quick else SIZE
     scan = pcrshard.ScanLevel(FULL) if split == "train" else FULL
-    return loader(lab.dataset(task.name, split), scan, side, split, shuffle=False, **smoothing)
+    url = url or lab.dataset(task.name, split)
+    return loader(url, scan, side, split, shuffle=False, smoothing=smoothing)
 
 
-def trunk_outputs(lab, task, split, view=0, *, smoothing=False):
-    """({kind: outputs}, labels) of a split, computed once and kept; ``view`` is the epoch that
-    crops are drawn for. All kinds have the same crops, as the tuner of scans reads them.
+def trunk_outputs(lab, task, split, kind, view=0, *, smoothing=False):
+    """(outputs, labels) of a split at a scan or a level, computed once and kept; ``view`` is the
+    epoch that crops are drawn for. All kinds have the same crops.
     """
-    name = f"{task.name}-{split}-{view}{'-smoothed' if smoothing else ''}.pt"
-    path = os.path.join(lab.cache, "trunks", name)
+    name = f"{task.name}-{split}-{view}-{kind}{'-smoothed' if smoothing else ''}.pt"
+    path = os.path.join(lab.cache, "trunks", name.replace(" ", "-"))
     if os.path.exists(path):
         return torch.load(path)
-    scans = SMOOTHED if smoothing else SCANS
-    source = open_split(lab, task, split, smoothing=smoothing)
-    found, labels = outputs_of(source, {scan: scan for scan in scans}, view)
-    if split == "train":
-        url, by_kind = levels(lab, task)
-        source = loader(
-            url, pcrshard.ScanLevel(FULL), 64 if lab.quick else SIZE, split, shuffle=False
-        )
-        more, same = outputs_of(source, by_kind, view)
-        assert same.equal(labels)
-        found |= more
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with storage.atomic_write(path) as file:
-        torch.save((found, labels), file)
-    print(f"{name}: {len(labels)} pictures", flush=True)
-    return found, labels
-
-
-def outputs_of(source, kinds, view):
-    """({kind: outputs}, labels) of all pictures of a loader, by {kind: scan}."""
+    url, scans = levels(lab, task) if kind in LEVELS else (None, {})
+    source = open_split(lab, task, split, url=url, smoothing=smoothing)
     ids = [part.numpy() for part in torch.arange(len(source.dataset)).split(BATCH)]
     look = trunk()
-    outputs, labels = {kind: [] for kind in kinds}, []
-    for batches in source.views(ids, [*kinds.values()], epoch=view):
-        for kind, scan in kinds.items():
-            outputs[kind].append(through(look, batches[scan][0]))
-        labels.append(next(iter(batches.values()))[1])
-    return {kind: torch.cat(parts) for kind, parts in outputs.items()}, torch.cat(labels)
+    outputs, labels = [], []
+    for batches in source.views(ids, [scans.get(kind, kind)], epoch=view):
+        ((images, numbers),) = batches.values()
+        outputs.append(through(look, images))
+        labels.append(numbers)
+    found = torch.cat(outputs), torch.cat(labels)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with storage.atomic_write(path) as file:
+        torch.save(found, file)
+    print(f"{name}: {len(found[1])} pictures", flush=True)
+    return found

@@ -2,15 +2,22 @@
 
 A row of an image has, after each scan of q95 and of standard: bytes, loss as levels count it,
 MS-SSIM, and for photographs of ImageNet the probability that two networks give the right class.
+Rows of ``rivals`` have the same of copies by Pillow, at several qualities; rows of ``sizes`` of
+what a crop of 224 pixels shows, with the loss that levels count for that size.
 """
 
+import contextlib
 import functools
 import glob
+import io
 import os
+import pathlib
 import re
+import time
 
 import numpy as np
 import torch
+from PIL import Image
 
 from pcrshard import ImageDecoder, decode_image
 from pcrshard.encoding.encode_jpeg import measure_scans
@@ -22,12 +29,21 @@ from pcrshard.jpeg.pixels import fit_scans, make_progressive
 
 from .. import ROOT
 from ..lites import Classifier, pretrained
+from .figures import ENDS, Images, by_set
 
 SETS = (
     "imagenet", "flowers", "cars", "pets_progressive", "ham10000", "faces_1024",
     "animal_faces_512",
 )  # fmt: skip
 SCRIPTS = {"q95": Q95, "standard": STANDARD}
+# Of copies at the size of the source, and with the shorter side of 256 pixels.
+QUALITIES = {"recompressed": (10, 20, 30, 40, 50, 60, 70, 80, 90), "resized": (40, 60, 75, 85, 92)}
+SHORTER = 256
+# Megapixels of copies of the largest photographs; 0 leaves them as they are.
+MEGAPIXELS = (0.2, 2, 0)
+TRAIN_SIZE = 224
+DECODED = 64
+ROUNDS = 15
 
 
 @functools.cache
@@ -54,11 +70,15 @@ def prefixes(jpeg, script):
     return [progressive.jpeg[:stop] for stop in progressive.starts[1:]]
 
 
-def row_of(path):
+def label_of(image):
+    """The class of a photograph of ImageNet by its name; None of others."""
+    found = re.search(r"n\d{8}", image)
+    return found and synsets()[found[0]]
+
+
+def row_of(image, jpeg):
     """What is measured of an image."""
-    with open(path, "rb") as file:
-        jpeg = file.read()
-    found = re.search(r"n\d{8}", os.path.basename(path))
+    label = label_of(image)
     row = {"bytes": len(jpeg)}
     for name, script in SCRIPTS.items():
         parts = prefixes(jpeg, script)
@@ -70,28 +90,135 @@ def row_of(path):
             "loss": [float(f"{loss:.4g}") for loss in scans.losses],
             "msssim": [round(reference.compare(picture), 5) for picture in pictures],
         }
-        if found is None:
-            continue
-        label = synsets()[found[0]]
-        for network, (classify, decoder) in networks().items():
-            seen = [np.ascontiguousarray(decoder(part, 0)) for part in parts]
-            scores = classify(torch.as_tensor(np.stack(seen)))
-            row[name][network] = [round(p, 4) for p in torch.softmax(scores, 1)[:, label].tolist()]
-            row[name][f"{network}_top1"] = (scores.argmax(1) == label).int().tolist()
+        if label is not None:
+            row[name] |= seen_of(parts, label)
     return row
 
 
-def measure(lab, parts=()):
-    """A row for each color photograph of each set that MS-SSIM can compare."""
+def seen_of(jpegs, label):
+    """What two networks make of some files, for a row."""
+    row = {}
+    for network, (classify, decoder) in networks().items():
+        seen = [np.ascontiguousarray(decoder(jpeg, 0)) for jpeg in jpegs]
+        scores = classify(torch.as_tensor(np.stack(seen)))
+        row[network] = [round(p, 4) for p in torch.softmax(scores, 1)[:, label].tolist()]
+        row[f"{network}_top1"] = (scores.argmax(1) == label).int().tolist()
+    return row
+
+
+def copied(picture, quality):
+    """A progressive JPEG with optimal Huffman codes and half of the chroma."""
+    target = io.BytesIO()
+    picture.save(target, "JPEG", quality=quality, optimize=True, progressive=True)
+    return target.getvalue()
+
+
+def rivals_of(jpeg, label):
+    """What copies of a photograph take and show."""
+    with Image.open(io.BytesIO(jpeg)) as opened:
+        picture = opened.convert("RGB")
+    reference = Reference(decode_image(jpeg, upright=False))
+    small = picture.copy()
+    scale = SHORTER / min(picture.size)
+    if scale < 1:
+        small = picture.resize([round(scale * side) for side in picture.size], Image.BICUBIC)
+    row = {}
+    for name, source in {"recompressed": picture, "resized": small}.items():
+        files = [copied(source, quality) for quality in QUALITIES[name]]
+        row[name] = {"bytes": [*map(len, files)]} | seen_of(files, label)
+        if source is picture:
+            found = [reference.compare(decode_image(file)) for file in files]
+            row[name]["msssim"] = [round(value, 5) for value in found]
+    return row
+
+
+def shrunk(jpeg, megapixels):
+    """A copy of quality 95 that has so many pixels, or the JPEG itself."""
+    if not megapixels:
+        return jpeg
+    with Image.open(io.BytesIO(jpeg)) as picture:
+        scale = (1e6 * megapixels / (picture.width * picture.height)) ** 0.5
+        sides = [round(scale * side) for side in picture.size]
+        target = io.BytesIO()
+        picture.resize(sides, Image.LANCZOS).save(target, "JPEG", quality=95)
+    return target.getvalue()
+
+
+def size_row(jpeg):
+    """Bytes after each scan of q95, MS-SSIM of a crop of 224 pixels, and two losses."""
+    parts = prefixes(jpeg, Q95)
+    decoder = ImageDecoder(TRAIN_SIZE, "center")
+    pictures = [np.ascontiguousarray(decoder(part, 0)).transpose(1, 2, 0) for part in parts]
+    reference = Reference(pictures[-1])
+    general, sized = (measure_scans(jpeg, Q95, size) for size in (0, TRAIN_SIZE))
+    return {
+        "q95": {
+            "bytes": general.sizes.astype(int).tolist(),
+            "loss": [float(f"{loss:.4g}") for loss in general.losses],
+            "loss224": [float(f"{loss:.4g}") for loss in sized.losses],
+            "msssim": [round(reference.compare(picture), 5) for picture in pictures],
+        }
+    }
+
+
+def decoding(lab):
+    """CPU milliseconds to decode crops of 224 pixels from scans of q95, and from levels of as many
+    bytes, by turns: the median of the rounds, and of their ratios.
+    """
     folder = lab.unpacked("photos")
+    rows = by_set(lab.rows())["imagenet"][:DECODED]
+    images, found = Images(rows, "q95"), []
+    every = np.arange(len(rows))
+    paths = [glob.glob(os.path.join(folder, "imagenet", "*", row["image"]))[0] for row in rows]
+    parts = [prefixes(pathlib.Path(path).read_bytes(), Q95) for path in paths]
+    decoder = ImageDecoder(TRAIN_SIZE, "center")
+    for end in ENDS["q95"][1::2]:
+        size = images.bytes[:, end].mean()
+        cuts = images.cuts()
+        cut = cuts[np.abs(images.bytes[every, cuts].mean(1) - size).argmin()]
+        ways = {
+            "scan": [part[end] for part in parts],
+            "level": [part[stop] for part, stop in zip(parts, cut, strict=True)],
+        }
+        seconds = {name: [] for name in ways}
+        for _ in range(ROUNDS):
+            for name, files in ways.items():
+                begun = time.process_time()
+                for file in files:
+                    decoder(file, 0)
+                seconds[name].append(time.process_time() - begun)
+        ratios = np.divide(seconds["level"], seconds["scan"])
+        row = {"scan": 2 + ENDS["q95"].index(end), "ratio": float(np.median(ratios))}
+        for name, files in ways.items():
+            row[f"{name}_bytes"] = sum(map(len, files)) / len(files)
+            row[f"{name}_ms"] = 1000 * float(np.median(seconds[name])) / len(files)
+        found.append(row)
+    return found
+
+
+def colors(lab, name):
+    """The photographs of a set that have three components and that MS-SSIM can compare."""
+    for path in sorted(glob.glob(os.path.join(lab.unpacked("photos"), name, "*", "*"))):
+        jpeg = pathlib.Path(path).read_bytes()
+        with contextlib.suppress(FormatError):
+            frame = map_jpeg(jpeg).frame
+            if len(frame.components) == 3 and count_scales(frame.height, frame.width):
+                yield os.path.basename(path), jpeg
+
+
+def measure(lab, parts=()):
+    """A row for each color photograph of each set, and the parts that are missing."""
     for name in parts or SETS:
-        for path in sorted(glob.glob(os.path.join(folder, name, "*", "*"))):
-            key = {"set": name, "image": os.path.basename(path)}
-            if [*lab.missing([key])]:
-                try:
-                    with open(path, "rb") as file:
-                        frame = map_jpeg(file.read()).frame
-                    if len(frame.components) == 3 and count_scales(frame.height, frame.width):
-                        lab.append(key | row_of(path))
-                except FormatError as error:
-                    print(path, error)
+        for image, jpeg in colors(lab, name):
+            for key in lab.missing([{"set": name, "image": image}]):
+                lab.append(key | row_of(image, jpeg))
+    for image, jpeg in colors(lab, "imagenet"):
+        for key in lab.missing([{"image": image}], "rivals"):
+            lab.append(key | rivals_of(jpeg, label_of(image)), "rivals")
+    for name in ("imagenet", "faces_1024", "large"):
+        for image, jpeg in colors(lab, name):
+            for megapixels in MEGAPIXELS if name == "large" else (0,):
+                key = {"set": name, "megapixels": megapixels, "image": image}
+                for _ in lab.missing([key], "sizes"):
+                    lab.append(key | size_row(shrunk(jpeg, megapixels)), "sizes")
+    lab.measured("decoding", lambda: decoding(lab))
