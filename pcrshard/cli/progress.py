@@ -36,6 +36,7 @@ class ProgressBar:
         self._bar.close()
 
     def __call__(self, done: int, total: int) -> None:
-        """Report progress."""
-        self._bar.total = total
+        """Report progress; another total is that of a next step."""
+        if total != self._bar.total:
+            self._bar.reset(total)
         self._bar.update(done - self._bar.n)

@@ -75,7 +75,7 @@ def encode_on_slurm(
         jobs: Number of jobs, each with as many workers as CPUs.
         sbatch: Options of ``sbatch`` by their long names; the value of a flag is empty.
         resume: Whether to continue an earlier run.
-        progress: Called with the number of finished samples and the total.
+        progress: Called with the number of finished samples and the total, see :func:`encode`.
         poll: Seconds between polls of the journal and the queue.
         storage_options: ``src_options`` and ``dst_options``.
 
@@ -106,7 +106,8 @@ def encode_on_slurm(
     dst_options = storage_options.get("dst_options")
     known = read_script(dst, options=dst_options) if resume else None
     src_options = storage_options.get("src_options")
-    planned = plan(src, options, src_options, scratch=scratch_of(dst), known=known)
+    scratch = scratch_of(dst)
+    planned = plan(src, options, src_options, scratch=scratch, known=known, progress=progress)
     run = new_run(dst, planned, dst_options=dst_options)
     if not resume:
         with run.open(range(len(planned.shards)), resume=resume):

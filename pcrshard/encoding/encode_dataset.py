@@ -54,7 +54,7 @@ from .worker_processes import run_tasks
 __all__ = ["EncodeOptions", "commit", "encode"]
 
 Path = str | os.PathLike[str]
-Progress = Callable[[int, int], None]
+Progress = Callable[[int, int], object]
 _log = get_logger("pcrshard")
 # Shards that a message names.
 _NAMED = 5
@@ -69,7 +69,7 @@ def encode(
     workers: int | None = None,
     resume: bool = False,
     executor: Executor | None = None,
-    progress: Progress | None = None,
+    progress: Progress = lambda *_: None,
     src_options: StorageOptions = None,
     dst_options: StorageOptions = None,
 ) -> DatasetIndex | None:
@@ -93,7 +93,8 @@ def encode(
             sources have changed since (by size, and ETag or time of writing) are made again.
         executor: Any executor to run the shard tasks on instead of worker processes, such as
             ``distributed.Client(...).get_executor(pure=False)``.
-        progress: Called with (samples done, total samples) of this part after each shard.
+        progress: Called with (samples done, total samples): first of the sample of the images that
+            is read for levels, then of this part, after each shard.
         src_options: fsspec storage options of the source.
         dst_options: fsspec storage options of the destination.
 
@@ -126,7 +127,8 @@ def encode(
         raise already_holds(DATASET_INDEX, dst)
     continues = resume or part != (0, 1)
     known = read_script(dst, options=dst_options) if continues else None
-    planned = plan(src, options, src_options, scratch=scratch_of(dst), known=known)
+    scratch = scratch_of(dst)
+    planned = plan(src, options, src_options, scratch=scratch, known=known, progress=progress)
     _log.info("%s", announce(planned))
     shards = planned.shards
     run = new_run(dst, planned, src_options, dst_options, part)
@@ -153,8 +155,7 @@ def encode(
                 if number in finished and finished[number].sources != result.sources:
                     stale.append(number)
                 done += len(shards[number])
-                if progress is not None:
-                    progress(done, total)
+                progress(done, total)
     if stale:
         _log.warning(
             "%s were made again, because their sources have changed", _names_of(run, stale)

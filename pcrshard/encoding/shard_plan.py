@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import random
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -169,19 +169,21 @@ def plan(
     *,
     scratch: str | None = None,
     known: ScanScript | Levels | None = None,
+    progress: Callable[[int, int], object] = lambda *_: None,
 ) -> Plan:
     """List a source and assign its samples to shards.
 
     Tars that cannot be read in ranges are unpacked into the local folder ``scratch``. Reads a
     sample of the images: 64, to choose slopes 2 % of them and at most 1,000, unless an earlier run
-    is ``known`` to have chosen. With ``stratify``, reads the labels of tars.
+    is ``known`` to have chosen. With ``stratify``, reads the labels of tars. ``progress`` is called
+    with the images of the sample that were read, and their number.
 
     Raises:
         EncodeError: The source or the options are invalid.
         StorageError: The source cannot be read.
     """
     source = list_samples(src, options, src_options, scratch=scratch)
-    jpegs = _read_jpegs(source.samples, options, src_options)
+    jpegs = _read_jpegs(source.samples, options, src_options, progress)
     fmt = options.fmt
     if known is not None and fmt.is_open:
         fmt = dataclasses.replace(fmt, script=known)
@@ -247,10 +249,14 @@ def list_samples(
 
 
 def _read_jpegs(
-    samples: Sequence[SampleRef], options: EncodeOptions, src_options: StorageOptions
+    samples: Sequence[SampleRef],
+    options: EncodeOptions,
+    src_options: StorageOptions,
+    progress: Callable[[int, int], object],
 ) -> Iterator[bytes]:
     """Yield the JPEGs of a random sample of a source, as they are encoded; not what fails."""
     for start in range(0, len(drawn := draw_sample(len(samples))), _PROBES):
+        progress(start, len(drawn))
         some = [samples[number] for number in drawn[start : start + _PROBES]]
         refs = [ref for sample in some for ref in sample.refs if is_jpeg_field(ref.name)]
         ranges = [(ref.url, ref.start, ref.stop if ref.start else None) for ref in refs]

@@ -84,6 +84,14 @@ def test_the_same_command_gives_the_same_bytes(varied, tmp_path):
     assert read_all(tmp_path / "parts") == read_all(varied / "levels") == read_all(tmp_path / "two")
 
 
+def test_progress_tells_of_the_sample_first(varied, tmp_path):
+    """Reading the sample that levels are chosen by is progress, too, before the shards."""
+    seen = []
+    options = EncodeOptions(fmt=ShardFormat("levels"))
+    encode(varied / "src", tmp_path, options, workers=1, progress=lambda *at: seen.append(at))
+    assert (seen[0], seen[-1]) == ((0, 40), (40, 40))
+
+
 def test_a_resumed_run_keeps_its_slopes(varied, tmp_path):
     """A picture that is corrected makes its shard again, not all of them."""
     src, dst = tmp_path / "src", tmp_path / "out"
