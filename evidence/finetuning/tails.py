@@ -79,7 +79,7 @@ def levels(lab, task):
     some = files[:: max(len(files) // 64, 1)]
     sizes = np.mean([measure_scans(file.read_bytes(), STANDARD, 0).sizes for file in some], axis=0)
     ends = sizes / sizes[-1]
-    rungs = [ends[scan - 1] * np.linspace(0.9, 1.02, 4) for scan in LEVELS.values()]
+    rungs = [ends[scan - 1] * np.linspace(0.84, 1.02, 7) for scan in LEVELS.values()]
     shares = np.concatenate(rungs).round(4).tolist()
     url = lab.dataset(task.name, "train", "levels", (*shares, 1.0))
     index, _ = pcrshard.open_dataset(url)

@@ -4,6 +4,10 @@ import collections
 
 import numpy as np
 
+from ..pages import NotMeasured
+
+# Of copies at the size of the source, and with the shorter side of 256 pixels.
+QUALITIES = {"recompressed": (10, 20, 30, 40, 50, 60, 70, 80, 90), "resized": (40, 60, 75, 85, 92)}
 SLOPES = np.geomspace(10, 1e-13, 600)
 # Of q95, the last of the single scans of each of its groups 2 to 9; of standard, its scans.
 ENDS = {"q95": (2, 5, 7, 10, 11, 15, 16, 19), "standard": tuple(range(1, 9))}
@@ -14,10 +18,10 @@ MEASURES = ("msssim", "lite0", "lite2")
 class Images:
     """The images of a set by one script: arrays (images, scans)."""
 
-    def __init__(self, rows, script):
+    def __init__(self, rows, script, loss="loss"):
         self.rows = [row[script] for row in rows]
         self.bytes = np.array([row["bytes"] for row in self.rows], float)
-        self.loss = np.array([row["loss"] for row in self.rows])
+        self.loss = np.array([row[loss] for row in self.rows]) if loss in self.rows[0] else None
 
     def values(self, name):
         """A measure of each image at each scan."""
@@ -113,4 +117,45 @@ def budgets(lab):
     return found
 
 
-SECTIONS = (similarity, imagenet, budgets)
+def rivals(lab):
+    """What copies by Pillow take and show, and the bytes that levels need for the same."""
+    copies = {row["image"]: row for row in lab.rows("rivals")}
+    rows = [row for row in by_set(lab.rows())["imagenet"] if row["image"] in copies]
+    if not rows:
+        raise NotMeasured
+    levels, cuts, every = Images(rows, "q95"), Images(rows, "q95").cuts(), np.arange(len(rows))
+    found = []
+    for name, qualities in QUALITIES.items():
+        images = Images([copies[row["image"]] for row in rows], name)
+        for number, quality in enumerate(qualities):
+            row = {"copies": name, "quality": quality, "bytes": images.bytes[:, number].mean()}
+            for measure in MEASURES:
+                row[measure] = row[f"{measure}_share"] = None
+                if measure not in images.rows[0]:
+                    continue
+                row[measure] = images.values(measure)[:, number].mean()
+                sizes, means = curve(levels, levels.values(measure), cuts, every)
+                if row[measure] <= means[-1]:
+                    same = np.interp(row[measure], means, sizes)
+                    row[f"{measure}_share"] = float(same) / row["bytes"]
+            found.append(row)
+    return found
+
+
+def sizes(lab):
+    """The bytes for the same similarity of a crop of 224 pixels as scans of q95 have, by levels for
+    any use and by levels for that size.
+    """
+    groups = collections.defaultdict(list)
+    for row in lab.rows("sizes"):
+        groups[row["set"], row["megapixels"]].append(row)
+    found = []
+    for (name, megapixels), rows in groups.items():
+        script = Images(rows, "q95")
+        for loss in ("loss", "loss224"):
+            key = {"set": name, "megapixels": megapixels, "loss": loss, "images": len(rows)}
+            found.append(key | shares(Images(rows, "q95", loss), script, "msssim", ENDS["q95"]))
+    return found
+
+
+SECTIONS = (similarity, imagenet, budgets, rivals, sizes)

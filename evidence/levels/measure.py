@@ -29,15 +29,13 @@ from pcrshard.jpeg.pixels import fit_scans, make_progressive
 
 from .. import ROOT
 from ..lites import Classifier, pretrained
-from .figures import ENDS, Images, by_set
+from .figures import ENDS, QUALITIES, Images, by_set
 
 SETS = (
     "imagenet", "flowers", "cars", "pets_progressive", "ham10000", "faces_1024",
     "animal_faces_512",
 )  # fmt: skip
 SCRIPTS = {"q95": Q95, "standard": STANDARD}
-# Of copies at the size of the source, and with the shorter side of 256 pixels.
-QUALITIES = {"recompressed": (10, 20, 30, 40, 50, 60, 70, 80, 90), "resized": (40, 60, 75, 85, 92)}
 SHORTER = 256
 # Megapixels of copies of the largest photographs; 0 leaves them as they are.
 MEGAPIXELS = (0.2, 2, 0)
