@@ -142,6 +142,27 @@ def rivals(lab):
     return found
 
 
+def photographs(lab):
+    """MS-SSIM of each photograph at scan 5 of q95, and at the level of as many mean bytes, by what
+    the photograph takes as a whole.
+    """
+    images = Images(by_set(lab.rows())["imagenet"], "q95")
+    end, every = ENDS["q95"][3], np.arange(len(images.rows))
+    cuts, values = images.cuts(), images.values("msssim")
+    means = images.bytes[every, cuts].mean(1)
+    cut = cuts[np.abs(means - images.bytes[:, end].mean()).argmin()]
+    found = {"whole": (images.bytes[:, -1] / 1000).tolist()}
+    for name, stops in {"scan": np.full(len(every), end), "level": cut}.items():
+        shown = values[every, stops]
+        found[name] = {
+            "bytes": images.bytes[every, stops].mean(),
+            "msssim": shown.tolist(),
+            "mean": shown.mean(),
+            "low": np.quantile(shown, 0.05),
+        }
+    return found
+
+
 def sizes(lab):
     """The bytes for the same similarity of a crop of 224 pixels as scans of q95 have, by levels for
     any use and by levels for that size.
@@ -158,4 +179,4 @@ def sizes(lab):
     return found
 
 
-SECTIONS = (similarity, imagenet, budgets, rivals, sizes)
+SECTIONS = (similarity, imagenet, budgets, photographs, rivals, sizes)
