@@ -3,30 +3,34 @@
 Usage: python -m evidence.overview [FOLDER]
 
 The photograph ships with scikit-learn. Every number comes from the evidence: bytes and top-1 are
-means over 260 ImageNet photographs (imagenet), speeds are those of peers, all measured in the
-same runs. The width suits a phone: text stays above 11 pixels when the picture is 390 wide.
+means over 256 ImageNet photographs (levels), speeds are those of peers, all measured in the same
+runs. The width suits a phone: text stays above 11 pixels when the picture is 390 wide.
 """
 
 import io
 import os
 import sys
 
-import numpy as np
 from matplotlib import pyplot
 from PIL import Image
 from sklearn.datasets import load_sample_image
 
-from pcrshard import decode_image, join_scans, split_scans
+from pcrshard import decode_image
+from pcrshard.encoding.encode_jpeg import measure_scans
+from pcrshard.encoding.levels import count_scans
+from pcrshard.format.scan_script import Q95
 
 from . import ROOT
-from .imagenet.figures import Seen, share
 from .lab import Lab
+from .levels.figures import budgets
+from .levels.measure import prefixes
 from .peers.figures import Questions
 
-SCANS = {"scan 1": 1, "scan 2": 2, "scan 5": 5, "full": 10}
+# Times fewer bytes than the sources have.
+SHOWN = (8, 4, 2.5)
 PEERS = {
-    "pcrshard, scan 2": "pcrshard scan 2, threads",
-    "pcrshard, scan 5": "pcrshard scan 5, threads",
+    "pcrshard, 14 kB": "pcrshard scan 2, threads",
+    "pcrshard, 47 kB": "pcrshard scan 5, threads",
     "pcrshard, full": "pcrshard full, threads",
     "FFCV": "FFCV",
     "LitData": "LitData tuned",
@@ -41,20 +45,21 @@ STYLE = {"font.size": 13, "axes.titlesize": 13, "axes.titleweight": "bold", "yti
 STYLE |= {f"axes.spines.{side}": False for side in ("left", "right", "top", "bottom")}
 
 
-def photograph_at_scans():
-    """A square of scikit-learn's photograph of a dahlia as each of SCANS shows it."""
+def photograph_at(slopes):
+    """A square of scikit-learn's photograph of a dahlia as a level of each slope shows it."""
     target = io.BytesIO()
-    flower = Image.fromarray(load_sample_image("flower.jpg"))
-    flower.save(target, "JPEG", quality=95, progressive=True)
-    header, scans, _ = split_scans(target.getvalue())
-    square = np.s_[110:330, 165:385]
-    return [decode_image(join_scans(header, scans[:scan]))[square] for scan in SCANS.values()]
+    Image.fromarray(load_sample_image("flower.jpg")).save(target, "JPEG", quality=95)
+    parts = prefixes(target.getvalue(), Q95)
+    stops = count_scans(measure_scans(target.getvalue(), Q95, 0), slopes)
+    return [decode_image(parts[stop - 1])[110:330, 165:385] for stop in stops]
 
 
 def draw(path, theme):
     """Write one picture."""
     evidence = os.path.join(ROOT, "evidence")
-    seen = Seen(Lab(evidence, "imagenet"))
+    levels = {row["fewer"]: row for row in budgets(Lab(evidence, "levels"))}
+    shown = [levels[fewer] for fewer in SHOWN]
+    source = shown[0]["bytes"] * shown[0]["fewer"]
     ask = Questions(Lab(evidence, "peers").rows())
     speeds = {
         "Images per CPU second": ask.medians("per_cpu", "cpu", workers=1),
@@ -70,11 +75,13 @@ def draw(path, theme):
         title = "One copy of the dataset, read at any fidelity"
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=16)
         top, *below = figure.subfigures(3, 1, height_ratios=(3.4, 3, 2.6))
-        pictures = zip(top.subplots(1, 4), SCANS.items(), photograph_at_scans(), strict=True)
-        for axes, (label, scan), pixels in pictures:
-            point = f"standard {scan}"
-            top1 = share(seen.plain("lite0")[point]).mean
-            text = f"{seen.bytes[point] / 1000:.0f} kB\n{top1:.1f} % top-1"
+        titles = [f"{row['fewer']:g}x fewer" for row in shown] + ["full"]
+        sizes = [row["bytes"] for row in shown] + [source]
+        top1 = [row["lite0_top1"] for row in shown] + [shown[0]["lite0_top1_full"]]
+        pictures = photograph_at([row["slope"] for row in shown] + [0.0])
+        for axes, *each in zip(top.subplots(1, 4), titles, sizes, top1, pictures, strict=True):
+            label, size, accuracy, pixels = each
+            text = f"{size / 1000:.0f} kB\n{100 * accuracy:.1f} % top-1"
             axes.imshow(pixels)
             axes.set(xticks=[], yticks=[], title=label, xlabel=text)
         for part, (title, values) in zip(below, speeds.items(), strict=True):

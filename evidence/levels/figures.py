@@ -104,8 +104,9 @@ def budgets(lab):
     means = images.bytes[every, cuts].mean(1)
     found = []
     for fewer in (2.5, 3, 3.5, 4, 5, 8):
-        cut = cuts[np.abs(means - source / fewer).argmin()]
-        row = {"fewer": fewer, "bytes": images.bytes[every, cut].mean()}
+        near = np.abs(means - source / fewer).argmin()
+        cut = cuts[near]
+        row = {"fewer": fewer, "slope": SLOPES[near], "bytes": images.bytes[every, cut].mean()}
         for name in ("lite0_top1", "lite2_top1", "msssim"):
             values = images.values(name)
             row[name] = values[every, cut].mean()

@@ -40,7 +40,6 @@ SHORTER = 256
 # Megapixels of copies of the largest photographs; 0 leaves them as they are.
 MEGAPIXELS = (0.2, 2, 0)
 TRAIN_SIZE = 224
-DECODED = 64
 ROUNDS = 15
 
 
@@ -160,36 +159,42 @@ def size_row(jpeg):
 
 
 def decoding(lab):
-    """CPU milliseconds to decode crops of 224 pixels from scans of q95, and from levels of as many
-    bytes, by turns: the median of the rounds, and of their ratios.
+    """CPU milliseconds to decode crops of 224 pixels from scans of q95, from levels of as many
+    bytes, and from levels of the same mean class probability (of two networks, over all
+    photographs), by turns: medians of the rounds, and of their ratios to the scan's.
     """
     folder = lab.unpacked("photos")
-    rows = by_set(lab.rows())["imagenet"][:DECODED]
+    rows = by_set(lab.rows())["imagenet"]
     images, found = Images(rows, "q95"), []
     every = np.arange(len(rows))
+    cuts = images.cuts()
+    sizes = images.bytes[every, cuts].mean(1)
+    chances = images.values("lite0") + images.values("lite2")
     paths = [glob.glob(os.path.join(folder, "imagenet", "*", row["image"]))[0] for row in rows]
-    parts = [prefixes(pathlib.Path(path).read_bytes(), Q95) for path in paths]
+    parts = [prefixes(pathlib.Path(path).read_bytes(), Q95) for path in paths[::4]]
     decoder = ImageDecoder(TRAIN_SIZE, "center")
     for end in ENDS["q95"][1::2]:
-        size = images.bytes[:, end].mean()
-        cuts = images.cuts()
-        cut = cuts[np.abs(images.bytes[every, cuts].mean(1) - size).argmin()]
-        ways = {
-            "scan": [part[end] for part in parts],
-            "level": [part[stop] for part, stop in zip(parts, cut, strict=True)],
+        as_likely = np.maximum.accumulate(chances[every, cuts].mean(1)[sizes.argsort()])
+        same = np.interp(chances[:, end].mean(), as_likely, np.sort(sizes))
+        stops = {
+            "scan": np.full(len(rows), end),
+            "bytes": cuts[np.abs(sizes - images.bytes[:, end].mean()).argmin()],
+            "accuracy": cuts[np.abs(sizes - same).argmin()],
         }
-        seconds = {name: [] for name in ways}
+        seconds = {name: [] for name in stops}
         for _ in range(ROUNDS):
-            for name, files in ways.items():
+            for name, stop in stops.items():
                 begun = time.process_time()
-                for file in files:
-                    decoder(file, 0)
+                for part, last in zip(parts, stop[::4], strict=True):
+                    decoder(part[last], 0)
                 seconds[name].append(time.process_time() - begun)
-        ratios = np.divide(seconds["level"], seconds["scan"])
-        row = {"scan": 2 + ENDS["q95"].index(end), "ratio": float(np.median(ratios))}
-        for name, files in ways.items():
-            row[f"{name}_bytes"] = sum(map(len, files)) / len(files)
-            row[f"{name}_ms"] = 1000 * float(np.median(seconds[name])) / len(files)
+        row = {"group": 2 + ENDS["q95"].index(end)}
+        for name, stop in stops.items():
+            row[name] = {
+                "bytes": images.bytes[every, stop].mean(),
+                "ms": 1000 * float(np.median(seconds[name])) / len(parts),
+                "ratio": float(np.median(np.divide(seconds[name], seconds["scan"]))),
+            }
         found.append(row)
     return found
 
