@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..format.levels import LEVELS
 from ..format.scan import FULL, Scan
 from ..jpeg.pixels import decode_image
 from ..storage import Options
@@ -48,6 +49,7 @@ def contact_sheet(
     sample = draw_images(url, num_images, seed, num_images, storage_options)
     last = sample.dataset.scan or sample.dataset.num_groups
     marked = last if recommended == FULL else recommended
+    name = "level" if sample.dataset.script == LEVELS else "scan"
     wanted = sorted({*scans, *([] if marked is None else [marked])})
     shown = [*(scan for scan in wanted if scan < last), last]
     with saved_figure(path, 2.3 * len(shown), 4.9 * num_images) as figure:
@@ -61,10 +63,10 @@ def contact_sheet(
                 pixels = decode_image(pieces[:scan])
                 size = human_bytes(sum(map(len, pieces[:scan])))
                 mark = " (recommended)" if scan == marked else ""
-                caption = f"scan {scan}: {size}{mark}\nMS-SSIM {compare(pixels):.3f}"
+                caption = f"{name} {scan}: {size}{mark}\nMS-SSIM {compare(pixels):.3f}"
                 picture.set_title(caption, fontsize=11)
                 picture.imshow(middle(pixels, side))
                 amplified = 128 + 4 * (middle(pixels, side) - middle(full, side).astype(np.int16))
                 difference.imshow(np.clip(amplified, 0, 255).astype(np.uint8))
-        title = f"middle of each image,\nand four times its difference to scan {last}"
+        title = f"middle of each image,\nand four times its difference to {name} {last}"
         figure.suptitle(f"script {sample.dataset.script}: {title}", fontsize=13)

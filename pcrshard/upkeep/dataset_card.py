@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..format.dataset_index import DatasetIndex
+from ..format.levels import LEVELS
 from ..format.scan import FULL
 from ..redaction import redact_url
 
@@ -82,7 +83,7 @@ def _describe(index: DatasetIndex) -> str:
     return f", {counts.whole} files kept whole ({counts.undecodable} of them undecodable)"
 
 
-def _body(splits: Mapping[str, DatasetIndex], name: str, url: str) -> str:
+def _body(splits: Mapping[str, DatasetIndex], title: str, url: str) -> str:
     first_split, first = next(iter(splits.items()))
     schema = first.schema
     contents = "\n".join(
@@ -94,22 +95,25 @@ def _body(splits: Mapping[str, DatasetIndex], name: str, url: str) -> str:
     rows = "\n".join(
         f"| {scan} | {first.prefix_bytes(scan) / first.num_samples / 1e3:.1f} |" for scan in scans
     )
+    name, levels = "scan", ""
+    if schema.script == LEVELS:
+        name, levels = "level", ", a level, which stops images where further bytes are worth as much"
     preview = ""
     if schema.layout == "preview":
         preview = f"""
 The preview, `tar` and every WebDataset reader show scans 1 to {schema.base} of each image.
 """
     url = redact_url(f"{url}/{first_split}" if first_split else url)
-    return f"""# {" ".join(name.split())}
+    return f"""# {" ".join(title.split())}
 
 Progressive Compressed Records: each JPEG is stored once, losslessly, as progressive scans, and the
 first bytes of a shard are the whole shard at low fidelity.
 
 {contents}
 
-A job chooses what it reads by `scan`:
+A job chooses what it reads by `scan`{levels}:
 
-| scan | kB per sample |
+| {name} | kB per sample |
 |---|---|
 {rows}
 

@@ -318,3 +318,11 @@ def test_levels_with_previews_deferred_fields_and_kept_files(varied, tmp_path):
             writer.write({"__key__": f"{n}", "jpg": jpeg, "bin": b"array"})
     assert "bin" not in PCRDataset(str(tmp_path / "late"), scan=3)[0]
     assert PCRDataset(str(tmp_path / "late"), scan=4)[0]["bin"] == b"array"
+
+
+def test_what_people_look_at_says_level(varied, tmp_path):
+    """The card of a dataset calls what a job chooses a level where it is one, else a scan."""
+    run_encode(varied / "src", tmp_path / "q95", fmt=ShardFormat("q95"))
+    for folder, name in ((varied / "levels", "level"), (tmp_path / "q95", "scan")):
+        assert main(["card", str(folder)]) == 0
+        assert f"| {name} | kB per sample |" in (folder / "README.md").read_text()
