@@ -3,6 +3,7 @@
 import collections
 
 import numpy as np
+from scipy.stats import spearmanr
 
 from ..pages import NotMeasured
 
@@ -76,9 +77,9 @@ def similarity(lab):
     found = []
     for name, rows in by_set(lab.rows()).items():
         images = Images(rows, "q95")
-        found.append(
-            {"set": name, "images": len(rows)} | shares(images, images, "msssim", ENDS["q95"])
-        )
+        rank = spearmanr(-images.loss.ravel(), images.values("msssim").ravel()).statistic
+        key = {"set": name, "images": len(rows), "rank": rank}
+        found.append(key | shares(images, images, "msssim", ENDS["q95"]))
     return found
 
 
