@@ -106,8 +106,9 @@ def encode_on_slurm(
     dst_options = storage_options.get("dst_options")
     known = read_script(dst, options=dst_options) if resume else None
     src_options = storage_options.get("src_options")
-    scratch = scratch_of(dst)
-    planned = plan(src, options, src_options, scratch=scratch, known=known, progress=progress)
+    planned = plan(
+        src, options, src_options, scratch=scratch_of(dst), known=known, progress=progress
+    )
     run = new_run(dst, planned, dst_options=dst_options)
     if not resume:
         with run.open(range(len(planned.shards)), resume=resume):

@@ -97,7 +97,7 @@ def _body(splits: Mapping[str, DatasetIndex], title: str, url: str) -> str:
     )
     name, levels = "scan", ""
     if schema.script == LEVELS:
-        name, levels = "level", ", a level, which stops images where further bytes are worth as much"
+        name, levels = "level", ", a level: each image stops where further bytes are worth little"
     preview = ""
     if schema.layout == "preview":
         preview = f"""
