@@ -40,7 +40,7 @@ def index(
         pcrshard index s3://bucket/train-{0000..0999}.tar train-index
 
     Args:
-        src: Folder, URL or pattern of WebDataset tars.
+        src: Folder, URL, pattern, or wids index (.json) of WebDataset tars.
         dst: Folder for the indexes, local or a URL (default: the folder of the tars).
         options: What is read, and how fields are understood.
         part: Index only part I (from 0) of N; the last part to finish writes the dataset index.

@@ -36,6 +36,7 @@ from .samples import (
 )
 from .splits import are_splits, find_masks, split_files, split_word, strip_common
 from .tars import is_archive, list_tars
+from .wids import is_wids, read_wids
 
 _log = get_logger("pcrshard")
 _HTTP = ("http://", "https://")
@@ -81,8 +82,8 @@ def list_source(
 
     Args:
         src: A folder of images (its subfolders are classes), or a pattern of such files
-            (``photos/*/*.jpg``); a folder, URL, or pattern of WebDataset tars; a ``.csv``,
-            ``.tsv``, or ``.jsonl`` list of path, label, and other columns.
+            (``photos/*/*.jpg``); a folder, URL, pattern, or wids index (``.json``) of WebDataset
+            tars; a ``.csv``, ``.tsv``, or ``.jsonl`` list of path, label, and other columns.
         prefix_keys: Prefix keys with the name of their tar, and its folder if the tars are in
             several; for tars that use the same keys.
         split: The split to list; its labels are numbered by the classes of all splits. ``"none"``
@@ -344,11 +345,11 @@ def _check_lists(src: str, labels: Collection[str | None], lists: Sequence[str])
 
 def _find_files(src: str, options: StorageOptions, *, warn: bool = True) -> ImageFiles:
     """Return the images, tars and lists of a source, by their paths from a common folder."""
-    urls = storage.expand(src)
+    urls = list(read_wids(src, options)) if is_wids(src) else storage.expand(src)
     if len(urls) == 1 and storage.is_local(urls[0]) and os.path.isdir(storage.plain_path(urls[0])):
         found = list_local(urls[0])
     else:
-        found = list_named(_list_files(src, options))
+        found = list_named(_list_files(urls, options))
     if found.num_others and warn:
         _log.warning(
             "%s: left out %d files that are not images, such as %s",
@@ -359,9 +360,10 @@ def _find_files(src: str, options: StorageOptions, *, warn: bool = True) -> Imag
     return found
 
 
-def _list_files(src: str, options: StorageOptions) -> Iterator[tuple[str, storage.Listed]]:
+def _list_files(
+    urls: Sequence[str], options: StorageOptions
+) -> Iterator[tuple[str, storage.Listed]]:
     """Yield the files of a folder, pattern or list of URLs: their paths, then them by URL."""
-    urls = storage.expand(src)
     if len(urls) > 1 or is_archive(storage.file_name(urls[0])) or storage.is_pattern(urls[0]):
         found: dict[str, storage.Listed] = {}
         for url in urls:
@@ -372,7 +374,7 @@ def _list_files(src: str, options: StorageOptions) -> Iterator[tuple[str, storag
         folders = [redact_url(storage.fixed_folder(url), query="") for url in urls]
         start = posixpath.commonprefix(folders).rfind("/") + 1
         for url, file in found.items():
-            yield _unquoted(src, redact_url(url, query="")[start:]), file
+            yield _unquoted(url, redact_url(url, query="")[start:]), file
         return
     folder = urls[0].rstrip("/") or "/"
     try:
@@ -382,12 +384,12 @@ def _list_files(src: str, options: StorageOptions) -> Iterator[tuple[str, storag
             raise StorageError(f"{error}{_HTTP_ADVICE}") from error.__cause__
         raise
     for file in listed:
-        yield _unquoted(src, file.name), file._replace(name=storage.join(folder, file.name))
+        yield _unquoted(folder, file.name), file._replace(name=storage.join(folder, file.name))
 
 
-def _unquoted(src: str, name: str) -> str:
+def _unquoted(url: str, name: str) -> str:
     """Return the name of a file; the links of an HTML listing are quoted, some sort it."""
-    if not src.startswith(_HTTP):
+    if not url.startswith(_HTTP):
         return name
     return "." if "?" in name else urllib.parse.unquote(name)
 

@@ -51,6 +51,7 @@ from .tars import (
     free_key,
     warn_of_unsorted,
 )
+from .wids import is_wids, read_wids
 
 _log = get_logger("pcrshard")
 # Values up to this size are read with the headers, and stored in the index.
@@ -171,7 +172,7 @@ def index_tars(
     that the same call resumes an interrupted run, and indexes tars that were added or have changed.
 
     Args:
-        src: A folder, URL or pattern of tars.
+        src: A folder, URL, pattern, or wids index (``.json``) of tars.
         dst: Folder for ``pcr.json`` and the index of each tar; by default that of the tars.
         options: What is read, and how fields are understood.
         part: (I, N) indexes only the tars whose number is I modulo N; the part that finds that all
@@ -185,6 +186,7 @@ def index_tars(
     """
     src = os.fspath(src)
     tars = list_tar_files(src, options.split, storage_options)
+    expected = read_wids(src, storage_options) if is_wids(src) else {}
     folders = {storage.parent(tar.url) for tar in tars}
     names = [storage.file_name(tar.url) for tar in tars]
     if len(folders) > 1 or len(set(names)) < len(names):
@@ -209,6 +211,7 @@ def index_tars(
                 zip(own, threads.map(run.index, own), strict=True)
             ):
                 found[tar.url] = result.tar
+                _check_count(tar.url, result.tar, expected)
                 num_listed += result.is_new
                 skipped += result.skipped
                 if progress is not None:
@@ -229,6 +232,18 @@ def index_tars(
             threads.shutdown(cancel_futures=True)
             raise
     return Indexed(target, index, len(own), num_listed, tuple(skipped))
+
+
+def _check_count(url: str, tar: _Tar, expected: Mapping[str, int]) -> None:
+    """Warn of a tar that has not as many samples as a wids index says."""
+    count = sum(entry.num_samples for entry in tar.entries)
+    if count != expected.get(url, count):
+        _log.warning(
+            "%s: expected %d samples, as the wids index says, got %d",
+            redact_url(url),
+            expected[url],
+            count,
+        )
 
 
 def _relative(folder: str, target: str) -> str:

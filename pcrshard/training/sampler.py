@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -19,13 +20,24 @@ _Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 _LAST: dict[Any, Literal["drop", "short", "pad"]] = {True: "drop", False: "short", "pad": "pad"}
 
 
+@dataclass
+class _Iteration:
+    """An iteration over an epoch, or over the rest of one; ``done`` batches were taken from it."""
+
+    epoch: int
+    segments: Sequence[Segment]
+    order: EpochOrder
+    done: int = 0
+
+
 class EpochSampler(Sampler[list[int]]):
     """A ``batch_sampler`` for any map-style dataset, in the order of :class:`PCRLoader`.
 
     Each iteration is the next epoch: every sample once, in a new order, and the same number of
     batches on each rank. A job that stops goes on at the exact next batch, on another number of
-    ranks, too. A ``DataLoader`` asks for batches ahead of training, so the loop says how many of
-    an epoch it has used:
+    ranks, too. torchdata's ``StatefulDataLoader`` and ``nodes.SamplerWrapper`` save and load its
+    state by themselves. A ``DataLoader`` asks for batches ahead of training, so the loop says how
+    many of an epoch it has used:
 
     >>> sampler = EpochSampler(10, 4, rank=0, world_size=1)
     >>> first, *_ = sampler
@@ -78,8 +90,8 @@ class EpochSampler(Sampler[list[int]]):
         self._max_world_size = max_world_size
         self.epoch = 0
         self._segments: Sequence[Segment] = ()
-        # Epoch, segments and order of the iteration that began last.
-        self._current: tuple[int, Sequence[Segment], EpochOrder] | None = None
+        # That began last.
+        self._current: _Iteration | None = None
         self._order(0, ())  # validates the sizes
 
     def _order(self, epoch: int, segments: Sequence[Segment]) -> EpochOrder:
@@ -93,12 +105,13 @@ class EpochSampler(Sampler[list[int]]):
         return self._order(self.epoch, self._segments).num_batches(*rank)
 
     def __iter__(self) -> Iterator[list[int]]:
-        epoch, segments = self.epoch, self._segments
-        order = self._order(epoch, segments)
-        self._current = epoch, segments, order
-        self.epoch, self._segments = epoch + 1, ()
+        order = self._order(self.epoch, self._segments)
+        current = self._current = _Iteration(self.epoch, self._segments, order)
+        self.epoch, self._segments = self.epoch + 1, ()
         for ids in order.batches(*ranks.current(*self._given_rank)):
+            current.done += 1
             yield ids.tolist()
+        current.done = order.steps
 
     @checked()
     def set_epoch(self, epoch: Natural) -> None:
@@ -106,21 +119,24 @@ class EpochSampler(Sampler[list[int]]):
         if epoch != self.epoch:
             self.epoch, self._segments = int(epoch), ()
 
-    def state_dict(self, done: int) -> dict[str, Any]:
+    def state_dict(self, done: int | None = None) -> dict[str, Any]:
         """Return the position after the first batches of the iteration that began last.
 
         Args:
-            done: Batches of that iteration that training has used; 0 before it begins.
+            done: Batches of that iteration that training has used; 0 before it begins. By default
+                those that were taken from it.
 
         Raises:
             ValueError: The iteration has fewer.
         """
-        if self._current is None:
+        current = self._current
+        if current is None:
             if done:
                 raise ValueError(f"expected no batches before an iteration, got {done}")
             place = self.epoch, self._segments
         else:
-            epoch, segments, order = self._current
+            epoch, segments, order = current.epoch, current.segments, current.order
+            done = current.done if done is None else done
             if not 0 <= done <= order.steps:
                 raise ValueError(f"expected 0 to {order.steps} batches, got {done}")
             steps = advance(segments, order.geometry, done) if done else segments

@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import json
 import lzma
 import re
 import tarfile
@@ -220,6 +221,37 @@ def test_bytes_read_while_indexing(tmp_path):
     assert len(requests) < 120
     sizes = PCRDataset(tmp_path / "index").sizes
     assert sizes.tolist() == [[100, 120]] * 100
+
+
+def test_tars_that_a_wids_index_lists(tars, tmp_path, caplog):
+    """index and encode take the tars that a wids index names, relative to it, to its base, or by
+    URL; another number of samples is said, and other JSON files are refused.
+    """
+
+    def wids(name, base, *shards):
+        shardlist = [{"url": url, "nsamples": count, "filesize": 1} for url, count in shards]
+        (tmp_path / name).write_text(json.dumps({"wids_version": 1, "shardlist": shardlist} | base))
+        return tmp_path / name
+
+    here = wids("a.json", {}, ("t1.tar", 5), (f"{tars}/t3.tar", 5))
+    assert index_tars(here, tmp_path / "a").dataset.num_samples == 10
+    assert [sample["__key__"] for sample in PCRDataset(tmp_path / "a")][::5] == ["k005", "k015"]
+    assert not caplog.messages
+    encode(here, tmp_path / "shards", workers=1)
+    assert sorted(PCRDataset(tmp_path / "shards").keys) == sorted(PCRDataset(tmp_path / "a").keys)
+    with servers.faulty(tars) as server:
+        there = wids("b.json", {"base": server.url("")}, ("t0.tar", 4))
+        assert index_tars(there, tmp_path / "b").dataset.num_samples == 5
+        assert len(PCRDataset(tmp_path / "b")[4]["jpg"]) > 0
+    assert ["4 samples, as the wids index says, got 5" in each for each in caplog.messages] == [
+        True
+    ]
+    with pytest.raises(StorageError, match="t9"):
+        index_tars(wids("c.json", {}, ("t9.tar", 1)))
+    for other in ('{"images": []}', "[", '{"shardlist": [], "datasets": [{"source_url": "x"}]}'):
+        (tmp_path / "d.json").write_text(other)
+        with pytest.raises(EncodeError, match="expected a wids index"):
+            index_tars(tmp_path / "d.json")
 
 
 def test_an_indexed_source_can_be_encoded(tars, tmp_path):

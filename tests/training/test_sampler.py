@@ -3,9 +3,11 @@
 import itertools
 import json
 import random
+import warnings
 
 import numpy as np
 import pytest
+import torch
 from numbered import flat
 from torch.utils.data import DataLoader
 
@@ -38,6 +40,71 @@ def test_a_dataloader_reads_each_sample_once_an_epoch(sizes, workers):
     assert sorted(epochs[0]) == sorted(epochs[1]) == [number**2 for number in range(64)]
     assert epochs[0] != epochs[1]
     assert [each.epoch for each in samplers] == [2, 2]
+
+
+def torchdata():
+    reason = "NO TORCHDATA: pip install torchdata"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("torchdata", reason=reason)
+
+
+def stateful_loader(sampler, workers):
+    """torchdata's loader over the sampler."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it uses what torch deprecates
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        return StatefulDataLoader(Squares(), batch_sampler=sampler, num_workers=workers)
+
+
+def node_loader(sampler, workers):
+    """torchdata's nodes over the sampler, with threads that read ahead."""
+    from torchdata import nodes
+
+    def collate(ids):
+        return torch.tensor([Squares()[number] for number in ids])
+
+    source = nodes.SamplerWrapper(sampler)
+    if workers:
+        source = nodes.ParallelMapper(source, collate, num_workers=workers, method="thread")
+    else:
+        source = nodes.Mapper(source, collate)
+    return nodes.Loader(source)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("make", [stateful_loader, node_loader])
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+def test_torchdata_resumes_with_it(make, workers):
+    """torchdata saves and loads the state, with workers that are ahead, in any epoch, at its
+    beginning and its end.
+    """
+    torchdata()
+
+    def loader():
+        return make(EpochSampler(SIZES, 8, rank=0, world_size=1), workers)
+
+    expected = list(EpochSampler(SIZES, 8, rank=0, world_size=1))
+    expected = [[number**2 for number in batch] for batch in expected]
+    for epochs, done in ((0, 0), (0, 3), (0, 8), (1, 5)):
+        first = loader()
+        whole = [[batch.tolist() for batch in first] for _ in range(epochs)]
+        assert whole == [expected][:epochs]
+        batches = iter(first)
+        begun = [next(batches).tolist() for _ in range(done)]
+        state = first.state_dict()
+        rest = [batch.tolist() for batch in batches]
+        again = loader()
+        again.load_state_dict(state)
+        resumed = iter(again)
+        if done < 8:
+            assert [batch.tolist() for batch in resumed] == rest
+            resumed = iter(again)
+        else:
+            assert not rest
+            assert begun == expected
+        assert next(resumed).tolist() == next(iter(first)).tolist()
 
 
 @pytest.mark.parametrize("drop_last", [True, "pad"])
