@@ -26,7 +26,7 @@ Similarity = tuple[tuple[float, float], ...]
 # Images that the script and the similarities are from, and that are in memory at a time.
 SAMPLE = 64
 # Of a source, so that reading images twice costs little; and the most.
-_SHARE = 0.02
+_SHARE = 0.01
 _MOST = 1000
 
 
@@ -52,7 +52,7 @@ def draw_sample(count: int) -> list[int]:
     """Return the samples of a source to look at, always the same ones, in random order.
 
     >>> [len(draw_sample(count)) for count in (10, 1_000, 10_000, 1_281_167)]
-    [10, 64, 200, 1000]
+    [10, 64, 100, 1000]
     """
     size = min(count, max(SAMPLE, min(_MOST, int(count * _SHARE))))
     return random.Random(0).sample(range(count), size)

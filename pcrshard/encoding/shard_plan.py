@@ -174,7 +174,7 @@ def plan(
     """List a source and assign its samples to shards.
 
     Tars that cannot be read in ranges are unpacked into the local folder ``scratch``. Reads a
-    sample of the images: 64, to choose slopes 2 % of them and at most 1,000, unless an earlier run
+    sample of the images: 64, to choose slopes 1 % of them and at most 1,000, unless an earlier run
     is ``known`` to have chosen. With ``stratify``, reads the labels of tars. ``progress`` is called
     with the images of the sample that were read, and their number.
 
