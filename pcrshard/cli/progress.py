@@ -36,7 +36,6 @@ class ProgressBar:
         self._bar.close()
 
     def __call__(self, done: int, total: int) -> None:
-        """Report progress; another total is that of a next step."""
-        if total != self._bar.total:
-            self._bar.reset(total)
+        """Report progress."""
+        self._bar.total = total
         self._bar.update(done - self._bar.n)
