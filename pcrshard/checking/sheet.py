@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 from .. import storage
@@ -33,6 +33,8 @@ figcaption { font-size: 11px; overflow-wrap: anywhere }
 
 def write_sheet(facts: Sequence[Facts], findings: Sequence[Finding], path: str) -> None:
     """Write the page; see :meth:`pcrshard.checking.check.CheckReport.sheet`."""
+    # The pictures of a group are often of a few shards.
+    load = lru_cache(maxsize=4)(Shard.load)
     parts = [f"<!doctype html><meta charset=utf-8><title>Check</title><style>{_STYLE}</style>"]
     if not findings:
         parts.append("<p>Nothing found.")
@@ -40,7 +42,7 @@ def write_sheet(facts: Sequence[Facts], findings: Sequence[Finding], path: str) 
         name = "wrong" if found.is_wrong else "note"
         parts.append(f"<h2 class={name}>{name}: {html.escape(found.text)}</h2>")
         for group in found.groups[:_MAX_GROUPS]:
-            shown = "".join(_figures(facts, group[:_MAX_OF_GROUP]))
+            shown = "".join(_figures(facts, group[:_MAX_OF_GROUP], load))
             parts.append(f"<div class=group>{shown}</div>")
         if len(found.groups) > _MAX_GROUPS:
             parts.append(f"<p>... and {len(found.groups) - _MAX_GROUPS} more</p>")
@@ -48,27 +50,23 @@ def write_sheet(facts: Sequence[Facts], findings: Sequence[Finding], path: str) 
         file.write("\n".join(parts).encode())
 
 
-def _figures(facts: Sequence[Facts], group: Sequence[Picture]) -> Iterator[str]:
+def _figures(
+    facts: Sequence[Facts], group: Sequence[Picture], load: Callable[[Shard, Scan], Prefix]
+) -> Iterator[str]:
     for each in group:
         own = facts[each.part]
         caption = f"{own.part.name}: {each.key} ({own.label_name(each.label)})"
-        picture = _picture(own, each)
+        picture = _picture(own, each, load)
         source = f"data:image/jpeg;base64,{base64.b64encode(picture).decode()}"
         image = f'<img src="{source}">' if picture else "<p>cannot be decoded</p>"
         yield f"<figure>{image}<figcaption>{html.escape(caption)}</figcaption></figure>"
 
 
-@lru_cache(maxsize=4)
-def _load(shard: Shard, scan: Scan) -> Prefix:
-    """Read a shard; the pictures of a group are often of a few shards."""
-    return shard.load(scan)
-
-
-def _picture(own: Facts, each: Picture) -> bytes:
+def _picture(own: Facts, each: Picture, load: Callable[[Shard, Scan], Prefix]) -> bytes:
     """Return the middle of a picture as a small JPEG; empty if it cannot be decoded."""
     try:
         index = own.part.index
-        prefix = _load(own.part.shards[each.shard], index.at_most(_SCAN))
+        prefix = load(own.part.shards[each.shard], index.at_most(_SCAN))
         if prefix.index.states[each.unit] == State.UNDECODABLE:
             return b""
         decoder = ImageDecoder(_SIDE, "center", layout="hwc")
