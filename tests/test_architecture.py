@@ -153,6 +153,12 @@ def test_text_is_read_without_scrolling():
     assert len((ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES
 
 
+def test_a_decision_has_a_number_of_its_own():
+    """Code and documents refer to decisions by number."""
+    numbers = re.findall(r"^### (\d+)\.", (ROOT / "DECISIONS.md").read_text(), re.MULTILINE)
+    assert len(numbers) == len(set(numbers)) > 100
+
+
 def test_c_files_have_no_cycle():
     """A C file can be read after those whose functions it calls."""
     sources = {path.stem: path.read_text() for path in C_FILES if path.suffix == ".c"}
