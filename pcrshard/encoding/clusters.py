@@ -126,7 +126,7 @@ def encode_on_slurm(
         raise EncodeError(f"cannot submit SLURM jobs: {error}") from error
     try:
         while _is_queued(queued[0].job_id.partition("_")[0]):
-            done = sum(len(planned.shards[number]) for number in run.written())
+            done = sum(len(planned.shards[number]) for number in run.finished())
             progress(done, sum(map(len, planned.shards)))
             time.sleep(poll)
     except BaseException:

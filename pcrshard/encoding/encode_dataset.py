@@ -184,8 +184,10 @@ def commit(run: Run, planned: Plan) -> DatasetIndex | None:
         The index, or ``None`` if shards are missing.
     """
     dst, options = run.dst, run.dst_options
-    found = run.written()
-    if missing := len(planned.shards) - len(found):
+    # Of many parts, only the last ones read the results of all.
+    missing = len(planned.shards) - len(run.finished())
+    found = {} if missing else run.written()
+    if missing := missing or len(planned.shards) - len(found):
         _log.info("%d shards remain for other parts", missing)
         return None
     stale = [

@@ -272,6 +272,17 @@ class Run(NamedTuple):
         self.write(_START, {})
         return {number: results[number] for number in numbers if number in results}
 
+    def _list(self) -> dict[str, int | None]:
+        """Return the folder's files with their sizes."""
+        try:
+            listed = storage.list_files(self.dst, options=self.dst_options)
+            return {file.name: file.size for file in listed}
+        except StorageError:
+            # An empty folder of an object store does not exist.
+            if storage.exists(self.dst, options=self.dst_options):
+                raise
+            return {}
+
     def _read(
         self, numbers: range | None = None
     ) -> tuple[dict[str, int | None], set[str], Results]:
@@ -279,14 +290,7 @@ class Run(NamedTuple):
 
         Files of single shards are read if they are among ``numbers``.
         """
-        files: dict[str, int | None] = {}
-        try:
-            listed = storage.list_files(self.dst, options=self.dst_options)
-            files |= {file.name: file.size for file in listed}
-        except StorageError:
-            # An empty folder of an object store does not exist.
-            if storage.exists(self.dst, options=self.dst_options):
-                raise
+        files = self._list()
         # Another part may merge and remove the files meanwhile. It writes the merged file first, so
         # reading that one last misses nothing.
         names = [name for name in files if name.startswith(PARTS) and name.endswith(".json")]
@@ -322,6 +326,13 @@ class Run(NamedTuple):
         except PCRError:
             return False
         return crc32c(data) == file_crc32c
+
+    def finished(self) -> set[int]:
+        """Return the shards that the journal has, by the names of its files: one list, one read."""
+        numbers = {_number(name) for name in self._list() if name.startswith(PARTS)}
+        merged = _read(storage.join(self.dst, JOURNAL), self.dst_options)
+        found = numbers.union(merged.shards if merged else ())
+        return {number for number in found if number is not None}
 
     def written(self) -> Results:
         """Return the results of all parts whose shards have the right size, in order."""

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import shutil
 import tarfile
 
@@ -235,7 +236,8 @@ def test_an_encode_that_took_over_a_remote_folder_is_noticed(synthetic_folder, d
     dst = "memory://taken-over"
 
     def take_over(done, total):
-        run_encode(synthetic_folder, dst, num_shards=4, resume=True)
+        if done:
+            run_encode(synthetic_folder, dst, num_shards=4, resume=True)
 
     with pytest.raises(EncodeError, match="another encode is writing"):
         run_encode(synthetic_folder, dst, num_shards=4, progress=take_over)
@@ -305,6 +307,24 @@ def test_a_tar_replaced_while_it_is_encoded(label_tar, tmp_path):
     with run.open(range(1), resume=False):
         with pytest.raises(StorageError, match=r"replaced after it was listed.*a\.tar"):
             encode_shard(ShardTask(run, 0, planned.shards[0]))
+
+
+def test_parts_leave_the_results_of_others_unread(synthetic_folder):
+    """Each of many parts reads the journal of its own shards only; the last one that of all."""
+    with servers.s3() as server:
+        how = {"dst_options": server.storage_options, "workers": 1}
+        for part in range(6):
+            server.reset()
+            encode(
+                synthetic_folder, server.url("out"), EncodeOptions(num_shards=6), part=(part, 6),
+                **how,
+            )  # fmt: skip
+            read = [
+                request.path
+                for request in server.requests()
+                if request.method == "GET" and re.search(r"encode-parts/\d+\.json", request.path)
+            ]
+            assert len(read) == (6 if part == 5 else 0), part
 
 
 def test_a_changed_source_on_s3(tmp_path):
