@@ -126,6 +126,15 @@ def resized(path):
     return out.getvalue()
 
 
+def write_indexed_tars(images, folder):
+    """The same tars, and what ``pcrshard index`` adds."""
+    import pcrshard
+
+    write_tars(images, folder)
+    # With checksums, the index is of the tars under any URL.
+    pcrshard.index_tars(folder, options=pcrshard.IndexOptions(checksums=True))
+
+
 def read_tars(folder, workers, decode=None):
     """WebDataset; without ``decode`` by its own ``decode("pil")``."""
     import webdataset as wds
@@ -463,6 +472,7 @@ FORMS = {
         functools.partial(write_pcr, resize_short=256, reencode_quality=90),
     ),
     "tar": ("torch", write_tars),
+    "indexed tar": ("pcrshard", write_indexed_tars),
     "tar256": ("torch", functools.partial(write_tars, stored=resized)),
     "files": ("torch", write_files),
     "mds": ("torchvision", write_mds),
@@ -498,6 +508,10 @@ PEERS = {
 PEERS |= {
     "pcrshard 256 px, threads": Peer("pcr256", "pcrshard", read_pcr, {"scan": "full"}, "http"),
     "pcrshard 256 px scan 5, threads": Peer("pcr256", "pcrshard", read_pcr, {"scan": 5}, "http"),
+    "pcrshard tars": Peer(
+        "indexed tar", "pcrshard", read_pcr, {"scan": "full", "threads": False}, "http"
+    ),
+    "pcrshard tars, threads": Peer("indexed tar", "pcrshard", read_pcr, {"scan": "full"}, "http"),
     "WebDataset .pcr_scan(5)": Peer("pcr", "pcrshard", read_pcr_by_webdataset, server="http"),
     "WebDataset pil": Peer("tar", "torch", read_tars, server="http"),
     "WebDataset tuned": Peer("tar", "torch", read_tars, TUNED, "http"),

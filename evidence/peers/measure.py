@@ -1,8 +1,9 @@
 """pcrshard beside the other loaders, on the same photographs, each in its own environment.
 
 Parts are questions, each adds a round to the rows: prepare (time and size), cpu (images a CPU
-second, and a second), memory, link (20 MB/s, also four times as many images, and 80 MB/s). A quick
-run asks pcrshard's own adapters only, which need no environment.
+second, and a second), tars (plain tars as they are, and what others make of them, one worker),
+memory, link (20 MB/s, also four times as many images, and 80 MB/s). A quick run asks pcrshard's own
+adapters only, which need no environment.
 """
 
 import contextlib
@@ -30,6 +31,17 @@ LIMIT_S = {"write": 180, "epoch": 75}
 # Measured once.
 KEPT = ("imread", "once", "versions")
 QUICK = ("pcrshard scan 5", "pcrshard scan 5, threads")
+# The same tars, as they are or in the form that a loader makes of them.
+TARS = (
+    "pcrshard tars",
+    "pcrshard tars, threads",
+    "pcrshard full, threads",
+    "pcrshard scan 5, threads",
+    "WebDataset pil",
+    "WebDataset tuned",
+    "MosaicML",
+    "MosaicML tuned",
+)
 S3 = {
     "AWS_ACCESS_KEY_ID": "peers",
     "AWS_SECRET_ACCESS_KEY": "peers",
@@ -134,11 +146,19 @@ class Peers:
     def cpu(self):
         for workers in (1, 2):
             for name in self.names:
-                said = self.epoch(name, self.folder(PEERS[name].form), 2, workers=workers)
-                if said is not None:
-                    first, second = said["epochs"]
-                    figures = {**second, "first": first["first"], "cold_cpu": first["cpu"]}
-                    self.add("cpu", name, figures, workers=workers)
+                self.second_epoch("cpu", name, workers)
+
+    def tars(self):
+        for name in filter(TARS.__contains__, self.names):
+            self.second_epoch("tars", name, 1)
+
+    def second_epoch(self, question, name, workers):
+        """What a second epoch takes, from the page cache."""
+        said = self.epoch(name, self.folder(PEERS[name].form), 2, workers=workers)
+        if said is not None:
+            first, second = said["epochs"]
+            figures = {**second, "first": first["first"], "cold_cpu": first["cpu"]}
+            self.add(question, name, figures, workers=workers)
 
     def memory(self):
         for name in self.names:
@@ -161,5 +181,5 @@ class Peers:
 def measure(lab, parts=()):
     """A round of some questions, or of all."""
     peers = Peers(lab)
-    for question in parts or ("prepare", "cpu", "memory", "link"):
+    for question in parts or ("prepare", "cpu", "tars", "memory", "link"):
         getattr(peers, question)()

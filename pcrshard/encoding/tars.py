@@ -534,7 +534,7 @@ class _Headers(_Seekable):
             return 0
         held_stop = self._start + len(self._held)
         if not self._start <= start <= stop <= held_stop:
-            if 0 <= start - held_stop < _LEAST_SKIP:
+            if self._start <= start < held_stop + _LEAST_SKIP:
                 wanted = min(max(2 * len(self._held), _LEAST_READ), _MOST_READ)
             else:
                 self._usual = min(max(self._reached - self._begin, _LEAST_READ), _MOST_READ)

@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 import re
@@ -204,20 +205,31 @@ def test_what_is_not_indexed(tmp_path, dataset):
         index_tars(tmp_path / "empty.tar")
 
 
-def test_bytes_read_while_indexing(tmp_path):
-    """Of tars of 100 kB pictures, indexing reads at most 1 %, one request a member, and knows the
-    sizes of the pictures.
+@pytest.mark.parametrize(
+    ("labels", "floats", "most"),
+    [(False, False, 900), (True, False, 2100), (False, True, 2100), (True, True, 4200)],
+    ids=["pictures", "labels", "PAX headers", "both"],
+)
+def test_bytes_read_while_indexing(labels, floats, most, tmp_path):
+    """Of tars of pictures, indexing reads headers, labels and what says how large a picture is, in
+    one request a sample: 1 % of 100 kB where a sample has no more than a header of 512 bytes.
     """
     rng = np.random.default_rng(0)
     head = make_jpeg(1, 100, 120)
-    members = {f"{i:04d}.jpg": head + rng.bytes(100_000 - len(head)) for i in range(100)}
     (tmp_path / "tars").mkdir()
-    path = write_tar(tmp_path / "tars" / "a.tar", members)
+    path = tmp_path / "tars" / "a.tar"
+    with tarfile.open(path, "w") as tar:
+        for i in range(100):
+            sample = {"jpg": head + rng.bytes(100_000 - len(head)), "cls": b"1"}
+            for name in ["jpg", "cls"][: 1 + labels]:
+                info = tarfile.TarInfo(f"{i:04d}.{name}")
+                info.size, info.mtime = len(sample[name]), i + 0.5 if floats else i
+                tar.addfile(info, io.BytesIO(sample[name]))
     with servers.faulty(tmp_path / "tars") as server:
         index_tars(server.url("a.tar"), tmp_path / "index")
         requests = server.requests()
     read = sum(request.body_bytes for request in requests if request.method == "GET")
-    assert read < 0.01 * path.stat().st_size
+    assert read < 100 * most
     assert len(requests) < 120
     sizes = PCRDataset(tmp_path / "index").sizes
     assert sizes.tolist() == [[100, 120]] * 100
