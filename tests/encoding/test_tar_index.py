@@ -14,7 +14,9 @@ import servers
 from support import read_samples, stock_samples, write_files, write_tar
 
 from pcrshard import IndexOptions, PCRDataset, PCRLoader, encode, index_tars, open_dataset
+from pcrshard.encoding import tar_index
 from pcrshard.errors import EncodeError, PCRError, StorageError
+from pcrshard.jpeg.picture_size import picture_size
 from pcrshard.testing import make_jpeg
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -159,6 +161,23 @@ def test_bad_tars(damage, left, message, tmp_path):
     dataset = PCRDataset(tmp_path)
     assert list(dataset.keys) == [f"k{i:03d}" for i in range(left)]
     assert [dataset[i]["__key__"] for i in range(left)] == list(dataset.keys)
+
+
+def test_a_tar_that_grows_while_it_is_indexed(tars, monkeypatch):
+    """A tar that someone still writes gets no index; the next run indexes what is there then."""
+    path = tars / "t1.tar"
+
+    def look(read):
+        with open(path, "ab") as file:
+            file.write(bytes(512))
+        return picture_size(read)
+
+    monkeypatch.setattr(tar_index, "picture_size", look)
+    with pytest.raises(StorageError, match=r"replaced while it was listed: run again.*t1\.tar"):
+        index_tars(path)
+    assert not (tars / "t1.tar.pcr").exists()
+    monkeypatch.undo()
+    assert index_tars(tars).dataset.num_samples == 20
 
 
 @pytest.mark.parametrize("fmt", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])

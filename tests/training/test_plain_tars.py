@@ -418,6 +418,35 @@ def test_a_tar_that_changed_is_refused_until_it_is_indexed(copies):
     assert dataset["new2"]["jpg"] == b"7"
 
 
+@pytest.mark.parametrize("how", ["grows", "is cut off"])
+def test_a_tar_that_changes_in_an_epoch(copies, how):
+    """A tar that grows or loses its end between two batches ends the epoch with its name, or its
+    samples are replaced; by an index with checksums one that has grown is read on.
+    """
+    index_tars(copies, copies / "checked", IndexOptions(checksums=True))
+    path = copies / "data-000007.tar"
+    before = path.read_bytes()
+    changed = before + bytes(10240) if how == "grows" else before[:4000]
+
+    def labels(folder, **options):
+        path.write_bytes(before)
+        os.utime(path, ns=(0, written))
+        loader = PCRLoader(PCRDataset(folder, **options), 6, shuffle=False, threads=0)
+        batches = iter(loader)
+        found = [next(batches)["cls"].tolist()]
+        path.write_bytes(changed)
+        return found + [batch["cls"].tolist() for batch in batches], loader.stats()
+
+    written = path.stat().st_mtime_ns
+    with pytest.raises(PCRError, match=r"data-000007\.tar"):
+        labels(copies)
+    found, stats = labels(copies, on_error="replace")
+    assert flat(found)[:42] == list(range(42))
+    assert (len(flat(found)), stats.num_replaced) == (60, 6)
+    if how == "grows":
+        assert flat(labels(copies / "checked")[0]) == list(range(60))
+
+
 def test_an_index_with_checksums_is_of_any_copy(both, tmp_path):
     """With checksums, a copy of another time is read, a damaged sample is found, and the others
     are read; a tar that has grown is read as it was.
