@@ -382,6 +382,12 @@ def _splits_differ(facts: Sequence[Facts]) -> Iterator[Finding]:
     for parts in others:
         one, other = first[0], parts[0]
         found = [text] if (text := _difference(one, other)) else []
+        levels = [each.part.index.levels for each in (one, other)]
+        if None not in levels and levels[0] != levels[1]:
+            found.append(
+                "the slopes of levels, so that a scan is another quality: encode the second with "
+                f"--levels-of {one.part.name}, or read both by quality="
+            )
         if min(len(one.pictures.hash), len(other.pictures.hash)) >= _ENOUGH:
             for name in ("gray", "wide"):
                 own, its = (

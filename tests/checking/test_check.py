@@ -10,7 +10,15 @@ import pytest
 from PIL import Image, ImageCms
 from support import damage, saved, write_files
 
-from pcrshard import EncodeOptions, PCRDataset, ShardFormat, ShardWriter, encode, stage
+from pcrshard import (
+    EncodeOptions,
+    PCRDataset,
+    ShardFormat,
+    ShardWriter,
+    encode,
+    open_dataset,
+    stage,
+)
 from pcrshard.cli.main import main
 from pcrshard.testing import make_jpeg
 
@@ -212,6 +220,22 @@ def test_a_kept_file_and_another_script_are_the_same_picture(script, sound, tmp_
     )
     (same,) = (each for each in sets[0].check(sets[1]).findings if "same" in each.kind)
     assert same.count == (1 if script is None else 10)
+
+
+def test_levels_of_other_slopes_are_noted(sound, tmp_path):
+    """A scan of two sets that were encoded apart is another quality, unless one has the levels of
+    the other.
+    """
+    train, val = (
+        PCRDataset(encoded(tmp_path / name, files, script="levels"))
+        for name, files in zip(("train", "val"), sound, strict=True)
+    )
+    (finding,) = train.check(val).findings
+    assert finding.kind == "splits-differ"
+    assert f"--levels-of {tmp_path / 'train'}" in finding.text
+    options = EncodeOptions(fmt=ShardFormat(open_dataset(str(tmp_path / "train"))[0].levels))
+    encode(tmp_path / "val-source", tmp_path / "same", options, workers=1)
+    assert not train.check(PCRDataset(tmp_path / "same")).findings
 
 
 def test_near_copies_are_found_if_asked(sound, tmp_path):
