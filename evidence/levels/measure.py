@@ -130,7 +130,7 @@ def rivals_of(jpeg, label):
 
 
 def shrunk(jpeg, megapixels):
-    """A copy of quality 95 that has so many pixels, or the JPEG itself."""
+    """A copy of quality 95 with this many pixels, or the JPEG itself."""
     if not megapixels:
         return jpeg
     with Image.open(io.BytesIO(jpeg)) as picture:
