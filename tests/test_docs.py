@@ -4,13 +4,16 @@ import doctest
 import importlib
 import multiprocessing
 import os
+import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import warnings
 
 import pytest
+from forked_commands import install
 from support import MARKDOWN, ROOT
 
 from pcrshard.cli import main as cli
@@ -30,7 +33,8 @@ EACH = [
 def fork(tmp_path_factory):
     """Processes in which the large imports are done: each would take seconds."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["datasets", "torch", "webdataset"])
+    modules = ["datasets", "torch", "torch._dynamo", "webdataset", "pcrshard.cli.main"]
+    context.set_forkserver_preload(modules)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
         patch.setenv("PYTHONWARNINGS", "ignore")
@@ -49,12 +53,17 @@ def run_blocks(page, folder):
     os.dup2(log, 2)
     warnings.simplefilter("ignore")
     multiprocessing.set_start_method(None, force=True)  # the default again, as in a shell
-    for kind, text in BLOCK.findall(page.read_text()):
-        print(text, file=sys.stderr, flush=True)
-        if kind == "bash":
-            subprocess.run(["bash", "-euo", "pipefail", "-c", text], check=True)
-        else:
-            exec(compile(text, "block", "exec"), {"__name__": "__main__"})
+    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])  # no worker processes for 24 images
+    commands = install(pathlib.Path(folder, ".commands"))
+    try:
+        for kind, text in BLOCK.findall(page.read_text()):
+            print(text, file=sys.stderr, flush=True)
+            if kind == "bash":
+                subprocess.run(["bash", "-euo", "pipefail", "-c", text], check=True)
+            else:
+                exec(compile(text, "block", "exec"), {"__name__": "__main__"})
+    finally:
+        os.kill(commands, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("page", EACH)

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import random
+import sys
 import warnings
 
 import numpy as np
@@ -63,10 +64,15 @@ def gradient(function, arguments, codec=None):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("codec", ["zstd", pytest.param("bits", marks=pytest.mark.long)])
-def test_every_operation_has_the_gradients_of_exact_tensors(codec):
+def test_every_operation_has_the_gradients_of_exact_tensors(codec, monkeypatch):
     """Of more than 400 cases of listed operations: within a few bounds."""
     wrong, count = {}, 0
-    for name, op in operations().items():
+    listed = operations()
+    # For each input PyTorch searches the stack for its test, and formats it for each device: 20 ms.
+    common = sys.modules["torch.testing._internal.common_utils"]
+    monkeypatch.setattr(common, "extract_test_fn", lambda: None)
+    monkeypatch.setattr(torch, "manual_seed", torch.default_generator.manual_seed)
+    for name, op in listed.items():
         torch.manual_seed(0)
         random.seed(0)
         np.random.seed(0)
