@@ -20,8 +20,9 @@ from pcrshard.training.shard_set import _OPENED
 
 pytest_plugins = ["slurm"]
 # A fork server that has the imports makes a process in milliseconds.
+_MODULES = ["torch", "torch._dynamo", "torch.distributed.fsdp", "webdataset", "pcrshard"]
 multiprocessing.set_forkserver_preload(
-    ["torch", "webdataset", "pcrshard", "pcrshard.upkeep.stage", "fsspec.implementations.http"]
+    [*_MODULES, "pcrshard.upkeep.stage", "fsspec.implementations.http"]
 )
 # A loaded machine is slow to draw and to run examples, which is no failure.
 settings.register_profile("loaded", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -62,14 +63,15 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else 99)
 
 
-def pytest_collection_finish(session):
-    # What is imported now stays: without it, tests that collect garbage take a tenth of the time.
-    gc.freeze()
-
-
 def pytest_configure(config):
     # A run in the background of a shell ignores SIGINT, and so would every process that it starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_objects_to_collect():
+    """What is there before a module stays; to look through it takes half of a second each time."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -43,8 +43,8 @@ MOMENTS = [pytest.param(1), pytest.param(60, marks=pytest.mark.long)]
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
-    """Images that take a second to encode."""
-    files = {f"{number:02d}.jpg": make_jpeg(number, 450, 550, quality=85) for number in range(24)}
+    """Images that take half a second to encode."""
+    files = {f"{number:02d}.jpg": make_jpeg(number, 450, 550, quality=85) for number in range(10)}
     return write_files(tmp_path_factory.mktemp("pictures"), files)
 
 

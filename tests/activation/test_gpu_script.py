@@ -2,9 +2,11 @@
 
 import json
 
+import pytest
 from support import ROOT, run_python
 
 
+@pytest.mark.changed("scripts/accelerator.py", "scripts/gpu")
 def test_the_small_form_checks_and_measures(tmp_path):
     """Kernels give a CPU's values, and compressed steps the loss and nearly the gradients."""
     words = ("scripts/accelerator.py", "--small", "--out", tmp_path)

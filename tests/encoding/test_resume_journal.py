@@ -135,7 +135,7 @@ def test_resume_does_not_take_over_a_dataset_of_another_maker(synthetic_folder, 
     assert read_all(tmp_path) == before
 
 
-@pytest.mark.parametrize(("moment", "workers"), [("temporary", 1), (1, 1), (5, 1), (3, 2)])
+@pytest.mark.parametrize(("moment", "workers"), [("temporary", 1), (5, 1), (3, 2)])
 def test_resume_after_kill(larger_folder, larger_dataset, tmp_path, moment, workers):
     """Killed at any moment and resumed, a run gives the files of an undisturbed one and nothing
     else.

@@ -146,7 +146,8 @@ def test_a_job_of_so_many_steps_continues_exactly(folder, tmp_path):
     assert fit(folder, tmp_path, checkpoint=last, **how) == expected[done:]
 
 
-@pytest.mark.changed("pcrshard/integrations", "tests/integrations/lightning_ranks.py")
+@pytest.mark.changed("pcrshard/training/loader.py", "pcrshard/training/ranks.py")
+@pytest.mark.parametrize("folder", ["shards"], indirect=True)
 def test_two_ranks_share_each_epoch_and_continue_exactly(folder, tmp_path, monkeypatch):
     """Two ranks, whose loaders are made before Lightning starts its process group, have each sample
     once per epoch between them, in another order each time, and continue in the middle of an epoch.

@@ -31,7 +31,7 @@ def steps(loader):
     return [gathered(labels) for (labels,) in loader]
 
 
-for size, batch in itertools.product(range(1, 41), (1, 2, 5)):
+for size, batch in itertools.product(range(1, 18), (1, 2, 5)):
     part = dataset.subset(range(size))
     if size < world:
         try:

@@ -63,8 +63,15 @@ def test_a_pipeline_has_a_new_order_each_epoch(workers, many_shards, monkeypatch
     assert len(set(orders)) == 5
 
 
-@pytest.mark.parametrize("is_ordered", [False, True])
-@pytest.mark.parametrize("workers", [name for name in WORKERS if "spawned" not in name])
+@pytest.mark.parametrize(
+    ("workers", "is_ordered"),
+    [
+        ("no workers", False),
+        ("2 workers", False),
+        ("2 persistent workers", False),
+        ("2 workers", True),
+    ],
+)
 def test_seeded_crops_differ_by_epoch(workers, is_ordered, many_shards):
     """Each epoch has crops of its own, which a run with the same seed repeats, and a resumed one
     continues.

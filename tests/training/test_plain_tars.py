@@ -83,17 +83,20 @@ def write_mixed(folder, samples, rows=5):
 # --- the same as shards, and as stock WebDataset
 
 
-@pytest.mark.parametrize("how", [{}, {"num_workers": 2}, {"threads": 2}], ids=str)
-@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"drop_last": "pad"}], ids=str)
-def test_batches_are_those_of_shards(both, how, options):
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_workers": 2}, {"threads": 2}, {"shuffle": False}, {"drop_last": "pad"}],
+    ids=str,
+)
+def test_batches_are_those_of_shards(both, options):
     """A loader gives of plain tars, batch by batch and bit by bit, what it gives of shards of the
     same images: order, crops, labels and keys.
     """
     shards, tars = (PCRDataset(url, decoder=ImageDecoder(16, "random", flip=0.5)) for url in both)
     for _ in range(2):
         pairs = zip(
-            PCRLoader(shards, 7, seed=3, **options, **how),
-            PCRLoader(tars, 7, seed=3, **options, **how),
+            PCRLoader(shards, 7, seed=3, **options),
+            PCRLoader(tars, 7, seed=3, **options),
             strict=True,
         )
         for one, other in pairs:
@@ -102,8 +105,7 @@ def test_batches_are_those_of_shards(both, how, options):
             assert torch.equal(one["jpg"], other["jpg"])
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("rows", [1, 5, 24])
+@pytest.mark.parametrize(("workers", "rows"), [(0, 1), (0, 24), (2, 5)])
 def test_samples_are_those_of_stock_webdataset(tmp_path, workers, rows):
     """Fields, bytes and order are WebDataset's own, by the loader and by pcr_scan, in workers or
     not, whatever fields samples have or lack.
@@ -139,8 +141,7 @@ def test_samples_are_those_of_stock_webdataset(tmp_path, workers, rows):
         assert one.get("seg.png") == raw.get("seg.png")
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("world", "workers"), [(1, 2), (2, 0), (3, 2)])
 def test_ranks_and_workers_share_the_samples(both, world, workers):
     """Each sample of plain tars is read once by all ranks and workers together."""
     seen = []

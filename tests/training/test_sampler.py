@@ -26,8 +26,11 @@ class Squares:
         return number**2
 
 
-@pytest.mark.parametrize("sizes", [64, SIZES, np.array(SIZES)], ids=["a number", "list", "array"])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("sizes", "workers"),
+    [(64, 0), (SIZES, 2), (np.array(SIZES), 0)],
+    ids=["number", "list", "array"],
+)
 def test_a_dataloader_reads_each_sample_once_an_epoch(sizes, workers):
     """Two ranks of a DataLoader see each sample once between them, in another order each epoch."""
     epochs = []

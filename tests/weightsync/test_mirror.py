@@ -367,6 +367,7 @@ def run_script(connection, *words):
     connection.send(printed.getvalue().splitlines()[-1])
 
 
+@pytest.mark.changed("scripts/weight_sync.py", "pcrshard/weightsync")
 def test_a_policy_is_trained_here_and_served_there(tmp_path):
     """The example script serves the trained policy from another process."""
     url = str(tmp_path / "stream")
