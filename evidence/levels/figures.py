@@ -84,15 +84,24 @@ def similarity(lab):
 
 
 def imagenet(lab):
-    """The bytes for the same as scans of q95 and of standard, by each measure."""
+    """The bytes for the same as scans of q95 and of standard, by each measure; and by levels for a
+    train size of 224.
+    """
     rows = by_set(lab.rows())["imagenet"]
     levels = Images(rows, "q95")
-    return [
+    found = [
         {"script": script, "measure": name}
         | shares(levels, Images(rows, script), name, ENDS[script])
         for script in ("q95", "standard")
         for name in MEASURES
     ]
+    losses = {row["image"]: row["q95"]["loss224"] for row in lab.rows("sizes")}
+    sized = Images(rows, "q95")
+    sized.loss = np.array([losses[row["image"]] for row in rows])
+    for name in MEASURES[1:]:
+        row = {"script": "q95", "measure": f"{name}, `--train-size 224`"}
+        found.append(row | shares(sized, levels, name, ENDS["q95"]))
+    return found
 
 
 def budgets(lab):
