@@ -32,7 +32,7 @@ from ..errors import BrokenChain
 from ..memory import borrow_array
 from .frame import MAX_TEXT, Checksum, Count, Digest, Record
 from .patch import apply_patch, encode_patch
-from .tensors import TensorSpec, spec_of, words_of
+from .tensors import TensorSpec, spec_of
 from .typed_tree import Leaf
 
 # Reuse a tensor's lattice while its bound is within this factor of a newly computed one.
@@ -63,7 +63,7 @@ class Tensor:
     Attributes:
         spec: Type and shape.
         lattice: The quantization grid; ``None`` for exact words.
-        values: (N,) words; with a lattice, (N,) int32 codes, 0 where a value is escaped.
+        values: (N,) words; with a lattice, (N,) integer codes, 0 where a value is escaped.
         patch: With a lattice, the patch that turns the words of the codes into those of escaped
             values.
         digest: SHA-256 of the restored tensor's bytes.
@@ -74,6 +74,14 @@ class Tensor:
     values: Any
     patch: bytes
     digest: bytes
+
+    def narrowed(self) -> Tensor:
+        """Return the tensor with its codes in the narrowest type, as a reference."""
+        if self.lattice is None or not len(self.values):
+            return self
+        # One more, because the magnitude of the lowest integer has no place in its own type.
+        lowest = -1 - max(-int(self.values.min()), int(self.values.max()))
+        return dataclasses.replace(self, values=self.values.astype(np.min_scalar_type(lowest)))
 
     def restore(self) -> Words:
         """Return the tensor's words (N,)."""
@@ -195,7 +203,7 @@ def store_leaf(leaf: Leaf, bound: Bound | None, before: Tensor | None, *, copy: 
         before: The same tensor in the previous version, whose grid is used if it still fits.
         copy: Whether to copy exact words, which may be part of a buffer that holds a whole state.
     """
-    words, spec = words_of(leaf.tensor), spec_of(leaf.tensor)
+    words, spec = leaf.words(), spec_of(leaf.tensor)
     lattice = None if bound is None else bound.lattice(words, FLOAT_TYPES[spec.dtype])
     if lattice is not None:
         known = before.lattice if before is not None and before.spec == spec else None
@@ -211,7 +219,8 @@ def store_leaf(leaf: Leaf, bound: Bound | None, before: Tensor | None, *, copy: 
             patch, _ = encode_patch(restored, bare)
         if patch is not None:
             return Tensor(spec, lattice, codes.codes, patch, digest_of(restored))
-    return Tensor(spec, None, words.copy() if copy else words, b"", digest_of(words))
+    words = words.copy() if copy else words
+    return Tensor(spec, None, words, b"", digest_of(words))
 
 
 class Entry(Record, frozen=True, array_like=True):
@@ -253,6 +262,13 @@ class Entry(Record, frozen=True, array_like=True):
     def num_bytes(self) -> int:
         """Size of the payload in bytes."""
         return self.main_bytes + self.patch_bytes
+
+
+def largest_entry(spec: TensorSpec, *, is_lossy: bool) -> Entry:
+    """Return an entry as large as one of a tensor may get, which is a delta."""
+    lattice: tuple[str, list[int | float]] | None = ("linear", [1.0, 1.0]) if is_lossy else None
+    most = (1 << 48) - 1
+    return Entry(spec, lattice, True, most, most, (1 << 32) - 1, bytes(32))
 
 
 def digest_of(words: Words) -> bytes:
@@ -299,8 +315,7 @@ def _encode(tensor: Tensor, reference: Tensor | None) -> tuple[bool, bytes, byte
             return True, b"", patch
         difference = values ^ reference.values
     else:
-        difference = borrow_array(values.nbytes).view(values.dtype)
-        np.subtract(values, reference.values, out=difference)
+        difference = np.subtract(values, reference.values, dtype=np.int32)
     start = max(len(values) - _SAMPLE, 0) // 2
     part = slice(start, start + _SAMPLE)
     is_delta = len(_pack(difference[part])) < len(_pack(values[part]))
@@ -311,7 +326,9 @@ def _encode(tensor: Tensor, reference: Tensor | None) -> tuple[bool, bytes, byte
 
 
 def _pack(values: Any) -> bytes:
-    return encode_integers(values) if values.dtype == np.int32 else encode_planes(values)
+    if values.dtype.kind == "i":
+        return encode_integers(values.astype(np.int32, copy=False))
+    return encode_planes(values)
 
 
 def decode_tensor(entry: Entry, payload: memoryview, reference: Tensor | None) -> Tensor:

@@ -78,13 +78,19 @@ def plain_metrics(metrics: Any) -> Metrics:
         raise ValueError(f"expected numbers and strings as metrics: {error}") from error
 
 
-def pack_frame(magic: bytes, header: Record) -> bytes:
+def pack_frame(magic: bytes, header: Record, num_bytes: int = 0) -> bytes:
     """Encode a header and return the bytes of the file up to its payloads.
+
+    Args:
+        magic: The magic of the file's type.
+        header: The header.
+        num_bytes: The smallest size of the result; what is left is filled with zeros.
 
     Raises:
         UnsupportedState: The header is larger than readers accept.
     """
     body = encode(header)
+    body = body.rjust(num_bytes - HEAD_BYTES, b"\0")
     if len(body) > MAX_HEADER_BYTES:
         raise UnsupportedState(
             f"expected at most {MAX_HEADER_BYTES} bytes of values other than tensors, or of "
@@ -121,7 +127,7 @@ def unpack_frame(
     limit = header_limit(max_bytes)
     message = f"expected at most {limit} header bytes, got {len(header)}, see max_bytes"
     require(len(header) <= limit, message)
-    return msgspec.msgpack.decode(header, type=kind), data[stop:]
+    return msgspec.msgpack.decode(bytes(header).lstrip(b"\0"), type=kind), data[stop:]
 
 
 def require(condition: object, message: str) -> None:

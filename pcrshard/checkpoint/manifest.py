@@ -5,10 +5,9 @@ See docs/checkpoints-format.md, section 3.
 
 from __future__ import annotations
 
-import itertools
 import re
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -22,7 +21,7 @@ from ..errors import (
     VersionUnavailable,
 )
 from ..redaction import get_logger
-from .codec import Entry, Tensor, encode_tensor
+from .codec import Entry, Tensor
 from .folder import Folder
 from .frame import (
     HEAD_BYTES,
@@ -39,7 +38,7 @@ from .frame import (
 )
 from .typed_tree import Tree
 from .version_file import MAGIC as VERSION_MAGIC
-from .version_file import Header, VersionFile, VersionRecord, content_id, parallel_map
+from .version_file import Header, VersionFile, VersionRecord, content_id
 
 log = get_logger(__name__)
 MAGIC = b"\x89PCM\r\n\x1a\n"
@@ -216,48 +215,58 @@ class StoreIO(Folder):
 
     def write(
         self,
-        tensors: Mapping[str, Tensor],
+        encoded: Iterable[tuple[str, Tensor, Entry, list[bytes]]],
+        largest: Sequence[Entry],
         parent: VersionRecord | None = None,
         *,
         tree: Tree,
+        number: int,
         **fields: Any,
     ) -> VersionRecord:
-        """Write a version atomically under a new file name.
+        """Write a version atomically under a new file name, and keep it in memory.
 
         Args:
-            tensors: The version's tensors by path, in the order of the tree.
-            parent: The version that deltas refer to, which is in :attr:`decoded`; ``None`` for a
-                keyframe.
+            encoded: Path, tensor, entry and payload of each tensor, in the order of the tree; each
+                is written before the next one is made.
+            largest: As large an entry as each may get: see :func:`largest_entry`.
+            parent: The version that deltas refer to; ``None`` for a keyframe.
             tree: The state without its tensors.
-            **fields: ``number``, ``metrics`` and ``saved``.
+            number: Number of the version.
+            **fields: ``metrics`` and ``saved``.
 
         Raises:
             StorageError: The disk is full, or the storage rejected the write.
         """
-        references = {} if parent is None else self.decoded[1]
 
-        def work(path: str) -> tuple[Entry, list[bytes]]:
-            return encode_tensor(tensors[path], references.get(path))
+        def head(entries: Sequence[Entry], num_bytes: int = 0) -> tuple[Header, bytes]:
+            used = parent if any(entry.is_delta for entry in entries) else None
+            header = Header(
+                id=content_id(tree, entries),
+                parent=None if used is None else used.number,
+                parent_id=None if used is None else used.id,
+                tree=tree,
+                tensors=list(entries),
+                number=number,
+                **fields,
+            )
+            return header, pack_frame(VERSION_MAGIC, header, num_bytes)
 
-        encoded = parallel_map(self.workers, work, tensors)
-        entries = [entry for entry, _ in encoded]
-        if not any(entry.is_delta for entry in entries):
-            parent = None
-        header = Header(
-            id=content_id(tree, entries),
-            parent=None if parent is None else parent.number,
-            parent_id=None if parent is None else parent.id,
-            tree=tree,
-            tensors=entries,
-            **fields,
-        )
-        head = pack_frame(VERSION_MAGIC, header)
-        name = f"{header.number:06d}-{secrets.token_hex(8)}.pcd"
-        payloads = itertools.chain.from_iterable(parts for _, parts in encoded)
+        _, room = head([entry.replace(is_delta=parent is not None) for entry in largest])
+        name = f"{number:06d}-{secrets.token_hex(8)}.pcd"
+        tensors, entries = {}, []
         # The local temporary file of an upload need not survive a power failure.
-        self.put(name, [head, *payloads], durable=storage.is_local(self.url))
+        durable = storage.is_local(self.url)
+        with storage.atomic_write(self.join(name), options=self.options, durable=durable) as file:
+            file.seek(len(room))
+            for path, tensor, entry, payload in encoded:
+                file.writelines(payload)
+                entries.append(entry)
+                tensors[path] = tensor.narrowed()
+            header, frame = head(entries, len(room))
+            file.seek(0)
+            file.write(frame)
         self._remember(name, tensors)
-        return header.record(name, len(head) - HEAD_BYTES)
+        return header.record(name, len(frame) - HEAD_BYTES)
 
     def open(self, record: VersionRecord) -> VersionFile:
         """Open the file of a version.

@@ -16,11 +16,11 @@ from ..errorbound import Bound, PointwiseRelative, RelativeStd, Words
 from ..errors import ConcurrentWriter, PCRError, UnsupportedState
 from ..memory import BufferPool, trim
 from ..redaction import get_logger
-from .codec import Precision, Tensor, store_leaf
+from .codec import Entry, Precision, Tensor, encode_tensor, largest_entry, store_leaf
 from .frame import plain_metrics
 from .manifest import VERSION_NAME, Manifest, StoreIO
 from .roles import assign_roles, find_roles
-from .tensors import words_of
+from .tensors import spec_of
 from .typed_tree import Leaf, Tree, flatten
 from .version_file import Progress, VersionRecord, parallel_map, reported
 
@@ -89,8 +89,8 @@ class DeltaStore:
         self._pending: concurrent.futures.Future[None] | None = None
         # The newest manifest, while this writer knows it; None before the first save.
         self._manifest: Manifest | None = None
-        # One snapshot is being written while the next one is taken.
-        self.buffers = BufferPool(max_idle=2)
+        # For the next snapshot: that of a version, if it is kept, becomes that of the second next.
+        self._buffers = BufferPool(max_idle=1)
         # The number that the last save returned.
         self._number = 0
         # Some words, before quantization, of each tensor with a bound, as last saved.
@@ -116,12 +116,15 @@ class DeltaStore:
         previous save is still running, waits for it first. If it failed, raises its error after it
         has started to save this state: only the failed version is missing.
 
+        Memory holds this copy, the previous version, and the tensors that are being encoded.
+
         Args:
-            state: dict, OrderedDict, list, tuple, int, float, str, bytes, bool, None, tensors,
-                numpy arrays and scalars. Tensors that share memory share it again when loaded.
+            state: dict, OrderedDict, list, tuple, int, float, str, bytes, BytesIO, bool, None,
+                tensors, numpy arrays and scalars. Tensors that share memory share it again when
+                loaded.
             metrics: Numbers and strings to record with the version; scalars of numpy and torch
                 are recorded as numbers.
-            blocking: Wait until the version is in the store.
+            blocking: Return once the version is in the store, without a copy of the state.
             on_saved: Called with the version number in the background thread, once it is stored;
                 it must not use the store.
 
@@ -139,7 +142,8 @@ class DeltaStore:
             ValueError: ``metrics`` has values that are neither numbers nor strings.
         """
         noted = plain_metrics(metrics or {})
-        tree, leaves = flatten(state, self.buffers)
+        self._join()  # before there is another copy
+        tree, leaves = flatten(state, None if blocking else self._buffers)
         if self.precision.is_lossy:
             assign_roles(leaves, find_roles(state))
         return self.save_flat(tree, leaves, noted, blocking=blocking, on_saved=on_saved)
@@ -153,18 +157,19 @@ class DeltaStore:
         blocking: bool = False,
         on_saved: Callable[[int], None] | None = None,
     ) -> int:
-        """Save a state whose tensors are copied, and have roles; see :meth:`save`."""
+        """Save a state whose tensors have roles, and are copied unless ``blocking``."""
 
         def start() -> int:
             manifest = self._manifest or self._open(leaves)
             # Not the number that a failed save returned: it would mean two states.
             number = max(manifest.next_version, self._number + 1)
-            # A thread for each save, because a forked process has no others; the interpreter waits.
-            self._thread = concurrent.futures.ThreadPoolExecutor(1, "pcrshard-checkpoint")
             job = (manifest, number, tree, leaves, metrics, on_saved)
-            self._pending = self._thread.submit(self._append, *job)
             if blocking:
-                self._wait()
+                self._append(*job, is_copied=False)
+            else:
+                # One for each save, because a forked process has no others; the interpreter waits.
+                self._thread = concurrent.futures.ThreadPoolExecutor(1, "pcrshard-checkpoint")
+                self._pending = self._thread.submit(self._append, *job, is_copied=True)
             self._number = number
             return number
 
@@ -254,8 +259,13 @@ class DeltaStore:
             record = before.record(number)
             if record.parent not in (None, *kept):
                 file = io.open(record)
+                tensors = io.read_whole(before, file)
                 record = io.write(
-                    io.read_whole(before, file),
+                    ((path, each, *encode_tensor(each, None)) for path, each in tensors.items()),
+                    [
+                        largest_entry(each.spec, is_lossy=each.lattice is not None)
+                        for each in tensors.values()
+                    ],
                     number=number,
                     tree=file.header.tree,
                     metrics=record.metrics,
@@ -276,18 +286,22 @@ class DeltaStore:
             self._wait()
         finally:
             self.io.forget()
-            self.buffers.clear()
+            self._buffers.clear()
             zstd.clear()
             trim()
 
     def _wait(self) -> None:
         """Wait for the current save; raise its error once."""
-        pending = self._pending
+        self._join()
+        pending, self._pending = self._pending, None
         if pending is not None:
-            concurrent.futures.wait([pending])  # which Ctrl-C can interrupt
-            self._thread.shutdown()  # it holds the snapshot until it ends
-            self._pending = None
             pending.result()
+
+    def _join(self) -> None:
+        """Wait for the current save, whether it fails or not."""
+        if self._pending is not None:
+            concurrent.futures.wait([self._pending])  # which Ctrl-C can interrupt
+            self._thread.shutdown()  # it holds the snapshot until it ends
 
     def settled(self) -> StoreIO:
         """Wait for pending saves and return the store's I/O; the next save rereads the manifest."""
@@ -317,27 +331,35 @@ class DeltaStore:
         leaves: Sequence[Leaf],
         metrics: dict[str, Any],
         on_saved: Callable[[int], None] | None,
+        *,
+        is_copied: bool,
     ) -> None:
-        """Write the next version; runs in the background thread."""
+        """Write the next version, one tensor after the other; see :meth:`save_flat`."""
         problem = "version %s was not saved"
         try:
             parent = self._parent(manifest)
-            before = self.io.decoded[1]
+            # Each tensor takes the place of its previous version, which is not needed any more.
+            before = dict(self.io.decoded[1])
+            self.io.forget()
             bounds = self._bounds(leaves, before)
-
-            exact = sum(leaf.tensor.nbytes for leaf in leaves if bounds[leaf.path] is None)
-            # The reference of the next delta is the snapshot itself, if most of it is needed.
-            keeps = 2 * exact >= sum(leaf.tensor.nbytes for leaf in leaves)
-
-            def work(leaf: Leaf) -> tuple[str, Tensor]:
-                bound = bounds[leaf.path]
-                return leaf.path, store_leaf(leaf, bound, before.get(leaf.path), copy=not keeps)
-
-            tensors = dict(parallel_map(self.io.workers, work, leaves))
             if _is_keyframe_due(manifest, self._every):
                 parent = None
+            exact = sum(leaf.tensor.nbytes for leaf in leaves if bounds[leaf.path] is None)
+            # The reference of the next delta is the snapshot itself, if most of it is needed.
+            keeps = is_copied and 2 * exact >= sum(leaf.tensor.nbytes for leaf in leaves)
+
+            def work(leaf: Leaf) -> tuple[str, Tensor, Entry, list[bytes]]:
+                reference = before.pop(leaf.path, None)
+                tensor = store_leaf(leaf, bounds[leaf.path], reference, copy=not keeps)
+                parts = encode_tensor(tensor, None if parent is None else reference)
+                return leaf.path, tensor, *parts
+
             record = self.io.write(
-                tensors,
+                parallel_map(self.io.workers, work, leaves),
+                [
+                    largest_entry(spec_of(leaf.tensor), is_lossy=bounds[leaf.path] is not None)
+                    for leaf in leaves
+                ],
                 parent,
                 number=number,
                 tree=tree,
@@ -353,7 +375,7 @@ class DeltaStore:
             problem = "version %s is saved, but on_saved failed"
             if on_saved is not None:
                 on_saved(number)
-        except Exception:
+        except BaseException:
             self._manifest = None
             log.exception(problem, number)
             raise
@@ -381,7 +403,7 @@ class DeltaStore:
             return bounds
         known = [before[leaf.path].values for leaf in lossy if leaf.path in before]
         was = self._sample or [values[::_STRIDE] for values in known]
-        now = [words_of(leaf.tensor)[::_STRIDE].copy() for leaf in lossy]
+        now = [leaf.words()[::_STRIDE].copy() for leaf in lossy]
         self._sample = now
         if list(map(len, was)) == list(map(len, now)):
             changed = np.concatenate(was) != np.concatenate(now)

@@ -1,8 +1,8 @@
 """Convert nested states to flat tokens and a list of tensors, and back, preserving types.
 
 A state may contain only dict, OrderedDict, Counter, list, tuple, torch.Size, int, float, str,
-bytes, bool, None, tensors, numpy arrays, and numpy scalars: loading a checkpoint must not execute
-anything, and a value that cannot be restored exactly must not be stored. Section 2.3 of
+bytes, BytesIO, bool, None, tensors, numpy arrays, and numpy scalars: loading a checkpoint must not
+execute anything, and a value that cannot be restored exactly must not be stored. Section 2.3 of
 docs/checkpoints-format.md describes the tokens.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import io
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -17,10 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..errorbound import Words
 from ..errors import CorruptCheckpoint, UnsupportedState
 from ..memory import BufferPool
 from .frame import Record, encode, require
-from .tensors import NUMPY_TYPES, array_tensor, check_storable, snapshot
+from .tensors import NUMPY_TYPES, array_tensor, check_storable, snapshot, words_of
 
 Token = bool | int | float | str | None
 MAX_DEPTH = 100
@@ -32,6 +34,7 @@ _CONTAINERS: dict[Any, str] = {
     dict: "d", collections.OrderedDict: "o", collections.Counter: "c",
     list: "l", tuple: "t", torch.Size: "z",
 }  # fmt: skip
+_BYTES: dict[Any, str] = {bytes: "b", io.BytesIO: "f"}
 _SEQUENCES: dict[str, Callable[[Any], Any]] = {"l": list, "t": tuple, "z": torch.Size}
 
 
@@ -71,6 +74,10 @@ class Leaf:
         pairs = zip(shape, strides, strict=True)
         return start, start + 1 + sum((size - 1) * stride for size, stride in pairs)
 
+    def words(self) -> Words:
+        """Return its words (N,) on the CPU, which it may share."""
+        return words_of(self.tensor.detach().cpu().contiguous())
+
     def tokens(self) -> tuple[Any, ...]:
         """Return the tokens that refer to its elements in its base."""
         if self.layout == self.base.layout:
@@ -92,16 +99,16 @@ class Tree(Record, frozen=True, array_like=True):
     blobs: list[bytes]
 
 
-def flatten(state: Any, buffers: BufferPool) -> tuple[Tree, list[Leaf]]:
-    """Separate a state into structure and tensors, which are copied so that training may continue.
+def flatten(state: Any, buffers: BufferPool | None) -> tuple[Tree, list[Leaf]]:
+    """Separate a state into structure and tensors.
 
     Args:
         state: The state.
-        buffers: Memory for the copies.
+        buffers: Memory for copies of the tensors, contiguous and on the CPU, so that training may
+            continue; ``None`` for the tensors themselves.
 
     Returns:
-        The structure, and the tensors as contiguous copies on the CPU; shared memory is stored
-        once.
+        The structure, and the tensors; shared memory is stored once.
 
     Raises:
         UnsupportedState: A value has an unsupported type; the message names its path.
@@ -110,7 +117,8 @@ def flatten(state: Any, buffers: BufferPool) -> tuple[Tree, list[Leaf]]:
     leaves = _tie([token for token in packed if type(token) is Leaf])
     tree = make_tree(packed)
     names = TreeReader(tree).names
-    copies = snapshot([leaf.tensor for leaf in leaves], buffers)
+    tensors = [leaf.tensor for leaf in leaves]
+    copies = tensors if buffers is None else snapshot(tensors, buffers)
     for leaf, copy in zip(leaves, copies, strict=True):
         leaf.path, leaf.tensor = names[leaf.number], copy
         del leaf.base  # itself: the copy's memory would wait for garbage collection
@@ -154,8 +162,8 @@ def pack(value: Any, path: tuple[str, ...] = ()) -> Iterator[Any]:
         if value.encode(errors="ignore").decode() != value:
             raise UnsupportedState("cannot store a surrogate", key=where)
         yield from ("s", value)
-    elif kind is bytes:
-        yield from ("b", value)
+    elif kind in _BYTES:
+        yield from (_BYTES[kind], value if kind is bytes else value.getvalue())
     elif kind is int:  # of more than 64 bits, as numpy's generators have them
         size = value.bit_length() // 8 + 1
         yield from ("i", value.to_bytes(size, "little", signed=True))
@@ -303,15 +311,16 @@ class TreeReader:
         value: Any = take()
         if type(value) is not str:
             return value
-        match value:
+        match tag := value:
             case "l" | "t" | "z":
                 value = _SEQUENCES[value](self._read_list(keys))
             case "d" | "o" | "c":
                 value = self._read_dict(value, keys)
             case "s":
                 value = take()
-            case "b":
+            case "b" | "f":
                 value = self._blob(take())
+                value = io.BytesIO(value) if tag == "f" else value
             case "i":
                 value = int.from_bytes(self._blob(take()), "little", signed=True)
             case "g":

@@ -5,6 +5,7 @@ See docs/checkpoints-format.md, section 2.
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import hashlib
 import itertools
@@ -45,12 +46,19 @@ MAGIC = b"\x89PCD\r\n\x1a\n"
 Progress = Callable[[int, int], None]
 
 
-def parallel_map(workers: int, work: Callable[[S], T], items: Iterable[S]) -> list[T]:
-    """Apply a function to all items in a thread pool; the coders release the GIL."""
+def parallel_map(workers: int, work: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
+    """Apply a function to items in a thread pool, a few ahead; the coders release the GIL."""
     if workers <= 1:  # memory allocated by a new thread would not be reused
-        return list(map(work, items))
+        yield from map(work, items)
+        return
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(work, items))
+        ahead: collections.deque[concurrent.futures.Future[T]] = collections.deque()
+        for item in items:
+            ahead.append(pool.submit(work, item))
+            if len(ahead) > 2 * workers:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
 
 
 def reported(items: Sequence[T], progress: Progress | None) -> Iterator[T]:

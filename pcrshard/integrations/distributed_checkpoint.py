@@ -201,7 +201,7 @@ class DeltaStorageWriter(_Stores, StorageWriter):
             state[offset][name] = value
             num_bytes.append(getattr(value, "nbytes", 0))
         rank, store = self._own
-        tree, leaves = flatten(dict(state), store.buffers)
+        tree, leaves = flatten(dict(state), None)
         # The names that users know: roles and patterns are the same on all ranks.
         for leaf in leaves:
             leaf.uses = [use.partition(".")[2] for use in leaf.uses]

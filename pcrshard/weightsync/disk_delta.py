@@ -108,7 +108,8 @@ class Delta:
             is_same = _checksum(self.checksums, data) == expected.lower()
             require(is_same, f"{name} does not match its checksum")
 
-        parallel_map(workers, work, self.changes.items())
+        for _ in parallel_map(workers, work, self.changes.items()):
+            pass
 
 
 def _checksum(kind: str, data: Bytes) -> str:

@@ -105,6 +105,9 @@ class WeightPublisher:
             self._number = max(self._folder.numbered(_FILE).values(), default=0)
             # A mirror of an earlier step loads all weights again.
             self._keyframes = []
+        elif self._folder.read_bytes(LATEST, 20) != str(self._number).encode():
+            # Creating a file finds this in one layout only.
+            raise self._refused()
         number = self._number + 1
         is_full = parent is None or number % self._every == 0
         if self._is_disk_delta:
@@ -120,14 +123,17 @@ class WeightPublisher:
             )  # fmt: skip
         for name, data in contents.items():
             if not self._folder.create(name, data):
-                message = "another process publishes to this folder"
-                raise ConcurrentWriter(message, url=self._folder.url)
+                raise self._refused()
         self._folder.put(LATEST, [str(number).encode()])
         self._number, self._id = number, step_id
         if is_full:
             self._keyframes.append(number)
             self._prune()
         return number
+
+    def _refused(self) -> ConcurrentWriter:
+        message = "another process publishes to this folder"
+        return ConcurrentWriter(message, url=self._folder.url)
 
     def _prune(self) -> None:
         """Remove what is before the newest keyframe that mirrors ``keep`` steps behind may need."""

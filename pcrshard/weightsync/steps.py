@@ -176,7 +176,7 @@ def encode_steps(
         return _encode(*pair, is_new=parent is None, is_slow_link=is_slow_link)
 
     before = blocks(held)
-    encoded = parallel_map(workers, work, zip(blocks(tensors), before, strict=True))
+    encoded = list(parallel_map(workers, work, zip(blocks(tensors), before, strict=True)))
     coders, payloads, crcs = map(list, zip(*encoded, strict=True)) if encoded else ([], [], [])
     header = StepHeader(
         number, bytes(32), None, parent, layout, bytes(coders), u32(map(len, payloads)), u32(crcs)

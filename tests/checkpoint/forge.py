@@ -22,7 +22,7 @@ def frame(magic, header):
 def unframe(data):
     """Return the header of a frame and the bytes after it."""
     stop = 24 + struct.unpack_from("<Q", data, 16)[0]
-    return msgpack.unpackb(data[24:stop], strict_map_key=False), data[stop:]
+    return msgpack.unpackb(data[24:stop].lstrip(b"\0"), strict_map_key=False), data[stop:]
 
 
 def manifest_path(folder):

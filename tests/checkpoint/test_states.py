@@ -1,6 +1,7 @@
 """A nested state loads with every type preserved, or is refused with the path of a value."""
 
 import collections
+import io
 import random
 import time
 import uuid
@@ -67,6 +68,13 @@ def test_tensors_of_each_type_come_back(name):
     shapes |= {"expanded": made(5)[:1].expand(6, -1), "cut": made(6)[:, 7:9]}
     states = [{"w": tensor} | shapes for tensor in (whole, few, made(1), made(1))]
     assert same(there_and_back(*states), states[-1])
+
+
+def test_files_in_memory_come_back():
+    """An ``io.BytesIO``, as Transformer Engine keeps its extra state, loads at its beginning."""
+    state = {"_extra_state": io.BytesIO(b"scales")}
+    state["_extra_state"].read(2)
+    assert there_and_back(state)["_extra_state"].read() == b"scales"
 
 
 def test_tied_weights_come_back_tied_under_each_name(tmp_path):

@@ -78,8 +78,11 @@ def test_a_lost_answer_is_no_conflict(tmp_path, monkeypatch):
     assert [publisher.publish({"w": torch.ones(n)}) for n in (1, 2)] == [1, 2]
 
 
-def test_an_interrupted_wait_does_not_forget_a_save(tmp_path, monkeypatch):
-    """After Ctrl-C during a blocking save, the next save waits for the one that still runs."""
+@pytest.mark.parametrize("blocking", [True, False])
+def test_ctrl_c_does_not_tear_a_save(tmp_path, monkeypatch, blocking):
+    """Ctrl-C ends a blocking save without a version, and the wait for one in the background, which
+    the next save waits for.
+    """
     go_on = threading.Event()
     write = storage.atomic_write
 
@@ -96,11 +99,14 @@ def test_an_interrupted_wait_does_not_forget_a_save(tmp_path, monkeypatch):
         monkeypatch.setattr(storage, "atomic_write", slow)
         signal.setitimer(signal.ITIMER_REAL, 0.2)
         with pytest.raises(KeyboardInterrupt):
-            store.save(tiny_state(2), blocking=True)
+            store.save(tiny_state(2), blocking=blocking)
+            store.versions()
         signal.signal(signal.SIGALRM, handler)
         threading.Timer(0.2, go_on.set).start()
-        assert store.save(tiny_state(3), blocking=True) == 3
-    assert [store.load(number)["epoch"] for number in (1, 2, 3)] == [1, 2, 3]
+        store.save(tiny_state(3), blocking=True)
+        found = [store.load(record.number)["epoch"] for record in store.versions()]
+    assert found == [1, 3] if blocking else [1, 2, 3]
+    assert store.verify() == []
 
 
 def test_training_goes_on_after_damage(tmp_path, caplog):

@@ -13,7 +13,7 @@ from safetensors.numpy import save
 from safetensors.torch import load_file, save_file
 from support import damage
 
-from pcrshard.errors import CorruptCheckpoint, PCRError, VersionUnavailable
+from pcrshard.errors import ConcurrentWriter, CorruptCheckpoint, PCRError, VersionUnavailable
 from pcrshard.weightsync import WeightMirror, WeightPublisher
 
 INDEX = "model.safetensors.index.json"
@@ -243,6 +243,23 @@ def test_a_stream_may_change_its_layout(tmp_path):
             number += 1
             assert publisher.publish(weights(step)) == mirror.update() == number
             same(mirror.tensors(), weights(step))
+
+
+@pytest.mark.parametrize("layouts", [("pcrshard", "disk-delta"), ("disk-delta", "pcrshard")])
+def test_two_publishers_of_two_layouts_do_not_mix(tmp_path, layouts):
+    """Whoever is overtaken by a publisher of another layout gets an error instead of a fork; the
+    next call publishes a full copy.
+    """
+    first, second = (WeightPublisher(tmp_path / "s", layout=layout) for layout in layouts)
+    mirror = WeightMirror(tmp_path / "s", tmp_path / "m")
+    assert [first.publish(weights(0)), first.publish(weights(1))] == [1, 2]
+    assert second.publish(weights(2)) == 3
+    with pytest.raises(ConcurrentWriter, match="another process publishes"):
+        first.publish(weights(3))
+    assert mirror.update() == 3
+    same(mirror.tensors(), weights(2))
+    assert first.publish(weights(4)) == mirror.update() == 4
+    same(mirror.tensors(), weights(4))
 
 
 def test_disk_deltas_on_an_object_store(tmp_path, s3):
