@@ -10,13 +10,14 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import os
 import random
 import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Event
 from typing import Any, Literal, TypeVar
@@ -41,15 +42,18 @@ from ..format.dataset_index import DatasetIndex, ShardEntry
 from ..format.names import is_jpeg_field
 from ..format.scan import FULL, Scan, check_scan, is_fraction
 from ..format.scan_script import MAX_GROUPS
+from ..format.schema import Schema
 from ..format.shard_head import MAGIC
-from ..jpeg.image_decoder import ImageDecoder
+from ..jpeg.image_decoder import Decoded, ImageDecoder
 from ..jpeg.other_formats import to_picture
+from ..jpeg.picture_size import picture_size
 from ..jpeg.pixels import SMOOTHING, decode_image
 from ..jpeg.views import Crop, Side
 from ..memory import borrow_array
 from ..native import Layout
 from ..native.pool import Pool, draw_keys
 from ..reading.dataset_folder import entries_by_name, open_dataset
+from ..reading.field_values import convert
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
 from ..reading.prefix import Prefix, number_lists
@@ -57,6 +61,7 @@ from ..reading.scan_level import ScanLevel, ScanOrFraction, current_scan, resolv
 from ..reading.shard import Shard
 from ..redaction import redact_url
 from ..training.shard_lists import EpochCounter, ShardOrder
+from ..training.spatial import check_kinds, follow
 
 Handler = Callable[[Exception], bool]
 Samples = Iterator[dict[str, Any]]
@@ -72,7 +77,7 @@ Pipeline = TypeVar("Pipeline", bound=DataPipeline)
 class _StageOptions(ReadOptions):
     """Options of the reading stage; see :func:`pcr_scan`."""
 
-    index: str | DatasetIndex | None = field(default=None, repr=False)
+    index: str | os.PathLike[str] | DatasetIndex | None = field(default=None, repr=False)
     handler: Handler = filters.reraise_exception
     select_files: Callable[[str], bool] | None = None
     rename_files: Callable[[str], str] | None = None
@@ -163,11 +168,8 @@ def _scan_of(
 
     @functools.cache
     def of_folder(folder: str) -> Scan:
-        index = stage.index
-        if not isinstance(index, DatasetIndex):
-            where = index or folder
-            index, _ = open_dataset(where, storage_options=stage.storage_options, retry=stage.retry)
-        return index.scan_of_quality(quality)
+        own = stage if stage.index is not None else replace(stage, index=folder)
+        return _index_of(own).scan_of_quality(quality)
 
     return lambda url: of_folder(storage.parent(url))
 
@@ -177,12 +179,15 @@ def _entries(stage: _StageOptions) -> dict[str, list[ShardEntry]]:
 
     One request if ``index`` is a URL.
     """
-    index = stage.index
-    if index is None:
-        return {}
-    if not isinstance(index, DatasetIndex):
-        index, _ = open_dataset(index, storage_options=stage.storage_options, retry=stage.retry)
-    return entries_by_name(index.shards)
+    return {} if stage.index is None else entries_by_name(_index_of(stage).shards)
+
+
+def _index_of(stage: _StageOptions) -> DatasetIndex:
+    """Return the dataset index that a stage was given."""
+    if isinstance(stage.index, DatasetIndex):
+        return stage.index
+    how: Any = {"storage_options": stage.storage_options, "retry": stage.retry}
+    return open_dataset(stage.index, **how)[0]
 
 
 def _samples_of(loaded: Prefix, url: str, stage: _StageOptions, on_error: Handler) -> Samples:
@@ -341,8 +346,9 @@ def _pcr_decode(
     handler: Handler,
     threads: int,
     epochs: EpochCounter | None,
+    schema: Schema | None,
 ) -> Samples:
-    """Decode the JPEG fields of samples to arrays."""
+    """Decode the JPEG fields of samples to arrays, and move what follows their crops."""
     rank, _, worker, _ = webdataset_utils.pytorch_worker_info()
     parts: tuple[int, ...] = ()
     if seed is None or epochs is None:
@@ -359,7 +365,7 @@ def _pcr_decode(
                 parts = (seed, epoch, rank, worker)
             if samples:
                 keys = draw_keys(parts, range(first, first + len(samples)))
-                begun.append(_decoded(samples, decoder, pool, keys, handler))
+                begun.append(_decoded(samples, decoder, pool, keys, handler, schema))
             elif not begun:
                 return
             if not samples or len(begun) > ahead:
@@ -372,6 +378,7 @@ def _decoded(
     pool: Pool,
     keys: list[int],
     handler: Handler,
+    schema: Schema | None,
 ) -> Samples:
     """Start decoding; return the decoded samples."""
     count = itertools.count()
@@ -384,28 +391,44 @@ def _decoded(
     # All images of a sample share their random numbers, so that an image and its mask match.
     keys_of = [key for key, own in zip(keys, places, strict=True) for _ in own]
 
-    def alone(place: int) -> Any:
-        return decoder(jpegs[place], keys_of[place])
-
-    result: Callable[[int], Any] = alone
-    if type(decoder) is ImageDecoder:  # a subclass may override decoding
-        arrays = None
-        if decoder.is_sized:
-            arrays = [borrow_array(*shape) for shape in decoder.batch_shapes(len(jpegs))]
-        result = decoder.begin_jpegs(pool, jpegs, keys_of, arrays)
+    if decoder.is_pooled:
+        arrays = [borrow_array(*shape) for shape in decoder.batch_shapes(len(jpegs))]
+        decoded = decoder.begin_jpegs(pool, jpegs, keys_of, arrays)
+    else:
+        decoded = Decoded(decoder, lambda place: decoder(jpegs[place], keys_of[place]))
 
     def results() -> Samples:
-        for sample, own in zip(samples, places, strict=True):
+        for sample, own, draw in zip(samples, places, keys, strict=True):
             key, url = sample.get("__key__"), sample.get("__url__")
             try:
                 with naming(url, key):
-                    found = {name: result(place) for name, place in own.items()}
+                    found = {name: decoded[place] for name, place in own.items()}
+                    if schema is not None and own:
+                        picture = sample[next(iter(own))]
+                        found |= _moved(sample, picture, decoder, draw, schema)
             except Exception as error:  # as WebDataset does
                 _handle(handler, (key, url), error)
             else:
                 yield sample | found
 
     return results()
+
+
+def _moved(
+    sample: dict[str, Any], picture: bytes, decoder: ImageDecoder, draw: int, schema: Schema
+) -> dict[str, Any]:
+    """Return the masks, boxes and keypoints of a sample in the crop of its picture."""
+    names = [name for name in schema.spatial if isinstance(sample.get(name), bytes)]
+    if not names:
+        return {}
+    size = picture_size(lambda start, count: picture[start : start + count])
+    if size is None:
+        raise FormatError(f"field {names[0]!r} needs the size of its picture, which is unknown")
+    key = sample["__key__"]
+    values = {name: convert(schema.by_name[name], sample[name], key) for name in names}
+    return {
+        name: follow(schema, name, value, decoder, size, draw) for name, value in values.items()
+    }
 
 
 pcr_decoded = filters.pipelinefilter(_pcr_decode)
@@ -430,12 +453,15 @@ def pcr_decode(
     seed: int | None = None,
     threads: int = 0,
     handler: Handler = filters.reraise_exception,
+    index: str | os.PathLike[str] | DatasetIndex | None = None,
     **options: Any,
 ) -> Any:
     """Return a WebDataset stage that decodes, crops and resizes every JPEG field to uint8.
 
     In the fluent interface: ``WebDataset(urls).pcr_scan(5).pcr_decode(size=224, crop="random")``.
-    Other fields are unchanged; add ``.decode(partial=True)`` after it to decode labels.
+    With ``index``, masks, boxes and keypoints follow the crop and flip of the sample's first
+    picture, as in :class:`PCRDataset`. Other fields are unchanged; add ``.decode(partial=True)``
+    after it to decode labels.
 
     Args:
         size: Side, or (height, width), of the result in pixels; or an :class:`ImageDecoder`, which
@@ -448,6 +474,8 @@ def pcr_decode(
         threads: Threads that decode in the background if ``size`` is given; by default the calling
             thread decodes.
         handler: As in WebDataset.
+        index: The dataset's folder, its ``pcr.json`` or a :class:`DatasetIndex`, which says what
+            fields hold; in the fluent interface by default that of ``.pcr_scan``.
         options: Other arguments of :class:`ImageDecoder`.
 
     Returns:
@@ -456,7 +484,8 @@ def pcr_decode(
     Raises:
         TypeError: An option has another type, is unknown, or is given beside an
             :class:`ImageDecoder`.
-        ValueError: An option is out of range.
+        ValueError: An option is out of range, or with ``index`` and a random crop a field looks
+            like a mask or boxes but has no such kind.
     """
     if not isinstance(size, ImageDecoder):
         size = ImageDecoder(size, crop, layout=layout, **options)
@@ -465,11 +494,19 @@ def pcr_decode(
     if threads < 0:
         raise ValueError(f"expected threads to be a whole number of at least 0, got {threads}")
     epochs = None if seed is None else EpochCounter()
-    return pcr_decoded(size, seed, handler, threads, epochs=epochs)
+    schema = None
+    if index is not None and not size.return_geometry:
+        schema = _index_of(_StageOptions(index=index)).schema
+        if size.is_random:
+            check_kinds([schema], None)
+    return pcr_decoded(size, seed, handler, threads, epochs=epochs, schema=schema)
 
 
 def _fluent_pcr_decode(self: Any, *args: Any, **options: Any) -> Any:
     """Decode, crop and resize JPEG fields; see :func:`pcrshard.pcr_decode`."""
+    for stage in self.pipeline:
+        if _function(stage) is _pcr_samples and stage.kw.get("index") is not None:
+            options = {"index": _index_of(_StageOptions(**stage.kw))} | options
     stage = pcr_decode(*args, **options)
     if isinstance(self.pipeline[0], ShardOrder):
         stage.kw["epochs"] = self.pipeline[0]

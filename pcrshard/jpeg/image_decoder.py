@@ -118,6 +118,11 @@ class ImageDecoder:
         """Whether all results have the same shape, or the same shape per view."""
         return self._kinds[0].size is not None
 
+    @property
+    def is_pooled(self) -> bool:
+        """Whether pools decode for it: results have a shape, and no subclass decodes otherwise."""
+        return self.is_sized and type(self) is ImageDecoder
+
     def batch_shapes(self, count: int) -> list[tuple[int, ...]]:
         """Return the shape of each array of a batch of ``count`` images.
 
@@ -180,7 +185,7 @@ class ImageDecoder:
         jpegs: Sequence[Jpeg],
         keys: Sequence[int],
         arrays: Sequence[Pixels] | None = None,
-    ) -> Callable[[int], Any]:
+    ) -> Decoded:
         """Start decoding images, in the threads of a pool if they have a fixed size.
 
         Args:
@@ -189,27 +194,18 @@ class ImageDecoder:
             keys: Random key of each image.
             arrays: As for :meth:`begin`; by default new arrays.
 
-        Returns: A function from an image's position to the decoder's result; it decodes what the
-            pool cannot, and raises what :meth:`__call__` raises.
-
         Raises:
             TypeError: A JPEG is not bytes.
             RuntimeError: The pool is closed.
         """
         images = list(map(as_pieces, jpegs))
-        if not self.is_sized:
-            return lambda place: self._alone(images[place], keys[place])
-        if arrays is None:
-            arrays = [np.empty(shape, np.uint8) for shape in self.batch_shapes(len(jpegs))]
-        batch = self.begin(pool, piece_table(images), arrays, keys, keep=images)
-
-        def result(place: int) -> Any:
-            profile = self.profile_of(images[place][0])
-            if batch.wait()[place] and profile is not None:
-                return self.decoded(arrays, batch, place, profile)
-            return self._alone(images[place], keys[place])
-
-        return result
+        decoded = Decoded(self, lambda place: self._alone(images[place], keys[place]))
+        if self.is_sized:
+            if arrays is None:
+                arrays = [np.empty(shape, np.uint8) for shape in self.batch_shapes(len(jpegs))]
+            batch = self.begin(pool, piece_table(images), arrays, keys, keep=images)
+            decoded.add(batch, arrays, lambda place: self.profile_of(images[place][0]))
+        return decoded
 
     def profile_of(self, start: Any) -> bytes | None:
         """Return the RGB profile to apply, empty for none; ``None`` if only Pillow can apply it."""
@@ -221,35 +217,19 @@ class ImageDecoder:
             return None
         return profile if profile_mode(profile) in ("", "RGB") else None
 
-    def convert(self, arrays: Sequence[Pixels], place: int, profile: bytes) -> None:
-        """Convert the pictures of an image of a batch to sRGB in place, if that is the color."""
-        if self.color == "srgb":
-            for array in arrays:
-                pixels_to_srgb(array[place], profile, self.layout)
-
-    def decoded(
-        self, arrays: Sequence[Pixels], batch: Batch, place: int, profile: bytes = b""
-    ) -> Any:
-        """Return what a call returns, for an image that the pool decoded into these arrays.
-
-        Args:
-            arrays: Those of :meth:`begin`.
-            batch: The batch.
-            place: Position of the image.
-            profile: An RGB profile, by which to convert it if the color is ``srgb``.
-        """
-        self.convert(arrays, place, profile)
-        own = slice(place, place + 1)
-        rows = [array[place] for array in arrays]
-        return self._result(rows, batch.boxes[own], batch.sizes[own])
-
-    def _result(
+    def result(
         self,
         pictures: Sequence[Pixels],
         boxes: Boxes,
         sizes: NDArray[np.int32],
     ) -> Any:
-        """Return what a call returns, from the pixels of one image, per view."""
+        """Return what a call returns, from the pixels of one image, per view.
+
+        Args:
+            pictures: The pixels, one array per view.
+            boxes: (1, V, 5) its boxes.
+            sizes: (1, 2) its height and width.
+        """
         image = pictures if self.views else pictures[0]
         if not self.return_geometry:
             return image
@@ -305,7 +285,7 @@ class ImageDecoder:
             UnsupportedJpeg: Neither the native core nor Pillow supports it.
             TypeError: The argument is not bytes, or ``rng`` has another type.
         """
-        return self.begin_jpegs(own_pool(), [jpeg], [self.key(rng)])(0)
+        return self.begin_jpegs(own_pool(), [jpeg], [self.key(rng)])[0]
 
     def key(self, rng: Rng) -> int:
         """Return the random key of an image; advance the generator only if something is random.
@@ -335,4 +315,85 @@ class ImageDecoder:
             pictures.append(arrange(image[:, ::-1] if flipped else image, self.layout))
         if self.views:
             pictures = [np.stack(pictures[part]) for part in self._parts]
-        return self._result(pictures, boxes, sizes)
+        return self.result(pictures, boxes, sizes)
+
+
+class Decoded:
+    """What a decoder returns for each of many images, by their positions.
+
+    A pool decodes what it can, into arrays of all images. The others are decoded by themselves when
+    they are asked for, and are then in the arrays, too.
+
+    Args:
+        image: The decoder.
+        alone: Decodes the image at a position by itself; its errors are raised where the image is
+            asked for.
+    """
+
+    def __init__(self, image: ImageDecoder, alone: Callable[[int], Any]) -> None:
+        self.image = image
+        self._alone = alone
+        self.batch: Batch | None = None
+        # Without a pool.
+        self._results: dict[int, Any] = {}
+
+    def add(
+        self,
+        batch: Batch,
+        arrays: Sequence[Pixels],
+        profile: Callable[[int], bytes | None],
+    ) -> None:
+        """Take the images from a pool.
+
+        Args:
+            batch: All images, some of which the pool may not decode.
+            arrays: Those of :meth:`ImageDecoder.begin`.
+            profile: With the color ``srgb``, the RGB profile of an image; ``None`` if the pool's
+                pixels cannot be converted.
+        """
+        self.batch, self._arrays, self._profile = batch, arrays, profile
+
+    @lazy
+    def _done(self) -> list[bool]:
+        """Which images are in the arrays; waits for the pool."""
+        assert self.batch is not None
+        done = list(self.batch.wait())
+        if self.image.color == "srgb":
+            for place in [place for place, is_decoded in enumerate(done) if is_decoded]:
+                profile = self._profile(place)
+                done[place] = profile is not None
+                if profile:
+                    for array in self._arrays:
+                        pixels_to_srgb(array[place], profile, self.image.layout)
+        return done
+
+    def complete(self, place: int) -> None:
+        """See to it that an image is decoded; raises what the decoder raises."""
+        if not (place in self._results if self.batch is None else self._done[place]):
+            self.put(place, self._alone(place))
+
+    def put(self, place: int, result: Any) -> None:
+        """Take the decoder's result for an image."""
+        if self.batch is None:
+            self._results[place] = result
+            return
+        image = self.image
+        pixels, geometry = result if image.return_geometry else (result, None)
+        for array, own in zip(self._arrays, pixels if image.views else [pixels], strict=True):
+            array[place] = own
+        if geometry is not None:
+            parts = geometry if image.views else [geometry]
+            sizes, boxes = self.batch.sizes, self.batch.boxes
+            sizes[place] = parts[0].size.reshape(-1, 2)[0]
+            boxes[place, :, :4] = np.concatenate([part.crop.reshape(-1, 4) for part in parts])
+            boxes[place, :, 4] = np.concatenate([part.flipped.reshape(-1) for part in parts])
+        self._done[place] = True
+
+    def __getitem__(self, place: int) -> Any:
+        """Return the decoder's result for an image; raises what the decoder raises."""
+        self.complete(place)
+        if self.batch is None:
+            return self._results[place]
+        own = slice(place, place + 1)
+        rows = [array[place] for array in self._arrays]
+        return self.image.result(rows, self.batch.boxes[own], self.batch.sizes[own])

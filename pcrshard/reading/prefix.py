@@ -300,7 +300,7 @@ class Prefix:
         if self._is_unread(row, field):
             return self.shard.load_rows(self, np.array([row])).value(row, field)
         if field in self.streams:
-            images = [self._image(unit) for unit in self.units_of(row, field)]
+            images = [self.image(unit) for unit in self.units_of(row, field)]
             if field in self.index.schema.lists:
                 return images
             return images[0] if images else None
@@ -353,7 +353,15 @@ class Prefix:
         first, *rest = self._pieces(unit)[: self._num_scans]
         return [memoryview(self._described(unit, first)), *rest]
 
-    def _image(self, unit: int) -> bytes:
+    def image(self, unit: int) -> bytes:
+        """Return an image as a complete file.
+
+        Raises:
+            CorruptPiece: It is damaged.
+        """
+        if self._unread is not None and self._unread[unit]:
+            rows = np.array([self._sample_of(unit)])
+            return self.shard.load_rows(self, rows).image(unit)
         if self.damaged:
             self._check(unit)
         stop = 2 * self._num_scans
@@ -394,6 +402,10 @@ class Prefix:
                     scan="tail" if row == tail else row + 1,
                 )
 
-    def _key(self, unit: int) -> str:
+    def _sample_of(self, unit: int) -> int:
+        """Return the position of the sample that an image is of."""
         place = bisect.bisect_right(self.index.first_units, unit) - 1
-        return self.index.keys[place // len(self.streams)]
+        return place // len(self.streams)
+
+    def _key(self, unit: int) -> str:
+        return self.index.keys[self._sample_of(unit)]

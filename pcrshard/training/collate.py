@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,28 +11,25 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import default_collate, default_convert
 
 from ..errors import FormatError, PCRError, naming
 from ..format.schema import IMAGE, Field
 from ..format.shard_index import State
 from ..jpeg.color_profiles import profile_mode
-from ..jpeg.image_decoder import ImageDecoder
+from ..jpeg.image_decoder import Decoded, ImageDecoder
 from ..jpeg.views import Picture
-from ..lazy import lazy
 from ..memory import borrow_array
-from ..native.pieces import empty_table, join
-from ..native.pool import Batch, Pool, draw_key, draw_keys
+from ..native.pieces import Table, empty_table, join
+from ..native.pool import Pool, draw_key, draw_keys, own_pool
 from ..reading.field_values import INTEGER_KINDS, convert
 from ..reading.prefix import OnError, Prefix
 from .sequence import Key
 from .shard_set import Row
-from .spatial import MASK, Target, move
+from .spatial import MASK, follow
 
 Rows = list[Row]
-Prefixes = list[Prefix]
-# Images of a batch by field.
-Images = dict[str, "FieldImages"]
 # Values of each sample by field.
 Columns = dict[str, list[Any]]
 # A size stands for a decoder of whole images at that size.
@@ -46,6 +42,8 @@ ImageChoice = Annotated[
 
 # The key of a sample is a text, too.
 _KEY = Field("__key__", "text")
+# The unit of an image that a sample lacks.
+_MISSING = -1
 _PLAIN_KINDS = (*INTEGER_KINDS, "text", "json")
 # torch does not annotate it.
 _as_tensors: Callable[[Any], Any] = default_convert
@@ -72,12 +70,12 @@ class Collator:
     key: Key
     on_error: OnError | None = None
 
-    def begin(
-        self,
-        rows: Rows,
-        pool: Pool | None,
-        pin: bool,
-    ) -> Callable[[], Any]:
+    @property
+    def is_random(self) -> bool:
+        """Whether crops or flips are drawn."""
+        return self.image is not None and self.image.is_random
+
+    def begin(self, rows: Rows, pool: Pool, pin: bool) -> Callable[[], Any]:
         """Start a batch of these rows.
 
         Args:
@@ -88,41 +86,37 @@ class Collator:
         Returns:
             A function that finishes the batch and returns it.
         """
-        prefixes = list(dict.fromkeys(prefix for _, prefix, _ in rows))
-        images: Images = {}
-        # A subclass may override decoding.
-        if pool is not None and type(self.image) is ImageDecoder and self.image.is_sized:
-            streams = dict.fromkeys(stream for prefix in prefixes for stream in prefix.streams)
-            images = {
-                name: _begin_field(rows, prefixes, name, self.image, self.key, pool, pin)
-                for name in filter(self._is_read, streams)
-            }
-        return partial(self._finish, rows, prefixes, images)
-
-    @property
-    def is_random(self) -> bool:
-        """Whether crops or flips are drawn."""
-        return self.image is not None and self.image.is_random
+        return partial(self._finish, rows, self._begin_images(rows, pool, pin))
 
     def one(self, row: Row) -> Any:
         """Return one sample: ``transform``'s result, or a tuple or dict with images as tensors."""
-        return self._sample(self._values([row], [row[1]], {}), 0, row)
+        return self._sample(self._all_columns([row]), 0, row)
 
-    def _finish(self, rows: Rows, prefixes: Prefixes, images: Images) -> Any:
-        columns = self._values(rows, prefixes, images)
-        # Fields of which each sample has one image stay the arrays of the pool.
-        batch = {name: own.collated() for name, own in images.items() if own.is_complete}
-        for name, own in images.items():
-            if self.transform is not None or name not in batch:
-                columns[name] = list(map(own.value, range(len(rows))))
+    def _begin_images(self, rows: Rows, pool: Pool, pin: bool) -> dict[str, _Images]:
+        """Start decoding the image fields."""
+        if self.image is None:
+            return {}
+        streams = dict.fromkeys(stream for _, prefix, _ in rows for stream in prefix.streams)
+        return {
+            name: _Images.begin(rows, name, self.image, self.key, pool, pin)
+            for name in filter(self._is_read, streams)
+        }
+
+    def _finish(self, rows: Rows, images: dict[str, _Images]) -> Any:
+        columns = self._columns(rows, images)
         if self.transform is not None:
+            _fill(columns, images)
             samples = [self._sample(columns, place, row) for place, row in enumerate(rows)]
             return default_collate(samples)
+        # Fields of which each sample has one image stay the arrays of the pool.
+        batch = {name: own.collated() for name, own in images.items() if own.is_complete}
+        _fill(columns, {name: own for name, own in images.items() if name not in batch})
         for name, values in columns.items():
             found = sum(value is not None for value in values)
             if name not in batch and (found == len(rows) or (found and self.fields is None)):
-                fields = (each.index.schema.by_name.get(name) for each in prefixes)
-                batch[name] = self._column(next(filter(None, fields), _KEY), values)
+                schemas = (prefix.index.schema.by_name for _, prefix, _ in rows)
+                fields = (schema[name] for schema in schemas if name in schema)
+                batch[name] = self._column(next(fields, _KEY), values)
         return self._chosen(batch, rows)
 
     def _sample(self, columns: Columns, place: int, row: Row) -> Any:
@@ -152,36 +146,38 @@ class Collator:
                 )
         return tuple(found[name] for name in self.fields)
 
-    def _values(self, rows: Rows, prefixes: Prefixes, images: Images) -> Columns:
-        """Return the value of each sample in each field, images as arrays.
+    def _all_columns(self, rows: Rows) -> Columns:
+        """Return the value of each sample in each field, decoded now."""
+        images = self._begin_images(rows, own_pool(), False)
+        columns = self._columns(rows, images)
+        _fill(columns, images)
+        return columns
 
-        A sample that lacks a field has ``None``. Fields that the pool decodes are completed: images
-        that it cannot decode, and those of samples that are replaced.
+    def _columns(self, rows: Rows, images: dict[str, _Images]) -> Columns:
+        """Return the value of each sample in each field; ``None`` if it lacks the field.
+
+        Values that are decoded images are ``None``, too, and completed in ``images``.
         """
         columns: Columns = {"__key__": [prefix.index.keys[row] for _, prefix, row in rows]}
         replaced: dict[int, dict[str, Any]] = {}
-        for name in dict.fromkeys(name for prefix in prefixes for name in prefix.names):
+        for name in dict.fromkeys(name for _, prefix, _ in rows for name in prefix.names):
             if not self._is_read(name):
                 continue
             own = images.get(name)
-            values: list[Any] = []
+            values = columns[name] = [None] * len(rows)
             for place, row in enumerate(rows):
-                if place in replaced or (own and own.decoded[place]):
-                    values.append(None)
+                if place in replaced:
                     continue
                 try:
-                    values.append(self._value(name, row))
+                    if own is None or not own.complete(place):
+                        values[place] = self._value(name, row)
                 except PCRError as error:
                     replaced[place] = self._instead(row, error)
-                    values.append(None)
-                if own and place not in replaced:
-                    own.put(place, values[-1])
-            columns[name] = values
         for place, found in replaced.items():
             for name, values in columns.items():
                 values[place] = found.get(name)
-            for name, own in images.items():
-                own.put(place, found.get(name))
+                if name in images:
+                    images[name].put(place, values[place])
         return columns
 
     def _instead(self, row: Row, error: PCRError) -> dict[str, Any]:
@@ -190,10 +186,10 @@ class Collator:
         count = prefix.index.num_samples
         if self.on_error is None or not self.on_error(error):
             raise error
+        strict = replace(self, on_error=None)
         for other in range(place + 1, place + count):
-            candidate = number, prefix, other % count
             with suppress(PCRError):
-                found = replace(self, on_error=None)._values([candidate], [prefix], {})
+                found = strict._all_columns([(number, prefix, other % count)])
                 return {name: value for name, (value,) in found.items()}
         raise error
 
@@ -201,56 +197,22 @@ class Collator:
         return self.fields is None or field in self.fields
 
     def _value(self, name: str, row: Row) -> Any:
-        """Return a field of a sample, an image decoded."""
+        """Return a field of a sample that is no decoded image."""
         number, prefix, place = row
         if name not in prefix.names:
             return None
-        key = prefix.index.keys[place]
-        image = self.image
-        field = prefix.index.schema.by_name[name]
-        if image is None or not field.is_image:
-            value = convert(field, prefix.value(place, name), key)
-            is_moved = value is not None and name in prefix.index.schema.spatial
-            return self._moved(name, value, row) if is_moved else value
-        if prefix.units_of(place, name):
-            prefix = prefix.without_metadata()  # which a decoder does not need
-
-        def decode(jpeg: bytes) -> Any:
-            with naming(prefix.shard.url, key, name):
-                # All images of a sample share their random numbers, whichever fields are read, so
-                # that an image and its mask are cropped alike.
-                return image(jpeg, draw_key(*self.key, number))
-
-        value = prefix.value(place, name)
-        if isinstance(value, list):
-            return list(map(decode, value))
-        return None if value is None else decode(value)
-
-    def _moved(self, name: str, value: Any, row: Row) -> Any:
-        """Return a spatial value in the crop of the sample's picture; with views, lists of lists.
-
-        With ``return_geometry``, the caller moves it.
-        """
-        image = self.image
-        number, prefix, place = row
-        if image is None or image.return_geometry or not prefix.streams:
-            return value
-        if not image.upright:
-            raise ValueError(
-                f"expected an upright decoder, because field {name!r} follows the crop: use "
-                "return_geometry=True and move it in transform="
-            )
         index = prefix.index
-        with naming(prefix.shard.url, index.keys[place]):
+        key, schema, image = index.keys[place], index.schema, self.image
+        value = convert(schema.by_name[name], prefix.value(place, name), key)
+        is_still = image is None or image.return_geometry or not prefix.streams
+        if value is None or is_still or name not in schema.spatial:
+            return value
+        with naming(prefix.shard.url, key):
             units = [unit for own in prefix.streams for unit in prefix.units_of(place, own)][:1]
             [*size] = index.upright_dims[units].ravel().tolist()
             if not any(size):
                 raise FormatError(f"field {name!r} needs the size of its picture, which is unknown")
-            moved = [
-                [move(index.schema, name, value, Target(*own, image.min_visible)) for own in view]
-                for view in image.places(size, draw_key(*self.key, number))
-            ]
-            return moved if image.views else moved[0][0]
+            return follow(schema, name, value, image, size, draw_key(*self.key, number))
 
     def _column(self, field: Field, values: list[Any]) -> Any:
         """Collate the values of a field; missing ones are ``None``."""
@@ -264,143 +226,151 @@ class Collator:
         return values if field.kind in _PLAIN_KINDS else _as_tensors(values)
 
 
+def _fill(columns: Columns, images: dict[str, _Images]) -> None:
+    """Put decoded images into the columns."""
+    for name, own in images.items():
+        for place, value in enumerate(columns[name]):
+            if value is None:
+                columns[name][place] = own.value(place)
+
+
 @dataclass(frozen=True, eq=False)
-class FieldImages:
-    """The images of one field of a batch, decoded by the native core.
+class _Images:
+    """The images of one field of a batch.
 
     Attributes:
-        arrays: The pixels of all images, (images, 3, H, W) or in the decoder's layout; per view
-            (images, V, 3, H, W).
-        first: (samples + 1) positions in the arrays at which each sample's images begin.
+        first: (samples + 1) positions at which each sample's images begin.
+        is_there: Whether each sample has images, which are decoded.
         is_list: Whether the field is a list of images.
-        image: The decoder.
-        batch: The images in the pool.
-        profiles: With the color ``srgb``, the RGB profile of each image, ``None`` if the pool's
-            pixels cannot be converted.
-        others: What the pool has not decoded, by sample.
+        decoded: The images, by position.
+        arrays: Their pixels as tensors, (images, 3, H, W) or in the decoder's layout; per view
+            (images, V, 3, H, W). None without a size.
     """
 
-    arrays: list[torch.Tensor]
     first: list[int]
+    is_there: list[bool]
     is_list: bool
-    image: ImageDecoder
-    batch: Batch
-    profiles: list[bytes | None]
-    others: dict[int, Any] = dataclass_field(default_factory=dict)
+    decoded: Decoded
+    arrays: list[torch.Tensor] = dataclass_field(default_factory=list)
 
-    def collated(self) -> Any:
-        """Return the images of the whole batch, if it is complete."""
-        image = self.image
-        pixels = self.arrays if image.views else self.arrays[0]
-        if not image.return_geometry:
-            return pixels
-        return Picture(pixels, _as_tensors(image.geometry(self.batch.boxes, self.batch.sizes)))
+    @classmethod
+    def begin(
+        cls, rows: Rows, field: str, image: ImageDecoder, key: Key, pool: Pool, pin: bool
+    ) -> _Images:
+        """Start decoding an image field of a batch.
 
-    @lazy
-    def decoded(self) -> list[bool]:
-        """For each sample, whether all of its images were decoded; waits for the decoding."""
-        each = list(self.batch.wait())
-        arrays = [array.numpy() for array in self.arrays]
-        for place, profile in enumerate(self.profiles):
-            if profile is None:
-                each[place] = False
-            elif each[place]:
-                self.image.convert(arrays, place, profile)
-        return [all(each[start:stop]) for start, stop in itertools.pairwise(self.first)]
+        Args:
+            rows: The samples.
+            field: Name of the field.
+            image: The decoder.
+            key: Seed and epoch of the random crops and flips.
+            pool: Threads that decode, if the decoder has a size.
+            pin: Whether to decode into pinned memory.
+        """
+        is_list = any(field in prefix.index.schema.lists for _, prefix, _ in rows)
+        # The sample and the unit of each image. A missing image gets space, too.
+        owners: Rows = []
+        units: list[int] = []
+        first, is_there = [0], []
+        for row in rows:
+            found = row[1].units_of(row[2], field)
+            is_there.append(bool(found))
+            units += found or ([] if is_list else [_MISSING])
+            owners += [row] * (len(units) - first[-1])
+            first.append(len(units))
 
-    def put(self, position: int, value: Any) -> None:
-        """Set what the pool has not decoded: the image or images of a sample, or ``None``."""
-        self.others[position] = value
-        if value is None or self.is_list or isinstance(value, bytes):
-            return
-        pixels, geometry = value if self.image.return_geometry else (value, None)
-        for array, own in zip(self.arrays, pixels if self.image.views else [pixels], strict=True):
-            array[self.first[position]] = torch.from_numpy(own)
-        if geometry is not None:
-            parts = geometry if self.image.views else [geometry]
-            place, sizes, boxes = self.first[position], self.batch.sizes, self.batch.boxes
-            sizes[place] = parts[0].size.reshape(-1, 2)[0]
-            boxes[place, :, :4] = np.concatenate([part.crop.reshape(-1, 4) for part in parts])
-            boxes[place, :, 4] = np.concatenate([part.flipped.reshape(-1) for part in parts])
+        def alone(place: int) -> Any:
+            number, prefix, row = owners[place]
+            with naming(prefix.shard.url, prefix.index.keys[row], field):
+                # All images of a sample share their random numbers, whichever fields are read, so
+                # that an image and its mask are cropped alike.
+                jpeg = prefix.without_metadata().image(units[place])
+                return image(jpeg, draw_key(*key, number))
+
+        def profile(place: int) -> bytes | None:
+            return _rgb_profile(owners[place][1], units[place], image)
+
+        images = cls(first, is_there, is_list, Decoded(image, alone))
+        if image.is_pooled:
+            # torch reuses pinned memory only after pending copies from it complete.
+            images.arrays.extend(
+                torch.empty(shape, dtype=torch.uint8, pin_memory=True)
+                if pin
+                else torch.from_numpy(borrow_array(*shape))
+                for shape in image.batch_shapes(len(units))
+            )
+            arrays = [array.numpy() for array in images.arrays]
+            table, orientations = _table(owners, units)
+            batch = image.begin(
+                pool,
+                table,
+                arrays,
+                draw_keys(key, [number for number, _, _ in owners]),
+                orientations=orientations,
+                keep=owners,
+            )
+            images.decoded.add(batch, arrays, profile)
+        return images
+
+    def complete(self, place: int) -> bool:
+        """See to it that a sample's images are decoded; False if it has none.
+
+        Raises:
+            PCRError: One cannot be decoded.
+        """
+        if self.is_there[place]:
+            for each in range(*self.first[place : place + 2]):
+                self.decoded.complete(each)
+        return self.is_there[place]
+
+    def put(self, place: int, value: Any) -> None:
+        """Take the image, or whatever it is, of the sample that replaces another one."""
+        is_image = self.arrays and not self.is_list and not isinstance(value, bytes | None)
+        self.is_there[place] = bool(is_image)
+        if is_image:
+            self.decoded.put(self.first[place], value)
 
     @property
     def is_complete(self) -> bool:
         """Whether each sample has one image, which is in the arrays."""
-        others = self.others.values()
-        return not (self.is_list or any(each is None or isinstance(each, bytes) for each in others))
+        return bool(self.arrays) and not self.is_list and all(self.is_there)
 
-    def value(self, position: int) -> Any:
-        """Return the decoded image, or list of images, of a sample."""
-        if position in self.others:
-            return self.others[position]
-        places = range(*self.first[position : position + 2])
-        arrays = [array.numpy() for array in self.arrays]
-        images = [self.image.decoded(arrays, self.batch, place) for place in places]
-        return images if self.is_list else images[0]
+    def collated(self) -> Any:
+        """Return the images of the whole batch, if it is complete."""
+        image, batch = self.decoded.image, self.decoded.batch
+        pixels = self.arrays if image.views else self.arrays[0]
+        if batch is None or not image.return_geometry:
+            return pixels
+        return Picture(pixels, _as_tensors(image.geometry(batch.boxes, batch.sizes)))
+
+    def value(self, place: int) -> Any:
+        """Return the decoded image, or list of images, of a sample; ``None`` if it has none."""
+        if not self.is_there[place]:
+            return None
+        found = [self.decoded[each] for each in range(*self.first[place : place + 2])]
+        return found if self.is_list else found[0]
 
 
-def _begin_field(
-    rows: Rows,
-    prefixes: Prefixes,
-    field: str,
-    image: ImageDecoder,
-    key: Key,
-    pool: Pool,
-    pin: bool,
-) -> FieldImages:
-    """Start decoding an image field of a batch.
+def _table(owners: Rows, units: Sequence[int]) -> tuple[Table, NDArray[np.uint8]]:
+    """Return the addresses and the orientations of images for the native core.
 
-    Args:
-        rows: The samples.
-        prefixes: The prefix of each sample, once.
-        field: Name of the field.
-        image: The decoder; must have a size.
-        key: Seed and epoch of the random crops and flips.
-        pool: Threads that decode.
-        pin: Whether to decode into pinned memory.
+    An empty stream stands for a missing or damaged image and is not decoded.
     """
-    # The positions in the batch of each prefix's images, and their units.
-    images: dict[Prefix, tuple[list[int], list[int]]] = {prefix: ([], []) for prefix in prefixes}
-    is_list = any(field in prefix.index.schema.lists for prefix in prefixes)
-    ids: list[int] = []
-    first = [0]
-    for sample, prefix, row in rows:
-        places, units = images[prefix]
-        found = prefix.units_of(row, field)
-        for unit in found:
-            places.append(len(ids))
-            units.append(unit)
-            ids.append(sample)
-        if not found and not is_list:
-            ids.append(sample)  # a missing image gets space, too
-        first.append(len(ids))
-    # An empty stream stands for a missing or damaged image and is not decoded.
-    tables = [prefix.table(units) for prefix, (_, units) in images.items()]
-    table = empty_table(len(ids), max(own.shape[1] for own in tables))
-    orientations = np.zeros(len(ids), np.uint8)
-    profiles: list[bytes | None] = [b""] * len(ids) if image.color == "srgb" else []
-    for own, (prefix, (places, units)) in zip(tables, images.items(), strict=True):
-        table[places, : own.shape[1]] = own
-        orientations[places] = prefix.index.orientation[units]
-        if profiles:
-            for place, unit in zip(places, units, strict=True):
-                profiles[place] = _rgb_profile(prefix, unit, image)
-    # torch reuses pinned memory only after pending copies from it complete.
-    arrays = [
-        torch.empty(shape, dtype=torch.uint8, pin_memory=True)
-        if pin
-        else torch.from_numpy(borrow_array(*shape))
-        for shape in image.batch_shapes(len(ids))
-    ]
-    batch = image.begin(
-        pool,
-        table,
-        [array.numpy() for array in arrays],
-        draw_keys(key, ids),
-        orientations=orientations,
-        keep=prefixes,
-    )
-    return FieldImages(arrays, first, is_list, image, batch, profiles)
+    # The places of each prefix's images, and their units.
+    images: dict[Prefix, tuple[list[int], list[int]]] = {
+        prefix: ([], []) for _, prefix, _ in owners
+    }
+    for place, ((_, prefix, _), unit) in enumerate(zip(owners, units, strict=True)):
+        if unit != _MISSING:
+            images[prefix][0].append(place)
+            images[prefix][1].append(unit)
+    tables = [prefix.table(own) for prefix, (_, own) in images.items()]
+    whole = empty_table(len(units), max((own.shape[1] for own in tables), default=1))
+    orientations = np.zeros(len(units), np.uint8)
+    for table, (prefix, (places, own)) in zip(tables, images.items(), strict=True):
+        whole[places, : table.shape[1]] = table
+        orientations[places] = prefix.index.orientation[own]
+    return whole, orientations
 
 
 def _rgb_profile(prefix: Prefix, unit: int, image: ImageDecoder) -> bytes | None:

@@ -19,7 +19,7 @@ from ..arguments import Natural, Positive, checked
 from ..cpus import decoding_threads
 from ..errors import PCRError
 from ..format.scan import FULL, Scan
-from ..native.pool import Pool, draw_key
+from ..native.pool import Pool, draw_key, own_pool
 from . import ranks
 from .bad_samples import BadSamples, report
 from .buckets import Buckets
@@ -407,12 +407,12 @@ class PCRLoader:
             for scan in scans:
                 at = {prefix: prefix.at(scan) for _, prefix, _ in rows}
                 found[scan] = self.begin(
-                    collate, None, [(each, at[prefix], row) for each, prefix, row in rows]
+                    collate, own_pool(), [(each, at[prefix], row) for each, prefix, row in rows]
                 )()
             yield found
 
     def begin(
-        self, collate: Collator, pool: Pool | None, rows: list[Row], *, pin: bool = False
+        self, collate: Collator, pool: Pool, rows: list[Row], *, pin: bool = False
     ) -> Callable[[], Any]:
         """Start a batch; see :meth:`Collator.begin`. With buckets, its images get one shape."""
         if self.buckets is not None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ..errors import FormatError
 from ..format.names import is_other_image
 from ..format.schema import PART_KINDS, Schema
+from ..jpeg.image_decoder import ImageDecoder
 from ..jpeg.other_formats import decode_indexed
 from ..jpeg.views import Geometry
 from ..native import Size
@@ -37,6 +38,35 @@ class Target(NamedTuple):
     where: Geometry
     size: Size
     min_visible: float = 0.0
+
+
+def follow(
+    schema: Schema, name: str, value: Any, image: ImageDecoder, size: Sequence[int], key: int
+) -> Any:
+    """Return the value of a spatial field in the crop of its picture; with views, lists of lists.
+
+    Args:
+        schema: The schema of the dataset.
+        name: Name of the field.
+        value: Its value; see :func:`move`.
+        image: The decoder of the picture.
+        size: (height, width) of the picture, upright.
+        key: The random key of the picture's crop and flip.
+
+    Raises:
+        FormatError: As for :func:`move`.
+        ValueError: The decoder leaves pictures as they are stored.
+    """
+    if not image.upright:
+        raise ValueError(
+            f"expected an upright decoder, because field {name!r} follows the crop: use "
+            "return_geometry=True and move it in transform="
+        )
+    moved = [
+        [move(schema, name, value, Target(*own, image.min_visible)) for own in view]
+        for view in image.places(size, key)
+    ]
+    return moved if image.views else moved[0][0]
 
 
 def move(schema: Schema, name: str, value: Any, target: Target) -> Any:

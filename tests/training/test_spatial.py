@@ -7,10 +7,11 @@ import json
 import numpy as np
 import pytest
 import torch
+import webdataset as wds
 from numbered import write
 from PIL import Image
 
-from pcrshard import Buckets, ImageDecoder, PCRDataset, PCRLoader, View
+from pcrshard import Buckets, ImageDecoder, PCRDataset, PCRLoader, View, open_dataset
 from pcrshard.errors import FormatError
 from pcrshard.jpeg.orientation import with_orientation
 from pcrshard.testing import make_jpeg
@@ -152,6 +153,43 @@ def test_everything_moves_with_the_picture(folder, decoder, options):
     single = PCRDataset(folder, decoder=decoder)[5]
     assert single["mask.png"].shape == single["jpg"].shape[1:]
     assert isinstance(single["xyxy.npy"], torch.Tensor)
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [ImageDecoder(96, "random", flip=0.5), ImageDecoder(crop="random", flip=0.5)],
+    ids=["random", "own size"],
+)
+@pytest.mark.parametrize("threads", [0, 2])
+def test_everything_moves_in_webdataset_pipelines(folder, decoder, threads):
+    """With index=, .pcr_decode moves masks, boxes and keypoints as PCRLoader does; without it they
+    stay bytes, and a mask without a kind is refused.
+    """
+    _, urls = open_dataset(folder)
+    shards = wds.WebDataset(urls, shardshuffle=False).pcr_scan("full", index=folder)
+    overlaps = []
+    for sample in shards.pcr_decode(decoder, threads=threads):
+        assert sample["mask.png"].shape == sample["jpg"].shape[1:]
+        one = {name: [value] for name, value in sample.items()}
+        overlaps += check(sample["mask.png"], boxes_of(one, 0))
+        assert sample["points.npy"].shape == (3, 3)
+        assert isinstance(sample["cls"], bytes)
+    assert len(overlaps) > SAMPLES
+    assert np.mean(overlaps) > 0.98
+    stored = wds.WebDataset(urls, shardshuffle=False).pcr_scan("full")
+    assert isinstance(next(iter(stored.pcr_decode(decoder)))["mask.png"], bytes)
+    views = stored.pcr_decode(ImageDecoder(views=[View(16, 2), View(8)]), index=folder)
+    masks = next(iter(views))["mask.png"]
+    assert [[mask.shape for mask in view] for view in masks] == [[(16, 16)] * 2, [(8, 8)]]
+
+
+def test_pipelines_refuse_what_crops_would_leave_behind(folder, tmp_path):
+    """A mask whose kind nobody gave is refused by .pcr_decode, too, if it knows the index."""
+    write(tmp_path, [{"__key__": "a", "jpg": make_jpeg(1), "mask.png": sample(1)["mask.png"]}])
+    decoder = ImageDecoder(16, "random")
+    with pytest.raises(ValueError, match="to have a kind"):
+        wds.WebDataset(["x.tar"]).pcr_scan(2, index=tmp_path).pcr_decode(decoder)
+    wds.WebDataset(["x.tar"]).pcr_scan(2, index=tmp_path).pcr_decode(ImageDecoder(16))
 
 
 def test_the_crop_is_that_of_the_picture(folder):
