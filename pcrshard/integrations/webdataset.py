@@ -184,6 +184,7 @@ def _entries(stage: _StageOptions) -> dict[str, list[ShardEntry]]:
 
 def _index_of(stage: _StageOptions) -> DatasetIndex:
     """Return the dataset index that a stage was given."""
+    assert stage.index is not None
     if isinstance(stage.index, DatasetIndex):
         return stage.index
     how: Any = {"storage_options": stage.storage_options, "retry": stage.retry}

@@ -204,8 +204,8 @@ class Collator:
         index = prefix.index
         key, schema, image = index.keys[place], index.schema, self.image
         value = convert(schema.by_name[name], prefix.value(place, name), key)
-        is_still = image is None or image.return_geometry or not prefix.streams
-        if value is None or is_still or name not in schema.spatial:
+        is_moved = value is not None and prefix.streams and name in schema.spatial
+        if not is_moved or image is None or image.return_geometry:
             return value
         with naming(prefix.shard.url, key):
             units = [unit for own in prefix.streams for unit in prefix.units_of(place, own)][:1]

@@ -151,6 +151,7 @@ def test_a_job_of_so_many_steps_continues_exactly(folder, tmp_path):
 def test_two_ranks_share_each_epoch_and_continue_exactly(folder, tmp_path, monkeypatch):
     """Two ranks, whose loaders are made before Lightning starts its process group, have each sample
     once per epoch between them, in another order each time, and continue in the middle of an epoch.
+    Sums logged with ``sync_dist`` are of every sample once, however few the last steps have.
     """
     script = pathlib.Path(__file__).with_name("lightning_ranks.py")
     known = ("PL_", "LOCAL_", "RANK", "WORLD_SIZE", "MASTER_", "NODE_RANK", "SLURM_")
@@ -158,6 +159,8 @@ def test_two_ranks_share_each_epoch_and_continue_exactly(folder, tmp_path, monke
         monkeypatch.delenv(name)
     run_python(script, folder, tmp_path, 4, env={"OMP_NUM_THREADS": "1"}, timeout=240)
     each = [json.loads((tmp_path / f"seen-{rank}.json").read_text()) for rank in (0, 1)]
+    sums = [[size, size, size * (size - 1) // 2] for size in (2, 3, 13, 16, 17)]
+    assert [one.pop("sums") for one in each] == [sums, sums]
     seen = {
         name: [a + b for a, b in zip(*(one[name] for one in each), strict=True)] for name in each[0]
     }
