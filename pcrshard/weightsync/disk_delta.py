@@ -20,11 +20,12 @@ import numpy as np
 from .. import zstd
 from ..checkpoint.folder import Folder
 from ..checkpoint.frame import damage_named, header_limit, require
+from ..checkpoint.safetensors_file import Bytes, Layout, file_header, in_order, parse_file
 from ..checkpoint.tensors import TensorSpec
 from ..checkpoint.version_file import parallel_map
 from ..errorbound import Words
 from ..errors import MissingDependency
-from .layout import Bytes, Layout, file_header, num_bytes, order, parse_file
+from .layout import num_bytes
 from .steps import Step, whole_step
 
 VERSION = re.compile(r"weight_v([0-9]{6,18})")
@@ -243,9 +244,7 @@ def read_version(folder: Folder, number: int, name: str | None = None) -> Step |
             require(total <= limit, f"expected at most {limit} bytes of weights, got {total}")
         about = index.metadata
         if about.delta_encoding is None:
-            layout = sorted(((each, spec) for each, (spec, _) in found.items()), key=order)
-            words = [found[each][1].view(spec.word) for each, spec in layout]
-            return whole_step(number, version_id(number), layout, words, source)
+            return whole_step(number, version_id(number), *in_order(found), source)
         require(int(about.version) == number, f"expected version {number}, got {about.version}")
         require(about.compression_format == "zstd", "expected differences compressed by zstd")
         changes = {each: (part, checksums[each]) for each, (_, part) in found.items()}

@@ -29,12 +29,13 @@ from ..checkpoint.frame import (
     require,
     unpack_frame,
 )
+from ..checkpoint.safetensors_file import Layout, file_header
 from ..checkpoint.tensors import TensorSpec, tensor_from
 from ..checksum import crc32c
 from ..errorbound import Words
 from ..errors import CorruptCheckpoint, FormatError, VersionUnavailable
 from .disk_delta import Delta
-from .layout import Layout, blocks, file_header, num_bytes, u32, words_in
+from .layout import blocks, num_bytes, u32, words_in
 from .steps import Step
 
 _MAGIC = b"\x89PCL\r\n\x1a\n"

@@ -12,13 +12,11 @@ import torch
 
 from .. import storage
 from ..checkpoint.folder import Folder
-from ..checkpoint.frame import MAX_TEXT
-from ..checkpoint.safetensors_file import check_type, safetensors_module
-from ..checkpoint.tensors import check_storable, spec_of, words_of
+from ..checkpoint.frame import damage_named
+from ..checkpoint.safetensors_file import Layout, in_order, parse_file, words_by_name
 from ..errorbound import Words
-from ..errors import ConcurrentWriter, StorageError, UnsupportedState
+from ..errors import ConcurrentWriter, StorageError
 from . import disk_delta
-from .layout import Layout, order
 from .steps import encode_steps
 
 LATEST = "latest"
@@ -90,13 +88,17 @@ class WeightPublisher:
             weights: Tensors by name, or the path of a safetensors file.
 
         Raises:
+            CorruptCheckpoint: The file is none.
             UnsupportedState: A tensor has no dense local values or a type unknown to safetensors.
             ConcurrentWriter: Another process is publishing to this folder.
             StorageError: The folder cannot be written to.
         """
         if isinstance(weights, str | os.PathLike):
-            return self.publish(safetensors_module().torch.load_file(weights))
-        layout, words = _words_of(weights)
+            with damage_named("expected a safetensors file", os.fspath(weights)):
+                layout, words = in_order(parse_file(storage.read_bytes(os.fspath(weights)))[1])
+            words = [each.copy() for each in words]  # aligned
+        else:
+            layout, words = words_by_name(weights)
         # If publishing fails, the copy does not match the published weights.
         parent, self._id = self._id, None
         if parent is None or self._layout != layout:
@@ -156,16 +158,3 @@ class WeightPublisher:
         except StorageError:  # a killed publisher left a folder without an index
             return False
         return age < self._keep_seconds
-
-
-def _words_of(weights: Mapping[str, torch.Tensor]) -> tuple[Layout, list[Words]]:
-    """Return the layout of weights, and the words of each tensor on the CPU."""
-    for name, tensor in weights.items():
-        if not isinstance(name, str) or len(name) > MAX_TEXT:
-            message = f"expected names of at most {MAX_TEXT} characters"
-            raise UnsupportedState(message, key=str(name)[:80])
-        check_storable(tensor, name)
-        check_type(tensor, name)
-    layout = sorted(((name, spec_of(each)) for name, each in weights.items()), key=order)
-    plain = (weights[name].detach().cpu().resolve_conj().resolve_neg() for name, _ in layout)
-    return layout, [words_of(tensor.contiguous()) for tensor in plain]

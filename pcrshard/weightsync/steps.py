@@ -28,11 +28,12 @@ from ..checkpoint.frame import (
     unpack_frame,
 )
 from ..checkpoint.patch import apply_patch, encode_patch
+from ..checkpoint.safetensors_file import Bytes, Layout, order
 from ..checkpoint.tensors import TensorSpec
 from ..checkpoint.version_file import parallel_map
 from ..checksum import crc32c
 from ..errorbound import Words
-from .layout import Bytes, Layout, blocks, num_bytes, order, u32
+from .layout import blocks, num_bytes, u32
 
 MAGIC = b"\x89PCW\r\n\x1a\n"
 _SAME, _PATCH, _WHOLE, _BY_EXPONENT = range(4)
