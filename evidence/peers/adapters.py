@@ -12,6 +12,8 @@ import json
 import os
 import random
 import shutil
+import subprocess
+import sys
 import tarfile
 import tempfile
 from collections.abc import Callable
@@ -104,9 +106,10 @@ def read_pcr_by_webdataset(folder, workers):
 def write_tars(images, folder, stored=read):
     for path, group in groups(images, folder, "data-{:06d}.tar"):
         with tarfile.open(path, "w") as tar:
+            shard = os.path.basename(path).partition(".")[0]
             for i, (source, label) in enumerate(group):
                 for extension, data in (("jpg", stored(source)), ("cls", b"%d" % label)):
-                    info = tarfile.TarInfo(f"{i:06d}.{extension}")
+                    info = tarfile.TarInfo(f"{shard}-{i:06d}.{extension}")
                     info.size = len(data)
                     tar.addfile(info, io.BytesIO(data))
 
@@ -145,6 +148,42 @@ def read_tars(folder, workers, decode=None):
         dataset = dataset.decode("pil")
     dataset = dataset.to_tuple("jpg", "cls").map_tuple(decode or crop_picture, int)
     return torch_batches(dataset, workers)
+
+
+def write_energon(images, folder):
+    """The same tars, and what ``energon prepare`` adds."""
+    write_tars(images, folder)
+    command = os.path.join(os.path.dirname(sys.executable), "energon")
+    how = ["--non-interactive", "--split-ratio", "1,0,0", "--num-workers", "1"]
+    how += ["--sample-type", "ImageClassificationSample"]
+    how += ["--field-map", '{"image": "jpg", "label": "cls"}']
+    subprocess.run([command, "prepare", folder, *how], check=True, stdout=subprocess.DEVNULL)
+
+
+def read_by_energon(folder, workers, decode):
+    """Megatron-Energon."""
+    import numpy as np
+    from megatron.energon import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset
+
+    class Images(DefaultTaskEncoder):
+        decoder = None
+
+        def encode_sample(self, sample):
+            return decode(sample.image)
+
+        def batch(self, samples):
+            return np.stack(samples)
+
+    dataset = get_train_dataset(
+        folder,
+        batch_size=BATCH,
+        shuffle_buffer_size=500,
+        max_samples_per_sequence=None,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=workers),
+        task_encoder=Images(),
+        repeat=False,
+    )
+    yield from get_loader(dataset)
 
 
 @functools.cache  # starting it again takes seconds
@@ -473,6 +512,7 @@ FORMS = {
     ),
     "tar": ("torch", write_tars),
     "indexed tar": ("pcrshard", write_indexed_tars),
+    "energon": ("energon", write_energon),
     "tar256": ("torch", functools.partial(write_tars, stored=resized)),
     "files": ("torch", write_files),
     "mds": ("torchvision", write_mds),
@@ -515,6 +555,8 @@ PEERS |= {
     "WebDataset .pcr_scan(5)": Peer("pcr", "pcrshard", read_pcr_by_webdataset, server="http"),
     "WebDataset pil": Peer("tar", "torch", read_tars, server="http"),
     "WebDataset tuned": Peer("tar", "torch", read_tars, TUNED, "http"),
+    "Energon": Peer("energon", "energon", read_by_energon, PLAIN),
+    "Energon tuned": Peer("energon", "energon", read_by_energon, TUNED),
     "256 px pil": Peer("tar256", "torch", read_tars, server="http"),
     "256 px tuned": Peer("tar256", "torch", read_tars, TUNED, "http"),
     "files pil": Peer("files", "torch", read_files, PLAIN),

@@ -18,6 +18,7 @@ ENVIRONMENTS = {
         "mosaicml-streaming==0.13.0",
         *TUNED,
     ],
+    "energon": ["torch==2.13.0", "megatron-energon==7.4.1", PIL, *TUNED],
     "litdata": ["torch==2.13.0", "litdata==0.2.76", "boto3", PIL, *TUNED],
     "hf": ["torch==2.13.0", "datasets==5.2.0", PIL, "aiohttp", "requests"],
     "tensorflow": ["tensorflow-cpu==2.21.0"],

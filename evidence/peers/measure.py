@@ -39,8 +39,8 @@ TARS = (
     "pcrshard scan 5, threads",
     "WebDataset pil",
     "WebDataset tuned",
-    "MosaicML",
-    "MosaicML tuned",
+    "Energon",
+    "Energon tuned",
 )
 S3 = {
     "AWS_ACCESS_KEY_ID": "peers",
