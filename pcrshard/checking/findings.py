@@ -248,12 +248,12 @@ def _same(facts: Sequence[Facts], groups: Sequence[Sequence[Picture]]) -> Iterat
         else:
             twice.append(list(group))
     for kind, is_wrong, found, text in (
-        ("same-picture-in-two-splits", True, across, "are in two splits"),
-        ("same-picture-other-label", True, other_labels, "are there with two labels"),
-        ("same-picture-twice", False, twice, "are there twice or more"),
+        ("same-picture-in-two-splits", True, across, "in two splits"),
+        ("same-picture-other-label", True, other_labels, "with two labels"),
+        ("same-picture-twice", False, twice, "twice or more"),
     ):
         if found:
-            what = _plural(len(found), "picture").replace("1 picture", "1 picture (equal pixels)")
+            what = f"{_plural(len(found), 'picture')} (equal pixels)"
             yield Finding(kind, is_wrong, f"{what} {text}", len(found), found)
 
 
@@ -263,12 +263,12 @@ def _near(facts: Sequence[Facts], groups: Sequence[Sequence[Picture]]) -> Iterat
     ]
     within = [list(group) for group in groups if list(group) not in across]
     for kind, found, text in (
-        ("alike-in-two-splits", across, "of two splits look the same"),
-        ("alike", within, "look the same"),
+        ("alike-in-two-splits", across, " in two splits"),
+        ("alike", within, ""),
     ):
         if found:
-            what = f"{len(found)} groups of pictures with other pixels"
-            yield Finding(kind, False, f"{what} {text}", len(found), found)
+            what = f"{_plural(len(found), 'group')} of pictures that look alike"
+            yield Finding(kind, False, f"{what}{text}", len(found), found)
 
 
 def _properties(pictures: Pictures) -> Iterator[tuple[str, NDArray[np.float64], float]]:

@@ -25,9 +25,11 @@ _QUALITY = 85
 _SCAN = 5
 _STYLE = """body { font: 15px/1.4 system-ui, sans-serif; margin: 2em auto; max-width: 75em }
 h2 { font-size: 1.1em; margin: 2em 0 0.5em } .wrong { color: #b91c1c }
-.group { display: inline-flex; gap: 2px; margin: 0 14px 14px 0; vertical-align: top }
-figure { margin: 0; width: 160px } img { display: block; width: 160px; height: 160px }
-figcaption { font-size: 11px; overflow-wrap: anywhere }
+.group { display: inline-flex; gap: 10px; padding: 8px; margin: 0 10px 10px 0;
+  vertical-align: top; background: #f1f1f1; border-radius: 6px }
+figure { margin: 0; width: 160px } .box { display: flex; width: 160px; height: 160px;
+  align-items: center; justify-content: center; background: #ddd; color: #555 }
+figcaption { font-size: 11px; margin-top: 3px; overflow-wrap: anywhere }
 """
 
 
@@ -35,7 +37,9 @@ def write_sheet(facts: Sequence[Facts], findings: Sequence[Finding], path: str) 
     """Write the page; see :meth:`pcrshard.checking.check.CheckReport.sheet`."""
     # The pictures of a group are often of a few shards.
     load = lru_cache(maxsize=4)(Shard.load)
-    parts = [f"<!doctype html><meta charset=utf-8><title>Check</title><style>{_STYLE}</style>"]
+    title = f"Check of {html.escape(', '.join(each.part.name for each in facts))}"
+    parts = [f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>"]
+    parts.append(f"<h1>{title}</h1>")
     if not findings:
         parts.append("<p>Nothing found.")
     for found in findings:
@@ -55,21 +59,24 @@ def _figures(
 ) -> Iterator[str]:
     for each in group:
         own = facts[each.part]
-        caption = f"{own.part.name}: {each.key} ({own.label_name(each.label)})"
+        name, key, label = map(html.escape, (own.part.name, each.key, own.label_name(each.label)))
+        caption = f"<b>{name}</b><br>{key}<br>class: {label}"
         picture = _picture(own, each, load)
         source = f"data:image/jpeg;base64,{base64.b64encode(picture).decode()}"
-        image = f'<img src="{source}">' if picture else "<p>cannot be decoded</p>"
-        yield f"<figure>{image}<figcaption>{html.escape(caption)}</figcaption></figure>"
+        image = f'<img src="{source}">' if picture else "cannot be decoded"
+        yield f"<figure><div class=box>{image}</div><figcaption>{caption}</figcaption></figure>"
 
 
 def _picture(own: Facts, each: Picture, load: Callable[[Shard, Scan], Prefix]) -> bytes:
-    """Return the middle of a picture as a small JPEG; empty if it cannot be decoded."""
+    """Return a picture as a small JPEG; empty if it cannot be decoded."""
     try:
         index = own.part.index
         prefix = load(own.part.shards[each.shard], index.at_most(_SCAN))
         if prefix.index.states[each.unit] == State.UNDECODABLE:
             return b""
-        decoder = ImageDecoder(_SIDE, "center", layout="hwc")
+        sides = prefix.index.upright_dims[each.unit].tolist()
+        size = tuple(max(1, round(_SIDE * side / max(sides))) for side in sides)
+        decoder = ImageDecoder(size, layout="hwc")
         return compress(decoder(prefix.pieces(each.unit)), _QUALITY)
     except PCRError:
         return b""
