@@ -60,7 +60,7 @@ def _figures(
     for each in group:
         own = facts[each.part]
         name, key, label = map(html.escape, (own.part.name, each.key, own.label_name(each.label)))
-        caption = f"<b>{name}</b><br>{key}<br>class: {label}"
+        caption = f"<strong>{name}</strong><br>{key}<br>class: {label}"
         picture = _picture(own, each, load)
         source = f"data:image/jpeg;base64,{base64.b64encode(picture).decode()}"
         image = f'<img src="{source}">' if picture else "cannot be decoded"
