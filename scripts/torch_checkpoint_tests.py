@@ -5,7 +5,8 @@
 
 The tests run on the CPU with gloo, with these changes: what they know as ``FileSystemWriter`` and
 ``FileSystemReader`` is replaced, they are not skipped where there is no GPU, and processes are
-forked instead of spawned. Those that move models to a GPU fail. It needs ``pip install expecttest pytest``.
+forked instead of spawned. Those that move models to a GPU fail. It needs ``pip install expecttest
+pytest``.
 """
 
 import os
