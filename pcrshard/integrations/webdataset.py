@@ -191,6 +191,13 @@ def _index_of(stage: _StageOptions) -> DatasetIndex:
     return open_dataset(stage.index, **how)[0]
 
 
+def _opened(index: Any, **options: Any) -> DatasetIndex:
+    """Return a dataset index, which a stage may have been given."""
+    if isinstance(index, DatasetIndex):
+        return index
+    return _index_of(_StageOptions(index=index, **options))
+
+
 def _samples_of(loaded: Prefix, url: str, stage: _StageOptions, on_error: Handler) -> Samples:
     """Yield the samples that WebDataset would yield from a tar of the same fields."""
     path = loaded.shard.url
@@ -497,7 +504,7 @@ def pcr_decode(
     epochs = None if seed is None else EpochCounter()
     schema = None
     if index is not None and not size.return_geometry:
-        schema = _index_of(_StageOptions(index=index)).schema
+        schema = _opened(index).schema
         if size.is_random:
             check_kinds([schema], None)
     return pcr_decoded(size, seed, handler, threads, epochs=epochs, schema=schema)
@@ -507,7 +514,7 @@ def _fluent_pcr_decode(self: Any, *args: Any, **options: Any) -> Any:
     """Decode, crop and resize JPEG fields; see :func:`pcrshard.pcr_decode`."""
     for stage in self.pipeline:
         if _function(stage) is _pcr_samples and stage.kw.get("index") is not None:
-            options = {"index": _index_of(_StageOptions(**stage.kw))} | options
+            options = {"index": _opened(**stage.kw)} | options
     stage = pcr_decode(*args, **options)
     if isinstance(self.pipeline[0], ShardOrder):
         stage.kw["epochs"] = self.pipeline[0]
