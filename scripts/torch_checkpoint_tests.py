@@ -3,10 +3,9 @@
     git clone --depth 1 https://github.com/pytorch/pytorch
     python scripts/torch_checkpoint_tests.py pytorch [-k save ...]
 
-The tests run on the CPU with gloo, with these changes: what they know as ``FileSystemWriter`` and
-``FileSystemReader`` is replaced, they are not skipped where there is no GPU, and processes are
-forked instead of spawned. Those that move models to a GPU fail. It needs ``pip install expecttest
-pytest``.
+The tests run on the CPU with gloo. ``FileSystemWriter`` and ``FileSystemReader`` are replaced,
+GPU-only skips are removed, and processes are forked instead of spawned. Tests that move models to
+a GPU fail. Requires ``pip install expecttest pytest``.
 """
 
 import os

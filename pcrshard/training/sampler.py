@@ -123,8 +123,8 @@ class EpochSampler(Sampler[list[int]]):
         """Return the position after the first batches of the iteration that began last.
 
         Args:
-            done: Batches of that iteration that training has used; 0 before it begins. By default
-                those that were taken from it.
+            done: Batches of that iteration that training has used; 0 before it begins. Default: the
+                number of batches that the iterator has returned.
 
         Raises:
             ValueError: The iteration has fewer.

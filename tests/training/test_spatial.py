@@ -184,7 +184,7 @@ def test_everything_moves_in_webdataset_pipelines(folder, decoder, threads):
 
 
 def test_pipelines_refuse_what_crops_would_leave_behind(folder, tmp_path):
-    """A mask whose kind nobody gave is refused by .pcr_decode, too, if it knows the index."""
+    """With an index, .pcr_decode also refuses a random crop beside a mask of undeclared kind."""
     write(tmp_path, [{"__key__": "a", "jpg": make_jpeg(1), "mask.png": sample(1)["mask.png"]}])
     decoder = ImageDecoder(16, "random")
     with pytest.raises(ValueError, match="to have a kind"):
