@@ -85,7 +85,12 @@ LIMITED = dict.fromkeys(
     ("hardtanh", "hardsigmoid", "threshold", "clamp", "clampmin", "clampmax"), ("self",)
 )
 # Functions in Python that do as much.
-TOLERANT_FUNCTIONS = {"CheckpointFunction", "_NoopSaveInputs", "SyncBatchNorm"}
+TOLERANT_FUNCTIONS = {
+    "CheckpointFunction",
+    "_NoopSaveInputs",
+    "torch.utils.checkpoint",
+    "SyncBatchNorm",
+}
 
 
 # A threshold is at most that many standard deviations away from the mean.

@@ -36,6 +36,7 @@ from .report import Row
 _APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 # What may lie between autograd and a hook on the stack, where compiled code breaks its graph.
 _WRAPPERS = ("torch._dynamo.", __name__)
+_REGION = "torch.utils.checkpoint"
 _READ = TOLERANT | LIMITED
 # The last decoded tensors are kept: one of them may be derived from another.
 _DECODED = 2
@@ -127,7 +128,9 @@ class Hooks:
         number = torch._C._autograd._get_sequence_nr() - 1  # of the saver, unless it is a function
         self._visit([tensor.grad_fn], number)
         is_again, self._last = number == self._last, number
-        self._savers.add(number)
+        frame, function = _saver()
+        if function != _REGION:
+            self._savers.add(number)
         strides = tensor.stride() if tensor.layout == torch.strided else ()
         layout = layout_of(tensor.shape, strides) if strides else Layout((), (), ())
         saved = Saved(Entry(tensor, layout, Row.of("", "", tensor)), layout, strides)
@@ -137,7 +140,7 @@ class Hooks:
         is_weight = tensor.requires_grad if origin is None else operation(origin) == LEAF
         if storage in self._parameters or is_weight:
             return saved
-        name, convolution, function = self._module_of(tensor)
+        name, convolution = self._module_of(frame, tensor)
         row = Row.of(name, operation(origin), tensor)
         row.position = len(self.rows)
         # What a projection copies to a matrix has no base; the copy remembers its shape.
@@ -177,7 +180,7 @@ class Hooks:
     def _note_saver(self, saved: Saved, tensor: Tensor, number: int, function: str | None) -> None:
         """Note what the saver of a tensor tolerates, if it is known at once."""
         entry, node = saved.entry, tensor.grad_fn
-        is_result = node is not None and node._sequence_nr() == number
+        is_result = function is None and node is not None and node._sequence_nr() == number
         if function is None and not is_result:
             self._wait(saved, tensor)
         elif is_result and operation(node) in consumers.GATES:
@@ -349,20 +352,13 @@ class Hooks:
             entry.is_exact, entry.waiting = entry.kind == "lossy", 0
             self._settle(entry, entry.tensor)
 
-    def _module_of(self, tensor: Tensor) -> tuple[str, str | None, str | None]:
-        """Return the running module, the convolution that reads a tensor, and the function.
+    def _module_of(self, frame: FrameType | None, tensor: Tensor) -> tuple[str, str | None]:
+        """Return the running module, and the convolution that reads a tensor.
 
-        The function is the one in Python that saves it. They are found on the caller's stack, not
-        by forward hooks, which would make ``torch.compile`` compile the model twice. What a
-        convolution saves with the shape of its input is that input, even if autocast changed its
-        type.
+        They are found on the caller's stack, not by forward hooks, which would make
+        ``torch.compile`` compile the model twice. What a convolution saves with the shape of its
+        input is that input, even if autocast changed its type.
         """
-        frame: FrameType | None = sys._getframe(3)
-        function = None
-        while frame is not None and frame.f_globals.get("__name__", "").startswith(_WRAPPERS):
-            frame = frame.f_back
-        if frame is not None and frame.f_code is _APPLY:
-            function = frame.f_locals["cls"].__name__
         while frame is not None:
             names = frame.f_code.co_varnames
             module = frame.f_locals["self"] if names[:1] == ("self",) else None
@@ -370,9 +366,9 @@ class Hooks:
                 name = self._names[module]
                 values = frame.f_locals[names[1]] if isinstance(module, CONVOLUTIONS) else None
                 is_input = isinstance(values, Tensor) and values.shape == tensor.shape
-                return name or type(module).__name__, name if is_input else None, function
+                return name or type(module).__name__, name if is_input else None
             frame = frame.f_back
-        return "", None, function
+        return "", None
 
     def unpack(self, saved: Any) -> Tensor:
         """Return the tensor with its original shape, order in memory, type, and device."""
@@ -402,6 +398,22 @@ class Hooks:
             self._decoded.pop(next(iter(self._decoded)))
         self._decoded[content] = (flat, flat._version)
         return flat
+
+
+def _saver() -> tuple[FrameType | None, str | None]:
+    """Return the frame that a hook was called from, and the function in Python that saves, if any.
+
+    torch.utils.checkpoint saves what its regions begin with by no operation: the last one may be of
+    another region.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_WRAPPERS):
+        frame = frame.f_back
+    if frame is None:
+        return None, None
+    if frame.f_code is _APPLY:
+        return frame, frame.f_locals["cls"].__name__
+    return frame, _REGION if frame.f_globals.get("__name__") == _REGION else None
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
