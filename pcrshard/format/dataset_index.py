@@ -208,7 +208,7 @@ class ShardTable(Sequence[ShardEntry]):
         if isinstance(place, slice):
             return ShardTable(self.names[place], self.rows[place], self.index_urls[place])
         samples, crc, scan, *stops = self.rows[place].tolist()
-        ends = tuple(stop * BLOCK for stop in stops)
+        ends = tuple([stop * BLOCK for stop in stops])
         index_url = self.index_urls[place] if self.index_urls else ""
         return ShardEntry(self.names[place], samples, crc, ends, scan or None, index_url)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import math
@@ -56,6 +57,7 @@ _BY_KIND: dict[str, Convert] = {
 _BY_EXTENSION: dict[str, Convert] = {"json": json.loads, "jsn": json.loads, "npy": _array}
 
 
+@functools.cache
 def converter(field: Field) -> Convert | None:
     """Return the function from a field's bytes to its value; ``None`` if it stays bytes."""
     if field.kind in PART_KINDS:

@@ -172,14 +172,12 @@ class Prefix:
             self._late[name] = _MemberValues(members[rows.start : rows.stop], present[rows])
             self.damaged.update((name, rows.index(row)) for row in damaged if row in rows)
 
-    def _is_unread(self, row: int, field: str) -> bool:
+    def _is_unread(self, unread: NDArray[np.bool_], row: int, field: str) -> bool:
         """Return whether a field of a sample must be read, because it was not needed so far."""
-        if self._unread is None:
-            return False
         members = self.units_of(row, field)
         if field in self._late:
             members = [self.index.member_rows(field)[row]]
-        return bool(self._unread[members].any())
+        return bool(unread[members].any())
 
     def _choose(self, scan: Scan) -> None:
         schema = self.index.schema
@@ -297,7 +295,7 @@ class Prefix:
         Raises:
             CorruptPiece: The field is damaged.
         """
-        if self._is_unread(row, field):
+        if self._unread is not None and self._is_unread(self._unread, row, field):
             return self.shard.load_rows(self, np.array([row])).value(row, field)
         if field in self.streams:
             images = [self.image(unit) for unit in self.units_of(row, field)]

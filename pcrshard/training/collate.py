@@ -44,7 +44,7 @@ ImageChoice = Annotated[
 _KEY = Field("__key__", "text")
 # The unit of an image that a sample lacks.
 _MISSING = -1
-_PLAIN_KINDS = (*INTEGER_KINDS, "text", "json")
+_PLAIN_KINDS = ("text", "json")
 # torch does not annotate it.
 _as_tensors: Callable[[Any], Any] = default_convert
 
@@ -96,7 +96,7 @@ class Collator:
         """Start decoding the image fields."""
         if self.image is None:
             return {}
-        streams = dict.fromkeys(stream for _, prefix, _ in rows for stream in prefix.streams)
+        streams = dict.fromkeys([stream for _, prefix, _ in rows for stream in prefix.streams])
         return {
             name: _Images.begin(rows, name, self.image, self.key, pool, pin)
             for name in filter(self._is_read, streams)
@@ -112,11 +112,11 @@ class Collator:
         batch = {name: own.collated() for name, own in images.items() if own.is_complete}
         _fill(columns, {name: own for name, own in images.items() if name not in batch})
         for name, values in columns.items():
-            found = sum(value is not None for value in values)
+            found = len([value for value in values if value is not None])
             if name not in batch and (found == len(rows) or (found and self.fields is None)):
-                schemas = (prefix.index.schema.by_name for _, prefix, _ in rows)
-                fields = (schema[name] for schema in schemas if name in schema)
-                batch[name] = self._column(next(fields, _KEY), values)
+                schemas = [prefix.index.schema.by_name for _, prefix, _ in rows]
+                fields = [schema[name] for schema in schemas if name in schema] or [_KEY]
+                batch[name] = self._column(fields[0], values)
         return self._chosen(batch, rows)
 
     def _sample(self, columns: Columns, place: int, row: Row) -> Any:
@@ -160,7 +160,7 @@ class Collator:
         """
         columns: Columns = {"__key__": [prefix.index.keys[row] for _, prefix, row in rows]}
         replaced: dict[int, dict[str, Any]] = {}
-        for name in dict.fromkeys(name for _, prefix, _ in rows for name in prefix.names):
+        for name in dict.fromkeys([name for _, prefix, _ in rows for name in prefix.names]):
             if not self._is_read(name):
                 continue
             own = images.get(name)
@@ -216,14 +216,16 @@ class Collator:
 
     def _column(self, field: Field, values: list[Any]) -> Any:
         """Collate the values of a field; missing ones are ``None``."""
+        # Texts and values from JSON stay as they are.
+        if field.kind in _PLAIN_KINDS or (field.is_image and self.image is None):
+            return values
         is_sized = field.kind == IMAGE and self.image is not None and self.image.is_sized
         has_one_each = len(set(map(type, values))) == 1
         if has_one_each and field.kind == MASK and isinstance(values[0], np.ndarray):
             is_sized = len({(mask.shape, mask.dtype) for mask in values}) == 1
         if has_one_each and (is_sized or field.kind in INTEGER_KINDS):
             return default_collate(values)
-        # Texts and values from JSON stay as they are.
-        return values if field.kind in _PLAIN_KINDS else _as_tensors(values)
+        return values if field.kind in INTEGER_KINDS else _as_tensors(values)
 
 
 def _fill(columns: Columns, images: dict[str, _Images]) -> None:

@@ -261,11 +261,12 @@ class PCRDataset(Dataset[Any]):
             FormatError, StorageError: The sample cannot be read.
         """
         number = self._numbers[sample] if isinstance(sample, str) else operator.index(sample)
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"expected a number of {len(self)} samples, got {number}")
-        [(sample_id, shard, row)] = self.shards.places(self.ids_of(np.array([number % len(self)])))
+        count = len(self)
+        if not -count <= number < count:
+            raise IndexError(f"expected a number of {count} samples, got {number}")
+        [(sample_id, shard, row)] = self.shards.places(self.ids_of(np.array([number % count])))
         scan = current_scan(self.scan)
-        bad = BadSamples(self.on_error, len(self))
+        bad = BadSamples(self.on_error, count)
         try:
             prefix = self._recent.get(shard, scan, row)
         except (FormatError, StorageError) as error:
