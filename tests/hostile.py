@@ -154,7 +154,7 @@ IMAGES = {
     "arithmetic_allowed": (_decode, arithmetic, 340, 340),
     "arithmetic_scans": (_decode, arithmetic_scans, 8000, 60_000),
     "arithmetic_few_scans": (_decode, arithmetic_scans, 6000, 110),
-    "arithmetic_allowed_scans": (_decode, arithmetic_scans, 700, 110),
+    "arithmetic_allowed_scans": (_decode, arithmetic_scans, 408, 7),
     "height_0": (_decode, arithmetic, 0, 100),
     "huffman_height_0": (_decode, flat, 0, 100),
     "flat_huge": (_decode, flat, 16_384, 16_384),
@@ -281,14 +281,14 @@ def _shard_case(name, make, use):
     CASES[name] = decode_all
 
 
-def _crop(jpeg):
-    ImageDecoder(224, "random")(jpeg, 0)
+def _crop(jpeg, decoder=ImageDecoder(224, "random")):
+    decoder(jpeg, 0)
 
 
 USES = {"whole": decode_image, "smooth": partial(decode_image, smoothing=True), "crop": _crop}
 for _name, _use in USES.items():
     _shard_case(f"shard_of_arithmetic_{_name}", partial(arithmetic, 340, 340), _use)
-    _shard_case(f"shard_of_scans_{_name}", partial(arithmetic_scans, 700, 110), _use)
+    _shard_case(f"shard_of_scans_{_name}", partial(arithmetic_scans, 408, 7), _use)
     _shard_case(f"shard_of_flat_{_name}", partial(flat, 900, 900), _use)
     _shard_case(f"shard_of_chroma_{_name}", partial(chroma_only, 1000), _use)
 

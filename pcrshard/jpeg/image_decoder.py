@@ -19,7 +19,7 @@ from ..native.pieces import Table, piece_table
 from ..native.pool import MAX_VIEWS, Batch, Boxes, Draw, Interval, Pool, draw_boxes, own_pool
 from .color_profiles import first_segments, pixels_to_srgb, profile_mode, read_profile
 from .other_formats import Pixels, crop_and_resize
-from .pixels import SMOOTHING, Jpeg, arrange, as_pieces, decode_image
+from .pixels import SMOOTHING, Jpeg, arithmetic_as_huffman, arrange, as_pieces, decode_image
 from .views import RATIO, SCALE, Crop, Geometry, Picture, Side, View, at_image
 
 # Source of random crops and flips: a generator, an integer key, or Python's ``random``.
@@ -300,7 +300,10 @@ class ImageDecoder:
         return (random if rng is None else rng).getrandbits(64) if self.is_random else 0
 
     def _alone(self, pieces: Sequence[Any], key: int) -> Any:
-        """Decode an image without the pool."""
+        """Decode an image that the pool cannot."""
+        huffman = arithmetic_as_huffman(pieces) if self.is_sized else None
+        if huffman is not None:
+            return self.begin_jpegs(own_pool(), [huffman], [key])[0]
         whole = decode_image(
             pieces, color=self.color, upright=self.upright, smoothing=self.smoothing
         )

@@ -34,8 +34,8 @@ def is_installed() -> bool:
     return _library() is not None
 
 
-def make_progressive(jpeg: bytes) -> bytes:
-    """Transcode a JPEG of any coding losslessly into libjpeg's progressive scans, no metadata.
+def make_huffman(jpeg: bytes) -> bytes:
+    """Transcode a JPEG of any coding losslessly into one sequential scan, with its metadata.
 
     Raises:
         CorruptJpeg: The JPEG cannot be read.
@@ -46,8 +46,7 @@ def make_progressive(jpeg: bytes) -> bytes:
         raise UnsupportedJpeg(
             f"an arithmetic-coded JPEG needs libturbojpeg, which is not installed: {HOW_TO_INSTALL}"
         )
-    options = turbojpeg.TJXOPT_PROGRESSIVE | turbojpeg.TJXOPT_COPYNONE
-    transform = turbojpeg.TransformStruct(options=options)
+    transform = turbojpeg.TransformStruct()
     output = ctypes.c_void_p()
     size = ctypes.c_ulong()
     # A new handle per image: a used one keeps the previous image's Huffman tables.

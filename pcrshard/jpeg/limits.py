@@ -17,11 +17,10 @@ MEMORY_FLOOR_BYTES = 1 << 20
 # 8x8 pixels per bit, the minimum of Huffman coding, or a small picture.
 BLOCKS_PER_BYTE = 8
 FREE_BLOCKS = 1 << 10
-# Limit on blocks times scans: libjpeg visits every block once per scan, however short the scan. The
-# native core has the same limit per byte.
-MAX_BLOCK_VISITS = 1 << 26
-VISITS_PER_BYTE = 8 * 64
-FREE_VISITS = 1 << 16
+# Limit on how often blocks are visited: libjpeg visits every block of a scan, however short the
+# scan. The scans of libjpeg visit a block of luma six times.
+VISITS_PER_BLOCK = 8
+MAX_VISITS = 1 << 26
 _BLOCK_PIXELS = 64
 
 
@@ -64,13 +63,13 @@ def check_cost(found: JpegMap, num_bytes: int) -> None:
     """
     _, height, width, _ = found.frame
     num_blocks = found.frame.num_blocks
-    check_pixels(height, width, num_bytes, num_blocks * _BLOCK_PIXELS * 2)
+    check_pixels(height, width, num_bytes, sum(num_blocks) * _BLOCK_PIXELS * 2)
 
     blocks = BLOCKS_PER_BYTE * num_bytes + FREE_BLOCKS
     if height * width > blocks * _BLOCK_PIXELS:
         raise UnsupportedJpeg(f"{num_bytes} bytes are too few for {width}x{height} pixels")
-    visits = len(found.scans) * num_blocks
-    most_visits = min(VISITS_PER_BYTE * num_bytes + FREE_VISITS, MAX_BLOCK_VISITS)
+    visits = sum(num_blocks[place] for scan in found.scans for place in scan.components)
+    most_visits = min(VISITS_PER_BLOCK * blocks, MAX_VISITS)
     if visits > most_visits:
         raise UnsupportedJpeg(
             f"expected scans that visit at most {most_visits} blocks, got {visits}"

@@ -80,14 +80,14 @@ class Frame(NamedTuple):
         return self.sof > 0xC8
 
     @property
-    def num_blocks(self) -> int:
-        """The number of 8x8 blocks of all components, without padding to whole MCUs."""
+    def num_blocks(self) -> list[int]:
+        """The number of 8x8 blocks of each component, without padding to whole MCUs."""
         h_max = max(c.h for c in self.components)
         v_max = max(c.v for c in self.components)
-        return sum(
+        return [
             -(-self.width * c.h // (8 * h_max)) * -(-self.height * c.v // (8 * v_max))
             for c in self.components
-        )
+        ]
 
 
 class ScanHeader(NamedTuple):

@@ -80,12 +80,32 @@ def _as_huffman(jpeg: bytes, found: JpegMap) -> bytes:
 
     Raises:
         CorruptJpeg: It is arithmetic coded, and damaged.
-        UnsupportedJpeg: It is arithmetic coded, and libjpeg-turbo is not installed.
+        UnsupportedJpeg: It is arithmetic coded, and libjpeg-turbo is not installed, or it would
+            take too much memory or time for its size.
     """
     if not found.frame.arithmetic:
         return jpeg
     check_cost(found, len(jpeg))
-    return libjpeg_turbo.make_progressive(jpeg)
+    return libjpeg_turbo.make_huffman(jpeg)
+
+
+def arithmetic_as_huffman(pieces: Sequence[Buffer]) -> bytes | None:
+    """Return an arithmetic-coded JPEG in Huffman coding; ``None`` if it is not one.
+
+    Without libjpeg-turbo nothing is converted; Pillow decodes arithmetic coding, too.
+
+    Args:
+        pieces: An image of any format, in pieces.
+
+    Raises:
+        CorruptJpeg: It is damaged.
+        UnsupportedJpeg: It would take too much memory or time for its size.
+    """
+    if other_format(pieces[0]) or not libjpeg_turbo.is_installed():
+        return None
+    whole = b"".join(pieces)
+    found = map_jpeg(whole)
+    return _as_huffman(whole, found) if found.frame.arithmetic else None
 
 
 def make_baseline(jpeg: bytes) -> bytes:
@@ -164,11 +184,10 @@ def decode_image(
                 smoothing=smoothing,
             )
         except UnsupportedJpeg:
-            whole = b"".join(pieces)
-            if libjpeg_turbo.is_installed() and map_jpeg(whole).frame.arithmetic:
-                pieces = [make_baseline(whole)]
+            huffman = arithmetic_as_huffman(pieces)
+            if huffman is not None:
                 return decode_image(
-                    pieces, crop=crop, size=size, layout=layout, color=color, upright=upright,
+                    huffman, crop=crop, size=size, layout=layout, color=color, upright=upright,
                     smoothing=smoothing,
                 )  # fmt: skip
             # Pillow may support it.
