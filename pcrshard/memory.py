@@ -100,11 +100,24 @@ def allocate(size: int) -> mmap.mmap:
 # Sized for the batches and prefixes that a rank of PCRLoader holds at a time.
 pool = BufferPool()
 borrow_array = pool.borrow_array
+# glibc maps larger blocks, and grows the memory of a thread by areas of this size.
+_BLOCK, _THREAD_BYTES = 120_000, 64 << 20
 _malloc_trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
 
 
 def trim() -> None:
     """Return idle memory to the system: the shared buffers, and what the C library keeps."""
     pool.clear()
+    trim_thread()
+
+
+def trim_thread() -> None:
+    """Return to the system what the C library keeps, also of this thread.
+
+    It keeps the free end of the memory of each thread but the first; only free memory before a
+    block in use is returned. So blocks, too small for mappings of their own, take that end.
+    """
     if _malloc_trim is not None:
+        blocks = [np.empty(_BLOCK, np.uint8) for _ in range(_THREAD_BYTES // _BLOCK)]
+        del blocks[:-1]
         _malloc_trim(0)

@@ -192,7 +192,7 @@ def _in_words(bound: Bound) -> str:
     return f"{bound.error_bound:g}"
 
 
-def store_leaf(leaf: Leaf, bound: Bound | None, before: Tensor | None, *, copy: bool) -> Tensor:
+def store_leaf(leaf: Leaf, bound: Bound | None, before: Tensor | None) -> Tensor:
     """Return a tensor of a state in its stored form.
 
     It is exact without a bound, or if most of its values would be escaped.
@@ -201,7 +201,6 @@ def store_leaf(leaf: Leaf, bound: Bound | None, before: Tensor | None, *, copy: 
         leaf: The tensor.
         bound: Its error bound.
         before: The same tensor in the previous version, whose grid is used if it still fits.
-        copy: Whether to copy exact words, which may be part of a buffer that holds a whole state.
     """
     words, spec = leaf.words(), spec_of(leaf.tensor)
     lattice = None if bound is None else bound.lattice(words, FLOAT_TYPES[spec.dtype])
@@ -219,7 +218,6 @@ def store_leaf(leaf: Leaf, bound: Bound | None, before: Tensor | None, *, copy: 
             patch, _ = encode_patch(restored, bare)
         if patch is not None:
             return Tensor(spec, lattice, codes.codes, patch, digest_of(restored))
-    words = words.copy() if copy else words
     return Tensor(spec, None, words, b"", digest_of(words))
 
 
@@ -281,7 +279,7 @@ def encode_tensor(tensor: Tensor, reference: Tensor | None) -> tuple[Entry, list
 
     Args:
         tensor: The tensor.
-        reference: The same tensor in the parent version, or ``None``.
+        reference: The same tensor in the parent version, or ``None``. Its values may change.
 
     Returns:
         The entry, and the two parts of the payload.
@@ -313,7 +311,7 @@ def _encode(tensor: Tensor, reference: Tensor | None) -> tuple[bool, bytes, byte
         patch, _ = encode_patch(values, reference.values.copy())
         if patch is not None and len(patch) <= _FEW * values.nbytes:
             return True, b"", patch
-        difference = values ^ reference.values
+        difference = np.bitwise_xor(values, reference.values, out=reference.values)
     else:
         difference = np.subtract(values, reference.values, dtype=np.int32)
     start = max(len(values) - _SAMPLE, 0) // 2

@@ -36,6 +36,7 @@ from .frame import (
     require,
     unpack_frame,
 )
+from .kept import KeptTensors
 from .typed_tree import Tree
 from .version_file import MAGIC as VERSION_MAGIC
 from .version_file import Header, VersionFile, VersionRecord, content_id
@@ -114,7 +115,7 @@ class StoreIO(Folder):
     """Access to the manifests and versions of a store.
 
     Attributes:
-        decoded: The file and the tensors of the last version that was written or read whole. Not
+        decoded: The file of the last version that was written or read whole, and its tensors. Not
             its id, because versions of one content may hold it in different forms.
     """
 
@@ -223,7 +224,7 @@ class StoreIO(Folder):
         number: int,
         **fields: Any,
     ) -> VersionRecord:
-        """Write a version atomically under a new file name, and keep it in memory.
+        """Write a version atomically under a new file name, and keep it.
 
         Args:
             encoded: Path, tensor, entry and payload of each tensor, in the order of the tree; each
@@ -253,7 +254,7 @@ class StoreIO(Folder):
 
         _, room = head([entry.replace(is_delta=parent is not None) for entry in largest])
         name = f"{number:06d}-{secrets.token_hex(8)}.pcd"
-        tensors, entries = {}, []
+        kept, entries = self._new_kept(), []
         # The local temporary file of an upload need not survive a power failure.
         durable = storage.is_local(self.url)
         with storage.atomic_write(self.join(name), options=self.options, durable=durable) as file:
@@ -261,11 +262,11 @@ class StoreIO(Folder):
             for path, tensor, entry, payload in encoded:
                 file.writelines(payload)
                 entries.append(entry)
-                tensors[path] = tensor.narrowed()
+                kept.add(path, tensor.narrowed())
             header, frame = head(entries, len(room))
             file.seek(0)
             file.write(frame)
-        self._remember(name, tensors)
+        self.decoded = name, kept
         return header.record(name, len(frame) - HEAD_BYTES)
 
     def open(self, record: VersionRecord) -> VersionFile:
@@ -304,7 +305,7 @@ class StoreIO(Folder):
             if record.id != file.header.parent_id:
                 message = f"its parent is another version than {record.number}"
                 raise BrokenChain(message, url=file.url)
-            if self.decoded[0] == record.file:
+            if self.decoded[0] == record.file and deltas <= self.decoded[1].keys():
                 tensors = self.decoded[1]
                 break
             file = self.open(record)
@@ -315,19 +316,19 @@ class StoreIO(Folder):
         return tensors
 
     def read_whole(self, manifest: Manifest, file: VersionFile) -> Mapping[str, Tensor]:
-        """Decode a version, and keep it in memory; see :meth:`read_tensors`."""
+        """Decode a version, and keep it; see :meth:`read_tensors`."""
         tensors = self.read_tensors(manifest, file, file.entries)
-        self._remember(file.record.file, tensors)
+        kept = self._new_kept()
+        for path, tensor in tensors.items():
+            kept.add(path, tensor)
+        self.decoded = file.record.file, kept
         return tensors
 
-    def _remember(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Keep a version in memory, which nothing that is restored from it can change."""
-        for tensor in tensors.values():
-            tensor.values.flags.writeable = False
-        self.decoded = name, tensors
+    def _new_kept(self) -> KeptTensors:
+        return KeptTensors(storage.plain_path(self.url) if storage.is_local(self.url) else "")
 
     def forget(self) -> None:
-        """Free the version that is kept in memory."""
+        """Drop the version that is kept."""
         self.decoded = "", {}
 
     def load(
@@ -361,7 +362,7 @@ class StoreIO(Folder):
 
     def problems(self, manifest: Manifest, records: Iterable[VersionRecord]) -> Iterator[PCRError]:
         """Check versions, and yield the problems found."""
-        self.forget()  # not what is in memory, but what is in the files
+        self.forget()  # not what was kept, but what is in the files
         for record in records:
             try:
                 self.check(manifest, self.open(record))

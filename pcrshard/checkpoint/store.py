@@ -14,7 +14,7 @@ import torch
 from .. import storage, zstd
 from ..errorbound import Bound, PointwiseRelative, RelativeStd, Words
 from ..errors import ConcurrentWriter, PCRError, UnsupportedState
-from ..memory import BufferPool, trim
+from ..memory import BufferPool, trim, trim_thread
 from ..redaction import get_logger
 from .codec import Entry, Precision, Tensor, encode_tensor, largest_entry, store_leaf
 from .frame import plain_metrics
@@ -89,7 +89,7 @@ class DeltaStore:
         self._pending: concurrent.futures.Future[None] | None = None
         # The newest manifest, while this writer knows it; None before the first save.
         self._manifest: Manifest | None = None
-        # For the next snapshot: that of a version, if it is kept, becomes that of the second next.
+        # For the next snapshot.
         self._buffers = BufferPool(max_idle=1)
         # The number that the last save returned.
         self._number = 0
@@ -116,7 +116,9 @@ class DeltaStore:
         previous save is still running, waits for it first. If it failed, raises its error after it
         has started to save this state: only the failed version is missing.
 
-        Memory holds this copy, the previous version, and the tensors that are being encoded.
+        Memory holds this copy and the tensors that are being encoded. The previous version is in an
+        unnamed temporary file: in the store's folder, or in that for temporary files if the store
+        is not local.
 
         Args:
             state: dict, OrderedDict, list, tuple, int, float, str, bytes, BytesIO, bool, None,
@@ -165,11 +167,11 @@ class DeltaStore:
             number = max(manifest.next_version, self._number + 1)
             job = (manifest, number, tree, leaves, metrics, on_saved)
             if blocking:
-                self._append(*job, is_copied=False)
+                self._append(*job)
             else:
                 # One for each save, because a forked process has no others; the interpreter waits.
                 self._thread = concurrent.futures.ThreadPoolExecutor(1, "pcrshard-checkpoint")
-                self._pending = self._thread.submit(self._append, *job, is_copied=True)
+                self._pending = self._thread.submit(self._append, *job)
             self._number = number
             return number
 
@@ -331,26 +333,20 @@ class DeltaStore:
         leaves: Sequence[Leaf],
         metrics: dict[str, Any],
         on_saved: Callable[[int], None] | None,
-        *,
-        is_copied: bool,
     ) -> None:
         """Write the next version, one tensor after the other; see :meth:`save_flat`."""
         problem = "version %s was not saved"
         try:
             parent = self._parent(manifest)
-            # Each tensor takes the place of its previous version, which is not needed any more.
-            before = dict(self.io.decoded[1])
+            before = self.io.decoded[1]
             self.io.forget()
             bounds = self._bounds(leaves, before)
             if _is_keyframe_due(manifest, self._every):
                 parent = None
-            exact = sum(leaf.tensor.nbytes for leaf in leaves if bounds[leaf.path] is None)
-            # The reference of the next delta is the snapshot itself, if most of it is needed.
-            keeps = is_copied and 2 * exact >= sum(leaf.tensor.nbytes for leaf in leaves)
 
             def work(leaf: Leaf) -> tuple[str, Tensor, Entry, list[bytes]]:
-                reference = before.pop(leaf.path, None)
-                tensor = store_leaf(leaf, bounds[leaf.path], reference, copy=not keeps)
+                reference = before.get(leaf.path)
+                tensor = store_leaf(leaf, bounds[leaf.path], reference)
                 parts = encode_tensor(tensor, None if parent is None else reference)
                 return leaf.path, tensor, *parts
 
@@ -379,6 +375,8 @@ class DeltaStore:
             self._manifest = None
             log.exception(problem, number)
             raise
+        finally:
+            trim_thread()
 
     def _parent(self, manifest: Manifest) -> VersionRecord | None:
         """Return the version that a delta can refer to, and read its tensors if necessary."""
@@ -401,8 +399,8 @@ class DeltaStore:
         lossy = [leaf for leaf in leaves if bounds[leaf.path] is not None]
         if {leaf.tensor.dtype for leaf in lossy} != {torch.bfloat16}:
             return bounds
-        known = [before[leaf.path].values for leaf in lossy if leaf.path in before]
-        was = self._sample or [values[::_STRIDE] for values in known]
+        known = (before[leaf.path].values for leaf in lossy if leaf.path in before)
+        was = self._sample or [values[::_STRIDE].copy() for values in known]
         now = [leaf.words()[::_STRIDE].copy() for leaf in lossy]
         self._sample = now
         if list(map(len, was)) == list(map(len, now)):

@@ -350,7 +350,7 @@ def run(folder, weight):
 with tempfile.TemporaryDirectory() as folder:
     before = resident()
     run(folder + "/first", torch.randn(20, 10, 1000))
-    weight = torch.randn(20, 750, 1000)
+    weight = torch.randn(50, 750, 1000)
     before = resident()
     kept = run(folder + "/second", weight)
     print((resident() - before) / 1e6)
@@ -360,19 +360,17 @@ with tempfile.TemporaryDirectory() as folder:
 @pytest.mark.parametrize(
     ("precision", "how", "most"),
     [
-        ("lossless", "blocking", 1.3),
-        ("balanced", "background", 1.8),
-        pytest.param("lossless", "background", 2.3, marks=pytest.mark.long),
-        pytest.param("balanced", "blocking", 0.8, marks=pytest.mark.long),
+        ("lossless", "background", 1.3),
+        ("balanced", "background", 1.4),
+        pytest.param("lossless", "blocking", 0.3, marks=pytest.mark.long),
+        pytest.param("balanced", "blocking", 0.5, marks=pytest.mark.long),
     ],
 )
 def test_a_store_takes_little_memory(precision, how, most):
-    """Saving takes a copy of the state in the background, and the previous version; a closed store
-    that is still referenced takes less than 5 MB.
+    """Saving in the background takes a copy of the state and little else; a closed store that is
+    still referenced takes less than 5 MB.
     """
-    # So that the C library keeps no large blocks that were freed.
-    env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "100000"}
     command = [sys.executable, "-c", MEMORY, precision, how]
-    said = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    said = subprocess.run(command, capture_output=True, text=True, check=True)
     _, peak, left = map(float, said.stdout.split())
     assert (peak < most, left < 5) == (True, True), said.stdout

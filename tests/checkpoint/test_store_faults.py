@@ -1,5 +1,6 @@
 """Damaged files, kills, and full disks are detected; earlier versions stay intact."""
 
+import errno
 import os
 import resource
 import shutil
@@ -227,3 +228,25 @@ def test_a_full_disk_leaves_what_was_there(tmp_path):
     assert store.verify() == []
     left = [name for name in os.listdir(tmp_path) if "manifest" not in name]
     assert len(left) == 4, "what failed is gone"
+
+
+def test_no_room_for_the_version_before_costs_only_bytes(tmp_path, monkeypatch, caplog):
+    """If the disk has no room for the copy that the next delta refers to, versions are whole."""
+    weight = torch.randn(90, 90)
+    states = [{"a": weight * (1 + n / 1e4), "b": weight[0] * (1 + n / 1e4)} for n in range(4)]
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with DeltaStore(tmp_path) as store:
+        store.save(states[0], blocking=True)
+        monkeypatch.setattr(os, "pwrite", full)
+        for state in states[1:3]:
+            store.save(state, blocking=True)
+            assert same(store.load(), state)
+        assert "no room for a copy of a" in caplog.text
+        monkeypatch.undo()
+        store.save(states[3])
+        assert [record.parent for record in store.versions()] == [None, 1, None, None]
+        assert all(same(store.load(n + 1), state) for n, state in enumerate(states))
+        assert store.verify() == []
