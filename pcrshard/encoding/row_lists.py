@@ -5,15 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from .. import storage
 from ..errors import EncodeError
+from ..format.sample_columns import MAX_LABEL_DIGITS
 from ..redaction import redact_url
 from .samples import FieldRef, ListedImage, StorageOptions, Unlayered, version_of
+from .splits import TRAINING, split_word
 
 _JSON = (".jsonl", ".ndjson")
 LISTS = (".csv", ".tsv", *_JSON)
@@ -28,21 +32,23 @@ def is_list(url: str) -> bool:
 
 
 _DIGITS = re.compile("-?[0-9]+")
-# Fits in an int64; a longer one is a name. pandas writes 3.0 if other labels are missing.
-_NUMBER = re.compile(r"(?:0|-?[1-9][0-9]{0,17})(?:\.0)?")
+# A longer one is the name of a class. pandas writes 3.0 if other labels are missing.
+_NUMBER = re.compile(rf"(?:0|-?[1-9][0-9]{{0,{MAX_LABEL_DIGITS - 1}}})(?:\.0)?")
 _MAX_LIST_BYTES = 1 << 31
-# Columns by what other programs call them, in lower case; the first one found is used.
+_DECIMAL = re.compile(r"-?[0-9]{0,9}\.?[0-9]{1,18}(?:[eE]-?[0-9]{1,2})?")
+# Columns by what other programs call them, as letters in lower case; the first one found is used.
 _PATH_COLUMNS = (
-    "path", "file_name", "filename", "file", "image", "filepath", "file_path", "image_path",
-    "img_path", "image_name", "img_name", "image_file", "img", "image_id", "img_id", "image_url",
-    "url", "id",
+    "path", "filename", "file", "image", "filepath", "filepaths", "filenames", "imagepath",
+    "imgpath", "imagename", "imgname", "imagefile", "img", "imageid", "imgid", "imageurl", "url",
+    "id",
 )  # fmt: skip
 _LABEL_COLUMNS = (
-    "label", "labels", "class", "class_name", "classname", "class_id", "category", "category_name",
-    "category_id", "target", "targets", "label_name", "label_id", "species", "breed", "dx",
-    "diagnosis",
+    "label", "labels", "class", "classname", "classid", "category", "categoryname", "categoryid",
+    "target", "targets", "labelname", "labelid", "species", "breed", "dx", "diagnosis",
 )  # fmt: skip
-_SPLIT_COLUMNS = ("split", "subset", "set", "partition", "phase")
+_SPLIT_COLUMNS = ("split", "subset", "set", "partition", "phase", "dataset")
+# The values of a column such as ``is_valid``.
+_BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _DEFAULT_COLUMNS = ["path", "label", "extra"]
 _EXTENSIONS = (".jpg", ".jpeg", ".png")
 _LONGEST_LABEL = 64
@@ -80,27 +86,20 @@ def list_rows(
     rows, lines = _read_rows(path, options)
     columns = dict.fromkeys(name for row in rows for name in row)
     chosen = None if no_labels else _label_column(path, rows, columns, label)
-    split = _find(columns, _SPLIT_COLUMNS)
+    splits = _splits_of(rows, columns)
     labels = [row.pop(chosen, None) if chosen else None for row in rows]
-    if not storage.file_name(path).endswith(_JSON):
-        labels = _read_numbers(labels)
-    for line, found in zip(lines, labels, strict=True):
-        if type(found) not in (int, str, type(None)):
-            raise EncodeError(
-                f"line {line}: expected a label that is a number or a name, got {found!r}", url=path
-            )
-    kinds = {type(label): label for label in labels if label is not None}
-    if len(kinds) > 1:
-        raise EncodeError(
-            "expected labels that are all numbers or all names, "
-            f"got {', '.join(map(repr, kinds.values()))}",
-            url=path,
-        )
+    if storage.file_name(path).endswith(_JSON):
+        labels = _check_types(path, lines, labels)
+    else:
+        labels = _read_numbers(path, chosen, labels, label is not None)
     folder = storage.parent(path) if "/" in path else ""
+    word = split_word(storage.file_name(path))[0].lower()
+    below = cache(partial(_images_below, folder or ".", word))
+    has_labels = any(each is not None for each in labels)
     images, skipped = [], []
-    for row, line, found in zip(rows, lines, labels, strict=True):
+    for row, line, found, part in zip(rows, lines, labels, splits, strict=True):
         name = row.pop(_PATH)
-        if kinds and found is None:
+        if found is None and has_labels:
             reason = f"line {line} of {redact_url(path)} has no label in column {chosen!r}"
             if not skip:
                 raise EncodeError(
@@ -112,27 +111,68 @@ def list_rows(
         url = name
         if folder and "://" not in url and not url.startswith("/"):
             url = storage.join(folder, url)
-        file = _file(name, url)
-        if not (skip or file.version) and _is_id(url):
-            raise EncodeError(
-                f"line {line}: expected a path, or the name of a .jpg, .jpeg or .png file beside "
-                f"the list, got {name!r}",
-                url=path,
-            )
-        part = str(row.get(split, "")) if split else ""
+        try:
+            file = _file(name, url, below)
+        except EncodeError as error:
+            if not skip:
+                raise EncodeError(f"line {line}: {error}", url=path) from None
+            file = FieldRef(name, url)
         known = (("json", json.dumps(row).encode()),) if row else ()
         images.append(ListedImage(file, found, known, part))
     return ListedRows(images, skipped)
 
 
-def _file(name: str, url: str) -> FieldRef:
-    """Return a listed file, also one that is listed by an ID, its name without an extension."""
+def _file(name: str, url: str, below: Callable[[], dict[str, list[str]]]) -> FieldRef:
+    """Return a listed file.
+
+    A local one may be named without an extension, and without the folders in which it is.
+
+    Raises:
+        EncodeError: There is no such file, or there are several.
+    """
     version = version_of(url)
-    if not version and _is_id(url):
-        for extension in _EXTENSIONS:
-            if found := version_of(url + extension):
-                return FieldRef(name + extension, url + extension, version=found)
-    return FieldRef(name, url, version=version)
+    if version or not storage.is_local(url):
+        return FieldRef(name, url, version=version)
+    for extension in _EXTENSIONS if _is_id(url) else ():
+        if found := version_of(url + extension):
+            return FieldRef(name + extension, url + extension, version=found)
+    places = [] if "/" in name else below().get(name, [])
+    if len(places) == 1:
+        whole = storage.join(url[: len(url) - len(name)], places[0])
+        return FieldRef(places[0], whole, version=version_of(whole))
+    if places:
+        raise EncodeError(
+            f"expected one file {name!r}, got {' and '.join(places[:2])}: list their paths"
+        )
+    if _is_id(url):
+        raise EncodeError(
+            "expected a path, or the name of a .jpg, .jpeg or .png file beside the list or in "
+            f"folders there, got {name!r}"
+        )
+    return FieldRef(name, url)  # whoever reads it says that it is missing
+
+
+def _images_below(folder: str, word: str) -> dict[str, list[str]]:
+    """Return the paths of images in folders of a local folder, by their names and their stems.
+
+    Args:
+        folder: The folder of a list.
+        word: The split that the list is called after; if there are images of the same name, those
+            in folders of that split are meant.
+    """
+    found: dict[str, list[str]] = {}
+    root = storage.plain_path(folder)
+    for path, _, names in sorted(os.walk(root)):
+        where = os.path.relpath(path, root)
+        for name in names if where != "." else ():
+            stem, extension = posixpath.splitext(name)
+            if extension.lower() in _EXTENSIONS:
+                for known in (name, stem):
+                    found.setdefault(known, []).append(posixpath.join(where, name))
+    return {
+        name: [path for path in paths if split_word(path.split("/")[0])[0].lower() == word] or paths
+        for name, paths in found.items()
+    }
 
 
 def _is_id(url: str) -> bool:
@@ -169,10 +209,29 @@ def _read_rows(path: str, options: StorageOptions) -> tuple[list[Row], list[int]
     return rows, numbers
 
 
+def _plain(column: str) -> str:
+    """Return the name of a column without case, blanks and the like."""
+    return re.sub(r"[\W_]+", "", column.lower())
+
+
 def _find(columns: Iterable[str], names: Sequence[str]) -> str | None:
-    """Return the column that has the first of some names, in any case."""
-    by_name = {column.lower(): column for column in columns}
+    """Return the column that has the first of some names."""
+    by_name = {_plain(column): column for column in columns}
     return next((by_name[name] for name in names if name in by_name), None)
+
+
+def _splits_of(rows: Sequence[Row], columns: Iterable[str]) -> list[str]:
+    """Return the split of each row, by a column ``split`` or one such as ``is_valid``; or none."""
+    if column := _find(columns, _SPLIT_COLUMNS):
+        return [str(row.get(column, "")) for row in rows]
+    for column in columns:
+        word, rest = split_word(column)
+        word = word.lower() if rest in ((), ("is",)) else ""
+        values = [_BOOLEANS.get(str(row.get(column)).lower()) for row in rows]
+        if word and {*values} == {True, False}:
+            other = "train" if word not in TRAINING else "val"
+            return [word if value else other for value in values]
+    return [""] * len(rows)
 
 
 def _label_column(
@@ -185,7 +244,7 @@ def _label_column(
     """
     given = [name for name in columns if name != _PATH]
     if asked is not None:
-        found = _find(given, (asked.lower(),))
+        found = asked if asked in given else _find(given, (_plain(asked),))
         if found is None:
             raise EncodeError(
                 f"expected a column {asked!r}, got {', '.join(given) or 'no other column'}",
@@ -194,7 +253,7 @@ def _label_column(
         return found
     # Annotations, such as the boxes of a detection list, are no labels, whatever their column.
     given = [name for name in given if not any(type(row.get(name)) in (list, dict) for row in rows)]
-    usual = [name for name in _LABEL_COLUMNS if name in map(str.lower, given)]
+    usual = [name for name in _LABEL_COLUMNS if name in map(_plain, given)]
     possible = [found for name in usual if (found := _find(given, (name,)))]
     if possible and all(_are_equivalent(rows, possible[0], other) for other in possible[1:]):
         return possible[0]
@@ -255,16 +314,59 @@ def _check_row(row: Any) -> None:
         raise EncodeError(f"expected a path to a file, got {path!r}")
 
 
-def _read_numbers(labels: list[Any]) -> list[Any]:
-    """Convert numeric labels of a table to integers.
+def _check_types(path: str, lines: Sequence[int], labels: list[Any]) -> list[Any]:
+    """Return the labels of JSON, all of which are integers or all names; long numbers are names.
 
-    If all labels are digits and some have leading zeros, all stay strings: 007 is a name.
+    Raises:
+        EncodeError: There are other labels.
+    """
+    for line, found in zip(lines, labels, strict=True):
+        if type(found) not in (int, str, type(None)):
+            raise EncodeError(
+                f"line {line}: expected a label that is a number or a name, got {found!r}", url=path
+            )
+    kinds = {type(label): label for label in labels if label is not None}
+    if len(kinds) > 1:
+        raise EncodeError(
+            "expected labels that are all numbers or all names, "
+            f"got {', '.join(map(repr, kinds.values()))}",
+            url=path,
+        )
+    if int in kinds and any(abs(label or 0) >= 10**MAX_LABEL_DIGITS for label in labels):
+        return [None if label is None else str(label) for label in labels]
+    return labels
+
+
+def _read_numbers(path: str, column: str | None, labels: list[Any], asked: bool) -> list[Any]:
+    """Return the labels of a table as integers, or all as names.
+
+    If some numbers have leading zeros or fractions, all stay strings: 007 is a name.
+
+    Args:
+        path: The list.
+        column: The column of the labels.
+        labels: The labels, ``None`` for none.
+        asked: Whether the user named the column.
+
+    Raises:
+        EncodeError: The labels are numbers with fractions, or of some rows numbers and of others
+            names.
     """
     given = [label for label in labels if label is not None]
-    are_digits = all(map(_DIGITS.fullmatch, given))
-    if are_digits and not all(map(_NUMBER.fullmatch, given)):
+    if not asked and all(map(_DECIMAL.fullmatch, given)) and any(float(n) % 1 for n in given):
+        raise EncodeError(
+            f"expected whole numbers or names in column {column!r} of labels, got numbers such as "
+            f"{next(n for n in given if float(n) % 1)}: --no-labels leaves them among the other "
+            f"columns, --label {column} makes each a class",
+            url=path,
+        )
+    are_numbers = [bool(_NUMBER.fullmatch(label)) for label in given]
+    if not all(are_numbers) and all(_DIGITS.fullmatch(n) or _DECIMAL.fullmatch(n) for n in given):
         return labels
-    return [
-        int(label.removesuffix(".0")) if label and _NUMBER.fullmatch(label) else label
-        for label in labels
-    ]
+    if any(are_numbers) and not all(are_numbers):
+        raise EncodeError(
+            "expected labels that are all numbers or all names, got "
+            f"{given[are_numbers.index(True)]!r} and {given[are_numbers.index(False)]!r}",
+            url=path,
+        )
+    return [int(n.removesuffix(".0")) if n and are_numbers[0] else n for n in labels]

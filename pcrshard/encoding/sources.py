@@ -11,7 +11,7 @@ import posixpath
 import re
 import urllib.parse
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from .. import storage
@@ -131,14 +131,13 @@ def list_source(
         folders = [LabeledFolder(unit.name, int(unit.url), None) for unit in chosen]
         return _checked(src, _table_of(files, folders, classes), classes, ())
     groups = {name: _label(src, files, own) for name, own in (splits or {"": units}).items()}
-    folders, skipped = groups[split if split and split in splits else ""]
-    labels = {folder.label for own, _ in groups.values() for folder in own}
-    _check_lists(src, labels, files.lists)
     empty = sorted(set().union(*(_empty_folders(src, files, own) for own, _ in groups.values())))
     if empty:
         _log.warning("%s: no image in the class folders %s", redact_url(src), ", ".join(empty))
-    names = labels.union(empty) - {None}
-    classes = classes or tuple(sorted(map(str, names)))
+    labels = _drop_single(src, groups) if not (classes or empty) else _labels(groups)
+    folders, skipped = groups[split if split and split in splits else ""]
+    _check_lists(src, labels, files.lists)
+    classes = classes or tuple(sorted(map(str, labels.union(empty) - {None})))
     return _checked(src, _table_of(files, folders, classes), classes, skipped)
 
 
@@ -174,6 +173,10 @@ class LabeledFolder(NamedTuple):
     name: str
     number: int
     label: str | None
+
+
+# The folders of a split, and images that are left out.
+_Group = tuple[list[LabeledFolder], list[Unlayered]]
 
 
 def _units(files: ImageFiles) -> list[FieldRef]:
@@ -316,8 +319,9 @@ def _find_splits(
     inner = set().union(*map(split_files, splits.values())) if splits else set()
     if inner and not any(split_word(name)[0] for name in splits):
         raise EncodeError(
-            f"the folders {', '.join(splits)} each hold {', '.join(sorted(inner))}, as images and "
-            "their masks do: encode one of the folders"
+            f"the folders {', '.join(splits)} each hold {', '.join(sorted(inner))}: if they are "
+            "images and their masks, encode one of the folders; if they are classes, encode a "
+            f"pattern, such as '*/{min(inner)}/*.jpg'"
         )
     inside = {unit.url for own in splits.values() for unit in own}
     if splits and (left := [unit for unit in units if unit.url not in inside]):
@@ -338,8 +342,8 @@ def _check_lists(src: str, labels: Collection[str | None], lists: Sequence[str])
     are_parts = len(parts) == 1 and _PART.search(parts.pop())
     if lists and (len(labels) == 1 or are_parts):
         raise EncodeError(
-            f"{lists[0]} in {redact_url(src)} may hold the labels of the images: encode that list, "
-            "or give --no-labels"
+            f"{', '.join(lists[:3])} in {redact_url(src)} may hold the labels of the images: "
+            "encode that list, or give --no-labels"
         )
 
 
@@ -394,9 +398,7 @@ def _unquoted(url: str, name: str) -> str:
     return "." if "?" in name else urllib.parse.unquote(name)
 
 
-def _label(
-    src: str, files: ImageFiles, units: Sequence[FieldRef]
-) -> tuple[list[LabeledFolder], list[Unlayered]]:
+def _label(src: str, files: ImageFiles, units: Sequence[FieldRef]) -> _Group:
     """Return folders with their top folder as class, and images that are left out.
 
     If almost all images are in folders, the others are left out; if none is, there are no classes.
@@ -437,6 +439,31 @@ def _label(
     skipped = [Unlayered("", redact_url(files.file(i)[0]), reason, "skipped") for i in strays]
     folders = [LabeledFolder(u.name, int(u.url), u.name.partition("/")[0]) for u in own]
     return folders, skipped
+
+
+def _labels(groups: Mapping[str, _Group]) -> set[str | None]:
+    return {folder.label for own, _ in groups.values() for folder in own}
+
+
+def _drop_single(src: str, groups: dict[str, _Group]) -> set[str | None]:
+    """Take the label from splits whose images are in one folder that is no class of other splits.
+
+    Returns: The labels that are left.
+    """
+    several = _labels({name: each for name, each in groups.items() if len(_labels({"": each})) > 1})
+    for name, (own, skipped) in groups.items():
+        labels = _labels({"": (own, skipped)})
+        if len(labels) != 1 or labels <= several | {None}:
+            continue
+        _log.warning(
+            "%s: all images%s are in one folder, %s, which is not taken for a class; --classes "
+            "FILE makes it one",
+            redact_url(src),
+            f" of {name}" * bool(name),
+            *labels,
+        )
+        groups[name] = [folder._replace(label=None) for folder in own], skipped
+    return _labels(groups)
 
 
 def _number_labels(images: Sequence[ListedImage], classes: Sequence[str]) -> Iterator[SampleRef]:

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from .samples import FieldRef
 from .tars import is_archive
 
-_TRAINING = frozenset({"train", "training", "trainval"})
+TRAINING = frozenset({"train", "training", "trainval"})
 _OTHERS = frozenset({"val", "valid", "validation", "eval", "dev", "test", "testing"})
-_SPLITS = _TRAINING | _OTHERS
+_SPLITS = TRAINING | _OTHERS
 # Words that say nothing beside the name of a split.
 _PLAIN = frozenset({"set", "data", "dataset", "split", "images", "image", "imgs", "img"})
 _MASKS = frozenset(
@@ -44,7 +44,7 @@ def split_word(name: str) -> tuple[str, tuple[str, ...]]:
 def are_splits(names: Iterable[str]) -> bool:
     """Return whether the values of a column are the names of a training set and others."""
     words = [split_word(name)[0].lower() for name in names]
-    return all(words) and not _TRAINING.isdisjoint(words) and not _OTHERS.isdisjoint(words)
+    return all(words) and not TRAINING.isdisjoint(words) and not _OTHERS.isdisjoint(words)
 
 
 def split_files(files: Sequence[FieldRef]) -> dict[str, list[FieldRef]]:
@@ -53,7 +53,8 @@ def split_files(files: Sequence[FieldRef]) -> dict[str, list[FieldRef]]:
     A split is a top-level folder with one of the usual words in its name, or, for tars outside
     folders, such a word in the tar's name. Because a class may be called ``train`` or
     ``test_tube``, either all files must be in splits, or there must be a training set and another
-    split whose names agree but for that word. Folders with the same subfolders are splits, too.
+    split whose names agree but for that word, or a split must have folders inside where others have
+    none (``train/cat/1.jpg unlabeled/2.jpg``). Folders with the same subfolders are splits, too.
     Tars of a single split need no choice, so they are not reported as one.
     """
     by_top: dict[str, list[FieldRef]] = {}
@@ -69,14 +70,26 @@ def split_files(files: Sequence[FieldRef]) -> dict[str, list[FieldRef]]:
         rests = {
             rest
             for (word, rest), (other, rest_2) in itertools.permutations(named.values(), 2)
-            if rest == rest_2 and word in _TRAINING and other in _OTHERS
+            if rest == rest_2 and word in TRAINING and other in _OTHERS
         }
-        named = {top: (word, rest) for top, (word, rest) in named.items() if rest in rests}
+        flat = {top for top, own in by_top.items() if not any("/" in file.name for file in own)}
+        named = {
+            top: (word, rest)
+            for top, (word, rest) in named.items()
+            if rest in rests or (flat and _has_folders(by_top[top]))
+        }
     elif len(named) == 1 and any(rest or is_archive(files[0].name) for _, rest in named.values()):
         named = {}
     if not named and _share_subfolders(by_top.values(), len(files)):
         return dict(sorted(by_top.items()))
     return {top: by_top[top] for top in sorted(named)}
+
+
+def _has_folders(files: Sequence[FieldRef]) -> bool:
+    """Return whether files are in several folders, and none outside them."""
+    return len({file.name.partition("/")[0] for file in files}) > 1 and all(
+        "/" in file.name for file in files
+    )
 
 
 def _share_subfolders(tops: Iterable[Sequence[FieldRef]], num_files: int) -> bool:
