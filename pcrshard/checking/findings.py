@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -189,14 +189,15 @@ def _labels(facts: Sequence[Facts]) -> Iterator[Finding]:
                 )
 
 
-def _class_counts(facts: Iterable[Facts], num_classes: int) -> Ints:
-    """Return the samples of each class, (num_classes,)."""
-    counts = np.zeros(num_classes, np.int64)
+def _class_counts(facts: Iterable[Facts]) -> Counter[str]:
+    """Return the samples of each class, by its name."""
+    counts: Counter[str] = Counter()
     for each in facts:
         _, first = np.unique(each.pictures.sample, return_index=True)
         labels = each.pictures.label[first]
-        labels = labels[(labels >= 0) & (labels < num_classes)]
-        counts += np.bincount(labels, minlength=num_classes)
+        known = labels[(labels >= 0) & (labels < each.part.index.num_classes)]
+        for label, count in zip(*np.unique(known, return_counts=True), strict=True):
+            counts[each.label_name(int(label))] += int(count)
     return counts
 
 
@@ -209,30 +210,26 @@ def _by_split(facts: Sequence[Facts]) -> dict[str, list[Facts]]:
 
 def _counts(facts: Sequence[Facts]) -> Iterator[Finding]:
     """Find classes with few or no samples."""
-    num_classes = max(each.part.index.num_classes for each in facts)
-    splits = _by_split(facts)
-    (train, own), *others = splits.items()
-    trained = _class_counts(own, num_classes)
-    if num_classes < 2 or not trained.any():
+    (train, own), *others = _by_split(facts).items()
+    trained = _class_counts(own)
+    if not trained or max(each.part.index.num_classes for each in facts) < 2:
         return
-    named = max(facts, key=lambda each: len(each.part.index.classes))
 
-    def say(kind: str, is_wrong: bool, which: NDArray[np.bool_], text: str) -> Iterator[Finding]:
-        classes = np.flatnonzero(which).tolist()
-        if classes:
-            names = _listed(map(named.label_name, classes))
-            what = _plural(len(classes), "class")
-            yield Finding(kind, is_wrong, f"{what} {text}: {names}", len(classes))
+    def say(kind: str, is_wrong: bool, names: Sequence[str], text: str) -> Iterator[Finding]:
+        if names:
+            what = _plural(len(names), "class")
+            yield Finding(kind, is_wrong, f"{what} {text}: {_listed(names)}", len(names))
 
-    few = (trained > 0) & (trained < max(_FEW, _FEW_OF_MEDIAN * np.median(trained[trained > 0])))
+    least = max(_FEW, _FEW_OF_MEDIAN * float(np.median([*trained.values()])))
+    few = [name for name, count in trained.items() if count < least]
     yield from say("few-samples", False, few, f"with few samples in {train}")
     for split, parts in others:
-        tested = _class_counts(parts, num_classes)
-        if not tested.any():
+        tested = _class_counts(parts)
+        if not tested:
             continue
-        untrained = (tested > 0) & (trained == 0)
+        untrained = [name for name in tested if name not in trained]
         yield from say("untrained-class", True, untrained, f"of {split} without samples in {train}")
-        untested = (trained > 0) & (tested == 0)
+        untested = [name for name in trained if name not in tested]
         yield from say("untested-class", False, untested, f"of {train} without samples in {split}")
 
 
@@ -357,23 +354,22 @@ def _difference(one: Facts, other: Facts) -> str:
 def _mixtures(facts: Sequence[Facts]) -> Iterator[Finding]:
     """Find classes that come from one of several datasets of other fidelity only."""
     for split, parts in _by_split(facts).items():
-        num_classes = max(each.part.index.num_classes for each in parts)
-        counts = np.array([_class_counts([each], num_classes) for each in parts])
-        totals = counts.sum(axis=0)
-        for number, each in enumerate(parts):
+        counts = [_class_counts([each]) for each in parts]
+        totals = sum(counts, Counter[str]())
+        for each, own in zip(parts, counts, strict=True):
             others = [other for other in parts if other is not each]
             differences = [_difference(each, other) for other in others]
-            only = (counts[number] == totals) & (totals > 0)
-            if not only.any() or not all(differences) or not others or only[totals > 0].all():
+            only = [name for name in own if own[name] == totals[name]]
+            if not only or not others or not all(differences) or len(only) == len(totals):
                 continue
-            names = _listed(map(each.label_name, np.flatnonzero(only).tolist()))
+            names = _listed(only)
             yield Finding(
                 "fidelity-tells-class",
                 True,
                 f"in {split}, only {each.part.name} has {names}, and its fidelity differs from "
                 f"{others[0].part.name}: {differences[0]}; a network can learn that instead of the "
                 "object",
-                int(only.sum()),
+                len(only),
             )
 
 

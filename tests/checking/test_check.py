@@ -185,6 +185,18 @@ def test_planted_faults_are_found(name, sound, tmp_path):
     assert bool(report) == (not is_wrong)
 
 
+def test_a_missing_class_is_named_whatever_the_numbers(sound, tmp_path):
+    """If two sets number their classes differently, the class that one lacks is still named."""
+    train, val = sound
+    val = {path: data for path, data in val.items() if path[0] != "b"}
+    train_set = PCRDataset(encoded(tmp_path / "train", train))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "two datasets number")
+        val_set = PCRDataset(encoded(tmp_path / "val", val))
+    texts = {each.kind: each.text for each in train_set.check(val_set).findings}
+    assert texts["untested-class"].endswith("without samples in validation: b")
+
+
 def test_nothing_is_found_in_sound_sets(sound, tmp_path):
     """Sound sets have no finding, as sets, as views of one set, and with near pictures."""
     train, val = (PCRDataset(encoded(tmp_path / str(n), files)) for n, files in enumerate(sound))
