@@ -69,9 +69,10 @@ class Folder:
                 return None
             raise
 
-    def put(self, name: str, parts: Iterable[Any], *, durable: bool = False) -> None:
-        """Write or replace a file, which appears complete; see :func:`.storage.atomic_write`."""
-        with storage.atomic_write(self.join(name), options=self.options, durable=durable) as file:
+    def put(self, name: str, parts: Iterable[Any], *, replace: bool = True) -> None:
+        """Write a file, which appears complete; see :func:`.storage.atomic_write`."""
+        how = {"durable": False, "replace": replace}
+        with storage.atomic_write(self.join(name), options=self.options, **how) as file:
             file.writelines(parts)
 
     def create(self, name: str, data: bytes) -> bool:

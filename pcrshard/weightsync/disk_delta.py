@@ -135,7 +135,7 @@ def encode_version(
     model: str | None,
     is_slow_link: bool,
     workers: int,
-) -> dict[str, bytes]:
+) -> dict[str, list[Any]]:
     """Encode a version, and set ``held`` equal to the weights.
 
     Args:
@@ -149,19 +149,18 @@ def encode_version(
         workers: Number of threads.
 
     Returns:
-        The content of each file of the version; the last one makes it complete.
+        The parts of each file of the version by name; the last one makes it complete.
     """
     folder = folder_name(number)
-    files: dict[str, bytes] = {}
+    files: dict[str, list[Any]] = {}
     metadata: dict[str, Any] = {"version": f"{number:06d}"}
     if is_full:
         for before, now in zip(held, tensors, strict=True):
             before[:] = now
         for name in _other_files(model):
             with open(os.path.join(str(model), name), "rb") as file:
-                files[f"{folder}/{name}"] = file.read()
-        data = b"".join([file_header(layout), *(words.data for words in tensors)])
-        files[f"{folder}/{FULL}"] = data
+                files[f"{folder}/{name}"] = [file.read()]
+        files[f"{folder}/{FULL}"] = [file_header(layout), *(words.data for words in held)]
         weights = dict.fromkeys((name for name, _ in layout), FULL)
         metadata["total_size"] = num_bytes(layout)
     else:
@@ -183,7 +182,7 @@ def encode_version(
             specs = [TensorSpec("uint8", (len(data),)) for data in packed]
             checksums = {name: checksum for name, (_, checksum) in changes.items()}
             header = file_header(list(zip(changes, specs, strict=True)), checksums)
-            files[f"{folder}/{_DELTA}"] = b"".join([header, *packed])
+            files[f"{folder}/{_DELTA}"] = [header, *packed]
         weights = dict.fromkeys(changes, _DELTA)
         metadata |= {
             "base_version": f"{number - 1:06d}",
@@ -192,7 +191,7 @@ def encode_version(
             "checksum_format": "adler32",
         }
     index = {"metadata": metadata, "weight_map": weights}
-    files[f"{folder}/{INDEX}"] = json.dumps(index).encode()
+    files[f"{folder}/{INDEX}"] = [json.dumps(index).encode()]
     return files
 
 

@@ -96,7 +96,7 @@ class WeightPublisher:
         if isinstance(weights, str | os.PathLike):
             with damage_named("expected a safetensors file", os.fspath(weights)):
                 layout, words = in_order(parse_file(storage.read_bytes(os.fspath(weights)))[1])
-            words = [each.copy() for each in words]  # aligned
+            words = [each if each.flags.aligned else each.copy() for each in words]
         else:
             layout, words = words_by_name(weights)
         # If publishing fails, the copy does not match the published weights.
@@ -123,9 +123,13 @@ class WeightPublisher:
                 number, layout, words, self._held, parent, with_keyframe=is_full,
                 is_slow_link=self._is_slow_link, workers=self._folder.workers,
             )  # fmt: skip
-        for name, data in contents.items():
-            if not self._folder.create(name, data):
-                raise self._refused()
+        for name, parts in contents.items():
+            try:
+                self._folder.put(name, parts, replace=False)
+            except StorageError as error:
+                if isinstance(error.__cause__, FileExistsError):
+                    raise self._refused() from error
+                raise
         self._folder.put(LATEST, [str(number).encode()])
         self._number, self._id = number, step_id
         if is_full:

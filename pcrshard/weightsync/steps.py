@@ -156,7 +156,7 @@ def encode_steps(
     with_keyframe: bool,
     is_slow_link: bool,
     workers: int,
-) -> tuple[bytes, dict[str, bytes]]:
+) -> tuple[bytes, dict[str, list[Any]]]:
     """Encode a step, and set ``held`` equal to the weights.
 
     Args:
@@ -170,7 +170,7 @@ def encode_steps(
         workers: Number of threads.
 
     Returns:
-        The id of the weights, and the content of the files by name.
+        The id of the weights, and the parts of each file by name, which may share their memory.
     """
 
     def work(pair: tuple[Words, Words]) -> tuple[int, Any, int]:
@@ -182,8 +182,8 @@ def encode_steps(
     header = StepHeader(
         number, bytes(32), None, parent, layout, bytes(coders), u32(map(len, payloads)), u32(crcs)
     )
-    header, data = _pack(header, payloads)
-    files = {file_name("step", number): data}
+    header, parts = _pack(header, payloads)
+    files = {file_name("step", number): parts}
     if with_keyframe and parent is not None:
         whole = header.replace(
             step=header.id,
@@ -212,10 +212,10 @@ def _encode(now: Words, held: Words, *, is_new: bool, is_slow_link: bool) -> tup
     return (coder if patch else _SAME), patch, crc
 
 
-def _pack(header: StepHeader, payloads: Sequence[Any]) -> tuple[StepHeader, bytes]:
-    """Return a header with the digest, and the content of its file."""
+def _pack(header: StepHeader, payloads: Sequence[Any]) -> tuple[StepHeader, list[Any]]:
+    """Return a header with the digest, and the parts of its file."""
     header = header.replace(digest=header.digest_with(payloads))
-    return header, b"".join([pack_frame(MAGIC, header), *payloads])
+    return header, [pack_frame(MAGIC, header), *payloads]
 
 
 def read_step(folder: Folder, kind: str, number: int) -> Step | None:

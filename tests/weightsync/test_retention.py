@@ -2,6 +2,7 @@
 
 import os
 import time
+import tracemalloc
 
 import pytest
 import torch
@@ -104,7 +105,7 @@ def test_a_publisher_continues_after_a_failure(tmp_path, monkeypatch):
     def fail(*_args, **_options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(storage, "create", fail)
+    monkeypatch.setattr(storage, "atomic_write", fail)
     with pytest.raises(OSError, match="No space"):
         publisher.publish(weights(2))
     monkeypatch.undo()
@@ -141,3 +142,17 @@ def test_what_is_dropped_takes_no_memory(tmp_path):
         publisher.publish(weights(step, 1 << 20))
         mirror.update()
     assert memory.pool.num_idle == before
+
+
+@pytest.mark.parametrize("layout", ["pcrshard", "disk-delta"])
+def test_a_keyframe_is_written_from_the_publishers_copy(tmp_path, layout):
+    """Writing all weights takes no memory beyond the copy that the publisher keeps."""
+    found = {"w": torch.randn(4, 1 << 20)}
+    publisher = WeightPublisher(tmp_path, keyframe_every=1, layout=layout)
+    publisher.publish(found)
+    tracemalloc.start()
+    try:
+        publisher.publish(found)
+        assert tracemalloc.get_traced_memory()[1] < found["w"].nbytes / 2
+    finally:
+        tracemalloc.stop()
