@@ -87,13 +87,13 @@ def empty_floats(count: int, dtype: torch.dtype) -> Tensor:
 
 
 def fused(function: Callable[..., T], device: torch.device, *constants: Any) -> Callable[..., T]:
-    """Return a function of tensors, on an accelerator as a few fused kernels for any size.
+    """Return a function of tensors and sizes, on an accelerator as a few fused kernels.
 
     There, separate operations would take many times as long, and several times the memory of their
     result. The first call takes seconds.
 
     Args:
-        function: Takes the constants, then tensors.
+        function: Takes the constants, then tensors of any size, and numbers.
         device: Where the tensors are.
         constants: Hashable arguments.
     """
@@ -104,18 +104,19 @@ def fused(function: Callable[..., T], device: torch.device, *constants: Any) -> 
 
 @functools.cache
 def _compiled(function: Callable[..., T], constants: tuple[Any, ...]) -> Callable[..., T]:
-    def call(*tensors: Tensor) -> T:
-        return function(*constants, *tensors)
+    def call(*arguments: Any) -> T:
+        return function(*constants, *arguments)
 
     # The compiler caches a few variants of each code object, and takes numbers that differ between
     # objects of one name for variables.
     call.__code__ = call.__code__.replace(co_name=f"{function.__name__}{constants}")
     compiled = torch.compile(call)
 
-    def of_any_size(*tensors: Tensor) -> T:
-        for tensor in tensors:
-            if tensor.dim() > 0:
-                torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        return compiled(*tensors)
+    def of_any_size(*arguments: Any) -> T:
+        for tensor in filter(torch.is_tensor, arguments):
+            # Bit planes have the same number of columns always.
+            for dim in range(1 if tensor.dim() == 2 else tensor.dim()):
+                torch._dynamo.maybe_mark_dynamic(tensor, dim)
+        return compiled(*arguments)
 
     return of_any_size

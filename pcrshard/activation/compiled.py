@@ -152,7 +152,8 @@ class CompiledHooks:
         like = node.meta["val"]
         order, windows = order_of(like.stride()), _windows_of(node)
         if len(parts) > 1:
-            return operators.unpack_floats(parts, shape, order, like.dtype, self._width(node))
+            width = self._width(node)
+            return operators.unpack_floats(parts, shape, order, like.dtype, width, self._bound)
         if like.dtype == torch.bool or windows is None:
             return operators.unpack_mask(parts[0], shape, order)
         return operators.unpack_index(parts[0], shape, order, windows._replace(sizes=sizes))

@@ -21,7 +21,7 @@ from .blocks import fused, has_core
 from .codecs import CodecName, Content, encode_codes, pack_exactly
 from .compiled import CompiledHooks
 from .consumers import Norm
-from .fixed_size import BLOCK, BYTE, in_blocks, pack, unpack, width_of
+from .fixed_size import BYTE, pack, unpack, width_of
 from .hooks import Hooks
 from .layout import Layout, flatten, rows_of
 from .noise import (
@@ -84,8 +84,8 @@ def compress_activations(
 
     In code compiled by ``torch.compile``, codes are packed inside the graph, as ``int8`` or, with
     the codecs ``auto`` and ``bits``, in as many bits as the bound requires. There and on an
-    accelerator, the bound of a tensor grows if more than 1/128 of its blocks hold values without a
-    code; the report of eager code has the bound that holds.
+    accelerator, the bound of a block of 64 values is doubled until each has a code, and a block
+    with a NaN becomes NaN.
 
     Args:
         model: Any module, including DDP and FSDP2; its parameters are never compressed.
@@ -298,13 +298,11 @@ class Compressor:
             target.append(flat.new_full((), self._bounds[row.identity], dtype=torch.float32))
         elif use_bits:
             width = width_of(self._fixed, row.function)
-        count, device = len(flat), flat.device
-        # Padding would copy even what needs none.
-        blocks = in_blocks(flat) if count % BLOCK else flat.view(-1, BLOCK)
-        parts = fused(pack, device, width, self._fixed)(blocks, *target)
-        row.figures = parts[1]
+        count, device, dtype = len(flat), flat.device, flat.dtype
+        parts = fused(pack, device, width, self._fixed)(flat, *target)
+        row.figures = parts[-1]
         num_bytes = sum(part.nbytes for part in parts)
-        return Content(num_bytes, lambda: fused(unpack, device, width)(*parts)[:count])
+        return Content(num_bytes, lambda: fused(unpack, device, width, dtype)(*parts)[:count])
 
     def step(
         self, optimizer: torch.optim.Optimizer | None = None, *, grad_scale: float = 1.0

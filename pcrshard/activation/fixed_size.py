@@ -1,12 +1,14 @@
 """Pack floats in a size that depends only on their number: in compiled graphs, on accelerators.
 
 A compiled graph has fixed shapes, and an accelerator would have to wait for the host to learn how
-many values have no code. So a fixed fraction of the blocks is stored exactly: those with values
-beyond the codes' range. If more blocks need it, the tensor's step grows until they fit.
+many values have no code. So each block of 64 values doubles its step until all of them have one.
+What a normalization reads has a step that is known before: PyTorch's compiler makes one kernel of
+its packing, and one of whatever is computed from the codes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,18 +22,17 @@ from .noise import LARGEST_FRACTION
 from .quantizer import EXTREME, MARGIN, inner, nearest_codes
 
 BLOCK = 64
-_ROW = 64
 # Of the number of blocks in the sample for the standard deviation.
 _LOG_SAMPLED = 9
-# One block in this many is stored exactly.
-_BLOCKS_PER_EXACT = 128
 # Range of the codes of ``bits``, in standard deviations.
 _REACH = 6.0
 # Smaller steps would round values to 0, and so change their signs.
 _LEAST = {torch.float16: 2.0**-23}
 _LEAST_OF_OTHERS = 2.0**-120
-# The number of factors by which the step may have to grow.
-_LEVELS = 96
+# How often a block's step is doubled, if it has a NaN: all of its values become NaN.
+_HAS_NAN = 255
+# So that the quotient of a logarithm's rounding error still has a code.
+_ROUNDING = 2.0**-16
 NONNEGATIVE = {"relu", "sigmoid"}
 
 
@@ -40,6 +41,11 @@ class Width(NamedTuple):
 
     bits: int
     is_signed: bool
+
+    @property
+    def largest(self) -> int:
+        """The largest code."""
+        return min(EXTREME, (1 << self.bits - self.is_signed) - 1)
 
 
 BYTE = Width(8, True)
@@ -55,117 +61,159 @@ def width_of(bound: RelativeStd | Absolute, function: str) -> Width:
     return Width(bits, is_signed) if bits < BYTE.bits else BYTE
 
 
-def _own_code(width: Width) -> int:
-    """Return the code of the largest value, the largest that there is."""
-    return min(EXTREME, (1 << width.bits - width.is_signed) - 1)
-
-
-def in_blocks(flat: Tensor) -> Tensor:
-    """Return (n,) values as (blocks, 64), a copy padded by zeros."""
-    return functional.pad(flat, (0, -flat.shape[0] % BLOCK)).view(-1, BLOCK)
-
-
 def pack(
-    width: Width, bound: RelativeStd | Absolute, blocks: Tensor, target: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    width: Width, bound: RelativeStd | Absolute, flat: Tensor, target: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Pack float32, bfloat16 or float16 values without a transfer to the host.
 
     Args:
         width: The width of the codes.
-        bound: Largest absolute error, unless the step has to grow.
-        blocks: (blocks, 64) values.
+        bound: Largest absolute error in blocks without values beyond the codes.
+        flat: (n,) values.
         target: An error bound that replaces it, at most a quarter of the standard deviation.
 
     Returns:
-        The codes or their bit planes; the step, the standard deviation, the least and the largest
-        value; indices of exact blocks; and these blocks.
+        The codes or their bit planes; how often each block's step is doubled; and the step, the
+        standard deviation, the least and the largest value.
     """
-    own = _own_code(width)
-    most = own - 1
+    blocks = _in_blocks(flat)
+    most = width.largest - 1
     std, least = _deviation(blocks, bound.outlier_guard)
     limit = torch.zeros_like(std) + bound.absolute(std)
     if target is not None:
         limit = torch.minimum(target, LARGEST_FRACTION * std)
     # The step that restores equal values exactly.
-    least = torch.where(limit > 0, limit * (1 - MARGIN), least / (2 * most - 1))
-    least = least.clamp(min=_LEAST.get(blocks.dtype, _LEAST_OF_OTHERS))
-    low, high = blocks.amin(1).float(), blocks.amax(1).float()
-    largest = torch.maximum(-low, high)
-    low = torch.where(largest.isfinite(), low, torch.inf).amin()
-    high = torch.where(largest.isfinite(), high, -torch.inf).amax()
-    needed = _level_of(largest.log2() - (2 * most * least).log2()).ceil().clamp(0, _LEVELS - 1)
-    needed = torch.where(largest.isfinite(), needed, _LEVELS).to(torch.int32)
-    count = blocks.shape[0] // _BLOCKS_PER_EXACT + 1
-    # Sums and scans in two stages, the first of them in parallel.
-    rows = functional.pad(needed, (0, -needed.shape[0] % _ROW)).view(-1, _ROW)
-    levels = torch.arange(_LEVELS, device=blocks.device, dtype=torch.int32)
-    beyond = (rows[:, :, None] > levels).sum(1, dtype=torch.int32).sum(0)
-    level = (beyond > count).sum()
-    root = (_exponent_of(level) / 2).exp2()
-    # If more blocks contain NaN or infinity than can be exact, the whole tensor becomes NaN.
-    step = torch.where(level < _LEVELS, least * root * root, torch.nan)
-    in_row = (rows > level).cumsum(1, dtype=torch.int32)
-    totals = in_row[:, -1]
-    before = totals.cumsum(0, dtype=torch.int32) - totals
-    # Not a view: PyTorch 2.11 cannot search one.
-    seen = in_row.flatten() + before[torch.arange(rows.numel(), device=blocks.device) // _ROW]
-    ordinals = torch.arange(1, count + 1, dtype=torch.int32, device=blocks.device)
-    exact = torch.searchsorted(seen, ordinals).clamp(max=blocks.shape[0] - 1)
+    step = torch.where(limit > 0, limit * (1 - MARGIN), least / (2 * most - 1))
+    step = step.clamp(min=_LEAST.get(blocks.dtype, _LEAST_OF_OTHERS))
     values = blocks.float()
-    code = nearest_codes(values, step).clamp(max=most).copysign(values)
-    code = torch.where((values == high) & (high != 0), own, code)
-    if width.is_signed:
-        code = torch.where((values == low) & (low != 0), -own, code)
-    # NaN has no integer value; its block is exact.
-    codes = code.nan_to_num(0).to(torch.int8).flatten()
-    if width.bits < BYTE.bits:
-        # Byte 0 of eight holds the signs.
-        codes = to_bits(codes)[:, 1 - width.is_signed :][:, : width.bits].clone()
-    figures = torch.stack([step, std, low, high])
-    return codes, figures, exact.to(torch.int32), blocks[exact]
+    low = torch.where(values.isnan(), torch.inf, values).amin()
+    high = torch.where(values.isnan(), -torch.inf, values).amax()
+    # The extremes, which may be infinite, have codes of their own.
+    is_high = (values == high) & (high != 0)
+    is_low = (values == low) & (low != 0) & width.is_signed
+    codes, doublings = _to_codes(most, step, torch.where(is_high | is_low, 0, values))
+    codes = torch.where(is_high, width.largest, codes)
+    codes = torch.where(is_low, -width.largest, codes)
+    return _planes(width, codes), doublings, torch.stack([step, std, low, high])
 
 
-def sizes_of(
-    count: int, width: Width, dtype: torch.dtype
-) -> list[tuple[Sequence[int], torch.dtype]]:
-    """Return shape and type of each tensor that :func:`pack` makes of some values of a type."""
-    blocks = (count + BLOCK - 1) // BLOCK
-    exact = blocks // _BLOCKS_PER_EXACT + 1
-    is_byte = width.bits == BYTE.bits
-    codes = ((blocks * BLOCK,), torch.int8) if is_byte else ((8 * blocks, width.bits), torch.uint8)
-    return [codes, ((4,), torch.float32), ((exact,), torch.int32), ((exact, BLOCK), dtype)]
-
-
-def unpack(width: Width, codes: Tensor, figures: Tensor, exact: Tensor, kept: Tensor) -> Tensor:
+def unpack(
+    width: Width, dtype: torch.dtype, codes: Tensor, doublings: Tensor, figures: Tensor
+) -> Tensor:
     """Return the values, followed by zeros up to a multiple of a block."""
-    if width.bits < BYTE.bits:
-        bits = (1 - width.is_signed, 7 + width.is_signed - width.bits)
-        codes = from_bits(functional.pad(codes, bits).flatten())
-    code = codes.view(-1, BLOCK).float()
-    values = ((2 * code - code.sign()) * figures[0]).to(kept.dtype)
-    low, high = figures[2].to(kept.dtype), figures[3].to(kept.dtype)
+    code = _codes(width, codes)
+    values = _from_codes(code, doublings, figures[0]).to(dtype)
+    low, high = figures[2].to(dtype), figures[3].to(dtype)
     # All others lie between the extremes; 0 is only where it was.
     values = torch.minimum(torch.maximum(values, inner(low, 1)), inner(high, -1))
-    values = torch.where(code == 0, torch.zeros_like(values), values)
-    own = _own_code(width)
-    values = torch.where(code == own, high, values)
+    values = torch.where(code == 0, torch.where(values.isnan(), values, 0), values)
+    values = torch.where(code == width.largest, high, values)
     if width.is_signed:
-        values = torch.where(code == -own, low, values)
-    return values.index_copy(0, exact.long(), kept).flatten()
+        values = torch.where(code == -width.largest, low, values)
+    return values.flatten()
 
 
-def _exponent_of(level: Tensor) -> Tensor:
-    """Return the logarithm of a factor by its number: factors are dense up to 4, to 2**34, beyond.
+def pack_normalized(
+    width: Width, fraction: float, values: Tensor, center: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Pack the input of a normalization: ``(values - center) * rstd`` with a constant step.
 
-    >>> _exponent_of(torch.tensor([0, 8, 16, 17, 48, 49, 95])).tolist()
-    [0.0, 1.0, 2.0, 3.0, 34.0, 38.0, 222.0]
+    Args:
+        width: The width of the codes.
+        fraction: The bound, in standard deviations of what is normalized.
+        values: The input, with its dimensions in the order of memory.
+        center: What has code 0; broadcasts to it, as the next.
+        rstd: The reciprocal of the standard deviation.
+
+    Returns:
+        The codes or their bit planes; and how often each block's step is doubled.
     """
-    return torch.maximum(level / 8, torch.maximum(level - 14, 4 * level - 158))
+    flat = ((values.float() - center) * rstd).flatten()
+    codes, doublings = _to_codes(width.largest, fraction * (1 - MARGIN), _in_blocks(flat))
+    return _planes(width, codes), doublings
 
 
-def _level_of(exponent: Tensor) -> Tensor:
-    """Invert :func:`_exponent_of`."""
-    return torch.minimum(8 * exponent, torch.minimum(exponent + 14, (exponent + 158) / 4))
+def unpack_normalized(
+    width: Width,
+    fraction: float,
+    dtype: torch.dtype,
+    is_relu: bool,
+    codes: Tensor,
+    doublings: Tensor,
+    gain: Tensor,
+    offset: Tensor,
+    shape: Sequence[int],
+) -> Tensor:
+    """Return ``d * gain + offset`` of the normalized values d.
+
+    Args:
+        width: The width of the codes.
+        fraction: The bound.
+        dtype: Type of the results.
+        is_relu: Whether negative ones become 0.
+        codes: The codes or their bit planes.
+        doublings: How often each block's step is doubled.
+        gain: Broadcasts to the results, as the next.
+        offset: What d = 0 becomes.
+        shape: That of the results, in the order of memory.
+    """
+    blocks = _from_codes(_codes(width, codes), doublings, fraction * (1 - MARGIN))
+    values = blocks.flatten()[: math.prod(shape)].view(shape) * gain + offset
+    return (values.relu() if is_relu else values).to(dtype)
+
+
+def sizes_of(count: int, width: Width) -> list[tuple[Sequence[int], torch.dtype]]:
+    """Return shape and type of what :func:`pack_normalized` makes of some number of values."""
+    blocks = (count + BLOCK - 1) // BLOCK
+    if width.bits == BYTE.bits:
+        return [((blocks * BLOCK,), torch.int8), ((blocks,), torch.uint8)]
+    return [((8 * blocks, width.bits), torch.uint8), ((blocks,), torch.uint8)]
+
+
+def _in_blocks(flat: Tensor) -> Tensor:
+    """Return (n,) values as (blocks, 64), padded by zeros."""
+    return functional.pad(flat, (0, -flat.shape[0] % BLOCK)).view(-1, BLOCK)
+
+
+def _to_codes(most: int, step: Tensor | float, blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (blocks, 64) codes from -most to most; and how often each block's step is doubled."""
+    largest = blocks.abs().amax(1)
+    needed = (largest.log2() - _log2(2 * most * step) + _ROUNDING).ceil().clamp(min=0)
+    doublings = torch.where(largest.isfinite(), needed, _HAS_NAN).to(torch.uint8)
+    code = nearest_codes(blocks, _doubled(step, doublings)).clamp(max=most).copysign(blocks)
+    return code.nan_to_num(0).to(torch.int8), doublings
+
+
+def _from_codes(code: Tensor, doublings: Tensor, step: Tensor | float) -> Tensor:
+    """Return the (blocks, 64) values of codes, NaN in blocks that had one."""
+    values = (2 * code - code.sign()) * _doubled(step, doublings)
+    return torch.where((doublings == _HAS_NAN)[:, None], torch.nan, values)
+
+
+def _doubled(step: Tensor | float, doublings: Tensor) -> Tensor:
+    """Return the (blocks, 1) steps of blocks; in two factors, because one would overflow."""
+    half = doublings.float()[:, None].clamp(max=254) / 2
+    return step * half.floor().exp2() * half.ceil().exp2()
+
+
+def _log2(number: Tensor | float) -> Tensor | float:
+    return number.log2() if isinstance(number, Tensor) else math.log2(number)
+
+
+def _planes(width: Width, codes: Tensor) -> Tensor:
+    """Return codes as they are stored."""
+    if width.bits == BYTE.bits:
+        return codes.flatten()
+    # Byte 0 of eight holds the signs.
+    return to_bits(codes.flatten())[:, 1 - width.is_signed :][:, : width.bits].clone()
+
+
+def _codes(width: Width, stored: Tensor) -> Tensor:
+    """Return (blocks, 64) codes as floats."""
+    if width.bits < BYTE.bits:
+        bits = (1 - width.is_signed, 7 + width.is_signed - width.bits)
+        stored = from_bits(functional.pad(stored, bits).flatten())
+    return stored.view(-1, BLOCK).float()
 
 
 def _deviation(blocks: Tensor, outlier_guard: float) -> tuple[Tensor, Tensor]:

