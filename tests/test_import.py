@@ -28,6 +28,17 @@ def test_every_public_name_is_found():
     assert set(dir(pcrshard)) - {"hf"} == set(pcrshard.__all__)
 
 
+def test_listing_checkpoints_does_not_wait_for_torch(tmp_path):
+    """``pcrshard checkpoint ls`` reads a manifest, which needs no tensors."""
+    with pcrshard.DeltaStore(tmp_path) as store:
+        store.save({"step": 1})
+    program = (
+        "import sys; from pcrshard.cli.main import main; "
+        f"main(['checkpoint', 'ls', {str(tmp_path)!r}]); print('torch' in sys.modules)"
+    )
+    assert run_python("-c", program).endswith("False\n")
+
+
 def test_types_are_shipped():
     """A type checker of a user sees ours."""
     folder = pathlib.Path(pcrshard.__file__).parent

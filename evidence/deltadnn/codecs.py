@@ -9,7 +9,7 @@ import torch
 import zstandard
 
 from pcrshard.checkpoint import Precision
-from pcrshard.checkpoint.choose_bound import one_delta
+from pcrshard.checkpoint.bound_choice import one_delta
 from pcrshard.checkpoint.tensors import words_of
 from pcrshard.errorbound import FLOAT_TYPES, encode_planes
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from pcrshard.checkpoint import DeltaStore, Precision
-from pcrshard.checkpoint.choose_bound import CANDIDATES, choose
+from pcrshard.checkpoint.bound_choice import CANDIDATES, choose
 from pcrshard.errorbound import RelativeStd
 
 from ..lab import stamp

@@ -1,19 +1,10 @@
-"""Checkpoint stores, pulls, exports, and weight sync, exact or within stated error bounds."""
+"""Checkpoint stores, pulls and exports, exact or within stated error bounds.
 
-from .choose_bound import choose_bound
-from .codec import Precision
-from .pull import pull
-from .recover import recover
-from .safetensors_file import export_safetensors
-from .store import DeltaStore
-from .version_file import VersionRecord
+The names are in ``__init__.pyi`` and loaded at first use: listing versions needs no torch.
+"""
 
-__all__ = [
-    "DeltaStore",
-    "Precision",
-    "VersionRecord",
-    "choose_bound",
-    "export_safetensors",
-    "pull",
-    "recover",
-]
+from __future__ import annotations
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

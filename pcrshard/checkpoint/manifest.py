@@ -6,29 +6,27 @@ See docs/checkpoints-format.md, section 3.
 from __future__ import annotations
 
 import re
-import secrets
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 
-from .. import storage
 from ..errors import (
-    BrokenChain,
     ConcurrentWriter,
     CorruptCheckpoint,
-    PCRError,
     StorageError,
     VersionUnavailable,
 )
 from ..redaction import get_logger
-from .codec import Entry, Tensor
 from .folder import Folder
 from .frame import (
     HEAD_BYTES,
     Count,
+    Digest,
+    FileName,
+    HeaderBytes,
+    Metrics,
     Number,
     Record,
     Text,
+    Time,
     damage_named,
     header_limit,
     know_types,
@@ -36,10 +34,6 @@ from .frame import (
     require,
     unpack_frame,
 )
-from .kept import KeptTensors
-from .typed_tree import Tree
-from .version_file import MAGIC as VERSION_MAGIC
-from .version_file import Header, VersionFile, VersionRecord, content_id
 
 log = get_logger(__name__)
 MAGIC = b"\x89PCM\r\n\x1a\n"
@@ -50,6 +44,45 @@ VERSION_NAME = re.compile(r"([0-9]{6,12})-[0-9a-f]{16}\.pcd")
 # Keep recent manifests so that a reader that just listed the folder still finds the one it saw.
 _KEPT_MANIFESTS = 3
 _ATTEMPTS = 5
+
+
+class Version(Record, frozen=True, kw_only=True):
+    """A version of a store.
+
+    Attributes:
+        number: Version number, from 1, increasing and never reused.
+        id: SHA-256 of the tree and of the type, shape, and SHA-256 of each tensor.
+        parent: Number of the version that deltas refer to; ``None`` for a keyframe.
+        metrics: Numbers and strings that the user recorded.
+        saved: Time of saving, in seconds since 1970.
+    """
+
+    number: Number
+    id: Digest
+    parent: Number | None
+    metrics: Metrics
+    saved: Time
+
+
+class VersionRecord(Version, frozen=True, kw_only=True):
+    """One version of a store, as its manifest describes it.
+
+    Attributes:
+        number: Version number, from 1, increasing and never reused.
+        id: SHA-256 of the restored content.
+        parent: Number of the version that this delta refers to; ``None`` for a keyframe.
+        metrics: Numbers and strings that the user recorded.
+        saved: Time of saving, in seconds since 1970.
+        file: Name of the version's file in the store's folder.
+        file_bytes: Size of the file.
+        header_bytes: Size of the file's header.
+        raw_bytes: Size of the restored tensors.
+    """
+
+    file: FileName
+    file_bytes: Count
+    header_bytes: HeaderBytes
+    raw_bytes: Count
 
 
 class Manifest(Record, frozen=True):
@@ -111,15 +144,8 @@ class Manifest(Record, frozen=True):
 know_types(Manifest)
 
 
-class StoreIO(Folder):
-    """Access to the manifests and versions of a store.
-
-    Attributes:
-        decoded: The file of the last version that was written or read whole, and its tensors. Not
-            its id, because versions of one content may hold it in different forms.
-    """
-
-    decoded: tuple[str, Mapping[str, Tensor]] = ("", {})
+class ManifestFolder(Folder):
+    """The manifests of a store, which need no torch."""
 
     def newest(self) -> Manifest:
         """Read the newest manifest; return an empty one, number 0, if there is none.
@@ -213,158 +239,3 @@ class StoreIO(Folder):
             self.remove(name for name, number in numbers.items() if number <= last)
         self.remove(removed)
         return after
-
-    def write(
-        self,
-        encoded: Iterable[tuple[str, Tensor, Entry, list[bytes]]],
-        largest: Sequence[Entry],
-        parent: VersionRecord | None = None,
-        *,
-        tree: Tree,
-        number: int,
-        **fields: Any,
-    ) -> VersionRecord:
-        """Write a version atomically under a new file name, and keep it.
-
-        Args:
-            encoded: Path, tensor, entry and payload of each tensor, in the order of the tree; each
-                is written before the next one is made.
-            largest: As large an entry as each may get: see :func:`largest_entry`.
-            parent: The version that deltas refer to; ``None`` for a keyframe.
-            tree: The state without its tensors.
-            number: Number of the version.
-            **fields: ``metrics`` and ``saved``.
-
-        Raises:
-            StorageError: The disk is full, or the storage rejected the write.
-        """
-
-        def head(entries: Sequence[Entry], num_bytes: int = 0) -> tuple[Header, bytes]:
-            used = parent if any(entry.is_delta for entry in entries) else None
-            header = Header(
-                id=content_id(tree, entries),
-                parent=None if used is None else used.number,
-                parent_id=None if used is None else used.id,
-                tree=tree,
-                tensors=list(entries),
-                number=number,
-                **fields,
-            )
-            return header, pack_frame(VERSION_MAGIC, header, num_bytes)
-
-        _, room = head([entry.replace(is_delta=parent is not None) for entry in largest])
-        name = f"{number:06d}-{secrets.token_hex(8)}.pcd"
-        kept, entries = self._new_kept(), []
-        # The local temporary file of an upload need not survive a power failure.
-        durable = storage.is_local(self.url)
-        with storage.atomic_write(self.join(name), options=self.options, durable=durable) as file:
-            file.seek(len(room))
-            for path, tensor, entry, payload in encoded:
-                file.writelines(payload)
-                entries.append(entry)
-                kept.add(path, tensor.narrowed())
-            header, frame = head(entries, len(room))
-            file.seek(0)
-            file.write(frame)
-        self.decoded = name, kept
-        return header.record(name, len(frame) - HEAD_BYTES)
-
-    def open(self, record: VersionRecord) -> VersionFile:
-        """Open the file of a version.
-
-        Raises:
-            CorruptCheckpoint: The file is damaged or contains another version.
-        """
-        file = VersionFile(self, record.file, record.header_bytes)
-        # Metrics and time are not part of the content.
-        if file.record.replace(metrics=record.metrics, saved=record.saved) != record:
-            message = f"expected version {record.number} as its manifest describes it"
-            raise CorruptCheckpoint(message, url=file.url)
-        return file
-
-    def read_tensors(
-        self, manifest: Manifest, file: VersionFile, paths: Collection[str]
-    ) -> Mapping[str, Tensor]:
-        """Decode tensors of a version, reading only the required files and payloads.
-
-        Args:
-            manifest: The store's manifest.
-            file: The version; its chain may end at the version in :attr:`decoded`.
-            paths: Paths of the tensors to read.
-
-        Raises:
-            VersionUnavailable: A parent does not exist.
-            BrokenChain: A reference is missing or is a different version.
-            CorruptCheckpoint: A payload is damaged.
-        """
-        layers = [(file, paths)]
-        tensors: Mapping[str, Tensor] = {}
-        while deltas := {path for path in paths if file.entries[path].is_delta}:
-            assert file.header.parent is not None
-            record = manifest.record(file.header.parent)
-            if record.id != file.header.parent_id:
-                message = f"its parent is another version than {record.number}"
-                raise BrokenChain(message, url=file.url)
-            if self.decoded[0] == record.file and deltas <= self.decoded[1].keys():
-                tensors = self.decoded[1]
-                break
-            file = self.open(record)
-            paths = deltas & file.entries.keys()
-            layers.append((file, paths))
-        for file, paths in reversed(layers):
-            tensors = file.decode(paths, tensors)
-        return tensors
-
-    def read_whole(self, manifest: Manifest, file: VersionFile) -> Mapping[str, Tensor]:
-        """Decode a version, and keep it; see :meth:`read_tensors`."""
-        tensors = self.read_tensors(manifest, file, file.entries)
-        kept = self._new_kept()
-        for path, tensor in tensors.items():
-            kept.add(path, tensor)
-        self.decoded = file.record.file, kept
-        return tensors
-
-    def _new_kept(self) -> KeptTensors:
-        return KeptTensors(storage.plain_path(self.url) if storage.is_local(self.url) else "")
-
-    def forget(self) -> None:
-        """Drop the version that is kept."""
-        self.decoded = "", {}
-
-    def load(
-        self, number: int, names: Collection[str] | None = None, map_location: Any = None
-    ) -> tuple[VersionRecord, Any]:
-        """Load a version, or the parts selected by ``names``; see :meth:`DeltaStore.load`."""
-        if isinstance(names, str):
-            raise TypeError(f"expected a list of names, got {names!r}; write [{names!r}]")
-        parts = None if names is None else dict.fromkeys(names)
-        manifest = self.existing()
-        record = manifest.record(number)
-        try:
-            file = self.open(record)
-            tensors = self.read_tensors(manifest, file, file.paths(parts))
-        except StorageError:
-            if self.existing().number == manifest.number:
-                raise
-            # Another process has deleted files of that manifest.
-            return self.load(number, names, map_location)
-        return record, file.restore(tensors, parts, map_location)
-
-    def check(self, manifest: Manifest, file: VersionFile) -> None:
-        """Read every byte of a version, and restore it.
-
-        Raises:
-            PCRError: The version cannot be restored.
-        """
-        tensors = self.read_whole(manifest, file)
-        file.check_size()
-        file.restore(tensors)
-
-    def problems(self, manifest: Manifest, records: Iterable[VersionRecord]) -> Iterator[PCRError]:
-        """Check versions, and yield the problems found."""
-        self.forget()  # not what was kept, but what is in the files
-        for record in records:
-            try:
-                self.check(manifest, self.open(record))
-            except PCRError as error:
-                yield error

@@ -16,13 +16,14 @@ from ..errorbound import Bound, PointwiseRelative, RelativeStd, Words
 from ..errors import ConcurrentWriter, PCRError, UnsupportedState
 from ..memory import BufferPool, trim, trim_thread
 from ..redaction import get_logger
+from .chains import StoreIO
 from .codec import Entry, Precision, Tensor, encode_tensor, largest_entry, store_leaf
 from .frame import plain_metrics
-from .manifest import VERSION_NAME, Manifest, StoreIO
+from .manifest import VERSION_NAME, Manifest, VersionRecord
 from .roles import assign_roles, find_roles
 from .tensors import spec_of
 from .typed_tree import Leaf, Tree, flatten
-from .version_file import Progress, VersionRecord, parallel_map, reported
+from .version_file import Progress, parallel_map, reported
 
 log = get_logger(__name__)
 PRESETS = {

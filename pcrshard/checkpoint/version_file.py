@@ -22,20 +22,14 @@ from .folder import Folder
 from .frame import (
     HEAD_BYTES,
     MAX_HEADER_BYTES,
-    Count,
     Digest,
-    FileName,
-    HeaderBytes,
-    Metrics,
-    Number,
-    Record,
-    Time,
     damage_named,
     encode,
     know_types,
     require,
     unpack_frame,
 )
+from .manifest import Version, VersionRecord
 from .tensors import tensor_from
 from .typed_tree import Tree, TreeReader
 
@@ -69,46 +63,7 @@ def reported(items: Sequence[T], progress: Progress | None) -> Iterator[T]:
             progress(done, len(items))
 
 
-class _Version(Record, frozen=True, kw_only=True):
-    """A version of a store.
-
-    Attributes:
-        number: Version number, from 1, increasing and never reused.
-        id: SHA-256 of the tree and of the type, shape, and SHA-256 of each tensor.
-        parent: Number of the version that deltas refer to; ``None`` for a keyframe.
-        metrics: Numbers and strings that the user recorded.
-        saved: Time of saving, in seconds since 1970.
-    """
-
-    number: Number
-    id: Digest
-    parent: Number | None
-    metrics: Metrics
-    saved: Time
-
-
-class VersionRecord(_Version, frozen=True, kw_only=True):
-    """One version of a store, as its manifest describes it.
-
-    Attributes:
-        number: Version number, from 1, increasing and never reused.
-        id: SHA-256 of the restored content.
-        parent: Number of the version that this delta refers to; ``None`` for a keyframe.
-        metrics: Numbers and strings that the user recorded.
-        saved: Time of saving, in seconds since 1970.
-        file: Name of the version's file in the store's folder.
-        file_bytes: Size of the file.
-        header_bytes: Size of the file's header.
-        raw_bytes: Size of the restored tensors.
-    """
-
-    file: FileName
-    file_bytes: Count
-    header_bytes: HeaderBytes
-    raw_bytes: Count
-
-
-class Header(_Version, frozen=True, kw_only=True):
+class Header(Version, frozen=True, kw_only=True):
     """The header of a version's file.
 
     Attributes:
@@ -130,7 +85,7 @@ class Header(_Version, frozen=True, kw_only=True):
     def record(self, name: str, header_bytes: int) -> VersionRecord:
         """Return the manifest's record of the version in a file."""
         return VersionRecord(
-            **{field: getattr(self, field) for field in _Version.__struct_fields__},
+            **{field: getattr(self, field) for field in Version.__struct_fields__},
             file=name,
             file_bytes=HEAD_BYTES + header_bytes + sum(e.num_bytes for e in self.tensors),
             header_bytes=header_bytes,

@@ -1,7 +1,6 @@
 """The commands for stores of checkpoints: ``pcrshard checkpoint ls | show | verify | pull ...``.
 
-Each command imports ``pcrshard.checkpoint`` lazily: it imports torch, which takes two seconds that
-other commands should not pay.
+Each command imports what it needs: all but ``ls`` need torch, which takes two seconds to import.
 """
 
 from __future__ import annotations
@@ -36,9 +35,10 @@ def ls(store: str, *, storage_option: StorageOptions = None) -> Report:
         store: Store's folder, local or a URL.
         storage_option: fsspec option of the store; repeatable.
     """
-    io = _open(store, storage_option).io
-    manifest = io.newest()
-    if manifest.number == 0 and "index" in io.list():
+    from ..checkpoint.manifest import ManifestFolder
+
+    io = ManifestFolder(store, storage_option)
+    if io.newest().number == 0 and "index" in io.list():
         from ..integrations.distributed_checkpoint import list_checkpoints
 
         found = list_checkpoints(store, storage_option)

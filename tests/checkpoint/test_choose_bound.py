@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pcrshard.checkpoint import choose_bound
-from pcrshard.checkpoint.choose_bound import CANDIDATES
+from pcrshard.checkpoint.bound_choice import CANDIDATES
 from pcrshard.errorbound import RelativeStd
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -14,9 +14,10 @@ from ..errors import (
     PCRError,
     VersionUnavailable,
 )
+from .chains import StoreIO
 from .frame import require
-from .manifest import MANIFEST_NAME, VERSION_NAME, Manifest, StoreIO
-from .version_file import Progress, VersionFile, VersionRecord, reported
+from .manifest import MANIFEST_NAME, VERSION_NAME, Manifest, VersionRecord
+from .version_file import Progress, VersionFile, reported
 
 _YEAR_2020 = 1_577_836_800_000  # in Unix milliseconds; names of manifests have 12 digits
 

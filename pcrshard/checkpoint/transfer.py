@@ -12,10 +12,11 @@ from .. import storage
 from ..errors import BrokenChain, ConcurrentWriter, CorruptCheckpoint
 from ..storage.locks import hold_lock
 from ..storage.stores import mapped_errors
+from .chains import StoreIO
 from .folder import memory_bytes
-from .manifest import Manifest, StoreIO
+from .manifest import Manifest, VersionRecord
 from .store import DeltaStore
-from .version_file import Progress, VersionRecord
+from .version_file import Progress
 
 # Files are downloaded in pieces of this size; completed pieces survive a killed process.
 _BLOCK = 1 << 23
