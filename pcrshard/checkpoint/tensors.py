@@ -78,6 +78,8 @@ def check_storable(tensor: torch.Tensor, path: str) -> None:
         what = f"{type(tensor).__name__}, {tensor.layout}, {tensor.device}, {name}"
         if hasattr(tensor, "full_tensor"):  # a DTensor, whose class takes long to import
             what += ": gather it on all ranks by full_tensor()"
+        elif not plain:
+            what += ": store its values as a torch.Tensor"
         raise UnsupportedState(f"expected a dense tensor with values, got {what}", key=path)
     if name not in ITEM_BYTES:
         raise UnsupportedState(f"cannot store tensors of type {name}", key=path)

@@ -163,7 +163,7 @@ LOOP.append(LOOP)
         (torch.empty(3, device="meta"), "dense tensor with values"),
         (NESTED, "dense tensor with values"),
         (torch.eye(3).to_sparse(), "dense tensor with values"),
-        (torch.randn(3).as_subclass(Subclass), "dense tensor with values"),
+        (torch.randn(3).as_subclass(Subclass), "store its values as a torch.Tensor"),
         (LOOP, "at most 100 levels"),
     ],
     ids=lambda value: str(value)[:20] if isinstance(value, str) else "",
