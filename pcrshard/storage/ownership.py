@@ -45,7 +45,10 @@ def find_owner(folder: str, *, options: Access = None) -> Owner | None:
         raise
     kind, _, token = text.strip().partition(" ")
     if not (kind and len(token) == 32):
-        raise StorageError("expected the mark of a folder, got something else", url=url)
+        raise StorageError(
+            "expected the mark of a folder, got something else; delete the folder if it is a cache",
+            url=url,
+        )
     return Owner(kind, token)
 
 
