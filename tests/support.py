@@ -75,6 +75,10 @@ def _rank(script, words, environment, log):
     sys.argv = [str(script), *map(str, words)]
     multiprocessing.set_start_method(None, force=True)  # the default again, as in a shell
     runpy.run_path(str(script), run_name="__main__")
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    # A thread of gloo's that wants the GIL while Python ends aborts (PyTorch).
+    os._exit(0)
 
 
 def run_ranks(script, *words, ranks=2):
