@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -100,8 +100,8 @@ def in_order(found: Mapping[str, tuple[TensorSpec, Bytes]]) -> tuple[Layout, lis
     return layout, [found[name][1].view(spec.word) for name, spec in layout]
 
 
-def words_by_name(tensors: Mapping[str, torch.Tensor]) -> tuple[Layout, list[Words]]:
-    """Return the layout of tensors, and the words (N,) of each on the CPU.
+def words_by_name(tensors: Mapping[str, torch.Tensor]) -> tuple[Layout, Iterator[Words]]:
+    """Return the layout of tensors, and the words (N,) of each, which is copied to the CPU in turn.
 
     Raises:
         UnsupportedState: safetensors does not support a tensor, its type, or its name.
@@ -114,7 +114,7 @@ def words_by_name(tensors: Mapping[str, torch.Tensor]) -> tuple[Layout, list[Wor
         _check_type(tensor, name)
     layout = sorted(((name, spec_of(each)) for name, each in tensors.items()), key=order)
     plain = (tensors[name].detach().cpu().resolve_conj().resolve_neg() for name, _ in layout)
-    return layout, [words_of(tensor.contiguous()) for tensor in plain]
+    return layout, (words_of(tensor.contiguous()) for tensor in plain)
 
 
 def _check_type(tensor: torch.Tensor, name: str) -> None:
@@ -176,5 +176,6 @@ def export_safetensors(
     about = {"pcrshard_version": str(record.number), "pcrshard_id": record.id.hex()}
     header = file_header(layout, FORMAT | about)
     with storage.atomic_write(url, options=options) as file:
-        file.writelines([header, *(each.data for each in words)])
-    return len(header) + sum(each.nbytes for each in words)
+        file.write(header)
+        file.writelines(each.data for each in words)
+    return len(header) + sum(spec.num_bytes for _, spec in layout)

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -128,7 +128,7 @@ def _checksum(kind: str, data: Bytes) -> str:
 def encode_version(
     number: int,
     layout: Layout,
-    tensors: Sequence[Words],
+    tensors: Iterable[Words],
     held: Sequence[Words],
     *,
     is_full: bool,

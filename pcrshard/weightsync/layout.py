@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -34,14 +34,12 @@ def words_in(data: Bytes, layout: Layout) -> list[Words]:
     return [part.view(spec.word) for part, (_, spec) in zip(parts, layout, strict=False)]
 
 
-def blocks(tensors: Iterable[Words]) -> list[Words]:
-    """Split the words of tensors into blocks of words of at most 4 bytes, patched as units."""
-    found = []
+def blocks(tensors: Iterable[Words]) -> Iterator[Words]:
+    """Yield the words of tensors in blocks of words of at most 4 bytes, patched as units."""
     for words in tensors:
         narrow = words.view(np.uint32) if words.itemsize == 8 else words
-        starts = range(0, len(narrow), _BLOCK_WORDS)
-        found += [narrow[start : start + _BLOCK_WORDS] for start in starts]
-    return found
+        for start in range(0, len(narrow), _BLOCK_WORDS):
+            yield narrow[start : start + _BLOCK_WORDS]
 
 
 def u32(numbers: Iterable[int]) -> bytes:

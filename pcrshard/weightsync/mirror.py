@@ -222,7 +222,7 @@ class WeightMirror:
         last, workers = steps[-1], self._folder.workers
 
         def work(words: Sequence[Words], steps: Sequence[Step | Delta]) -> State:
-            parts = blocks(words)
+            parts = list(blocks(words))
             patches = [each for each in steps if isinstance(each, Step)]
 
             def patch(n: int) -> int:

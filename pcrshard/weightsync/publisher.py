@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import numpy as np
@@ -95,14 +95,15 @@ class WeightPublisher:
         """
         if isinstance(weights, str | os.PathLike):
             with damage_named("expected a safetensors file", os.fspath(weights)):
-                layout, words = in_order(parse_file(storage.read_bytes(os.fspath(weights)))[1])
-            words = [each if each.flags.aligned else each.copy() for each in words]
+                layout, found = in_order(parse_file(storage.read_bytes(os.fspath(weights)))[1])
+            words: Iterable[Words] = (x if x.flags.aligned else x.copy() for x in found)
         else:
             layout, words = words_by_name(weights)
         # If publishing fails, the copy does not match the published weights.
         parent, self._id = self._id, None
         if parent is None or self._layout != layout:
-            parent, self._layout, self._held = None, layout, list(map(np.empty_like, words))
+            parent, self._layout = None, layout
+            self._held = [np.empty(spec.num_words, spec.word) for _, spec in layout]
             self._folder.clean()
             self._number = max(self._folder.numbered(_FILE).values(), default=0)
             # A mirror of an earlier step loads all weights again.

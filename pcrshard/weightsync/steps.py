@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -149,7 +149,7 @@ def whole_step(
 def encode_steps(
     number: int,
     layout: Layout,
-    tensors: Sequence[Words],
+    tensors: Iterable[Words],
     held: Sequence[Words],
     parent: bytes | None,
     *,
@@ -176,7 +176,7 @@ def encode_steps(
     def work(pair: tuple[Words, Words]) -> tuple[int, Any, int]:
         return _encode(*pair, is_new=parent is None, is_slow_link=is_slow_link)
 
-    before = blocks(held)
+    before = list(blocks(held))
     encoded = list(parallel_map(workers, work, zip(blocks(tensors), before, strict=True)))
     coders, payloads, crcs = map(list, zip(*encoded, strict=True)) if encoded else ([], [], [])
     header = StepHeader(

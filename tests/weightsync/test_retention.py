@@ -6,6 +6,7 @@ import tracemalloc
 
 import pytest
 import torch
+from support import run_python
 
 from pcrshard import memory, storage
 from pcrshard.weightsync import WeightMirror, WeightPublisher
@@ -156,3 +157,27 @@ def test_a_keyframe_is_written_from_the_publishers_copy(tmp_path, layout):
         assert tracemalloc.get_traced_memory()[1] < found["w"].nbytes / 2
     finally:
         tracemalloc.stop()
+
+
+MEMORY = """
+import re, sys
+import torch
+from pcrshard.weightsync import WeightPublisher
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+WeightPublisher("memory://first").publish({"w": torch.randn(9, 9).t()})
+weights = {str(n): torch.randn(900, 1000).t() for n in range(30)}
+before = resident()
+WeightPublisher(sys.argv[1]).publish(weights)
+with open("/proc/self/status") as file:
+    peak = int(re.search("VmHWM:\\s+([0-9]+)", file.read())[1]) * 1024
+print((peak - before) / sum(each.nbytes for each in weights.values()))
+"""
+
+
+def test_weights_are_copied_one_after_the_other(tmp_path):
+    """Tensors on a GPU, or not contiguous, take no memory beyond the copy that is kept."""
+    assert float(run_python("-c", MEMORY, tmp_path)) < 1.5
