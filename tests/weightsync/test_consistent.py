@@ -149,7 +149,7 @@ def test_pinned_tensors_need_a_gpu(tmp_path):
     mirror = WeightMirror(tmp_path / "stream", tmp_path / "mirror")
     mirror.update()
     if not torch.cuda.is_available():
-        with pytest.raises(RuntimeError, match="accelerator|GPU"):
+        with pytest.raises(RuntimeError, match=r"accelerator|GPU"):
             mirror.tensors(pinned=True)
     else:
         found = mirror.tensors(pinned=True)
