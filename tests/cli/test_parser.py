@@ -200,7 +200,7 @@ def test_any_command_line_ends_with_a_line_and_a_status(line, workplace):
 def test_a_missing_package_is_named_before_work_starts(missing, tmp_path):
     """A wheel without its extras: one line that says what to install, and nothing is written."""
     lines = {
-        "torch": [["demo"], ["checkpoint", "ls", "x"]],
+        "torch": [["demo"], ["checkpoint", "verify", "x"]],
         "matplotlib": [["fidelity", "x", "--plot", "a.png"]],
         "cv2": [["fidelity", "x"]],
         "sklearn": [["demo"]],

@@ -295,7 +295,7 @@ def test_levels_with_previews_deferred_fields_and_kept_files(varied, tmp_path):
     """All that a dataset may have goes with levels, and a staged copy is read by quality."""
     src = write_files(
         tmp_path / "src",
-        {f"a/{n:02}.jpg": make_jpeg(n, 64, 64, quality=92) for n in range(70)}
+        {f"{'ab'[n % 2]}/{n:02}.jpg": make_jpeg(n, 64, 64, quality=92) for n in range(70)}
         | {"a/broken.jpg": make_jpeg(1)[:-200]},
     )
     fmt = ShardFormat("levels", layout="preview", base=2, preview_fields=("cls",))
