@@ -36,7 +36,7 @@ A folder of JPEGs becomes PCR shards: the same pixels, rearranged so that the fi
 are all its images at low fidelity.""",
     PHOTOS,
     "One command encodes. Shards are ordinary tars, a few per cent smaller than the sources.",
-    """!pcrshard encode photos shards --num-shards 8 2>/dev/null | tail -1
+    """!pcrshard encode photos shards --num-shards 8 2>/dev/null
 !pcrshard verify shards --against photos 2>/dev/null""",
     "What does a job read at each scan?",
     "!pcrshard info shards",
@@ -64,7 +64,7 @@ TRAIN = [
 The same training at scan 2 and at full fidelity. `PCRLoader` gives uint8 batches; the scan is the
 only difference.""",
     PHOTOS,
-    "!pcrshard encode photos shards --num-shards 8 2>/dev/null | tail -1",
+    "!pcrshard encode photos shards --num-shards 8 2>/dev/null",
     """
 import time
 import torch
@@ -122,7 +122,7 @@ TUNE = [
 `ScanTuner` compares gradients at each scan with those at full fidelity (section 4.3 of the PCR
 paper); `BandwidthTuner` watches how long the loop waits.""",
     PHOTOS,
-    "!pcrshard encode photos shards --num-shards 8 2>/dev/null | tail -1",
+    "!pcrshard encode photos shards --num-shards 8 2>/dev/null",
     """
 import torch
 from pcrshard import ImageDecoder, PCRDataset, PCRLoader, ScanLevel, ScanTuner
@@ -240,7 +240,7 @@ with tarfile.open(archive) as tar:
                 member.name = f"photos/{split}/{kind}/{number:03d}.jpg"
                 tar.extract(member, filter="data")
 """,
-    "!pcrshard encode --split all photos shards --num-shards 2 2>/dev/null | tail -2",
+    "!pcrshard encode --split all photos shards --num-shards 2 2>/dev/null",
     "The network, with weights that come as a package; it gives 1280 numbers for an image.",
     """
 import numpy as np
