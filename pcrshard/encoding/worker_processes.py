@@ -132,10 +132,21 @@ def _worker_processes(workers: int) -> Iterator[tuple[Executor, Callable[[], Non
 def _ctrl_c_waits() -> Iterator[None]:
     """Defer Ctrl-C until the end of the block; processes started inside inherit the mask."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    # Another thread may get the signal, and Python then handles it in the main thread all the same.
+    is_main = threading.current_thread() is threading.main_thread()
+    # None for a handler from outside of Python.
+    usual = signal.getsignal(signal.SIGINT) if is_main else None
+    deferred: list[object] = []
+    if usual is not None:
+        signal.signal(signal.SIGINT, lambda *_: deferred.append(1))
     try:
         yield
     finally:
+        if usual is not None:
+            signal.signal(signal.SIGINT, usual)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if deferred:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _prepare_worker(receiver: Connection) -> None:
