@@ -30,7 +30,8 @@ class Row:
         stored_bytes: Size of the stored form in bytes.
         error_bound: Largest absolute error of an element; 0 if exact, derived or recomputed, NaN if
             determined inside compiled code. For the input of a normalization, that of the channel
-            or row with the largest deviation.
+            or row with the largest deviation. On an accelerator, it is larger in a block of 64
+            values of which some are beyond the codes.
         deviation: Standard deviation of its elements, estimated from a sample.
         seconds: Time of packing and unpacking.
         position: Its position in the order of saving.
