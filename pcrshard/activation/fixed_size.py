@@ -221,7 +221,8 @@ def _deviation(blocks: Tensor, outlier_guard: float) -> tuple[Tensor, Tensor]:
 
     Samples 512 blocks, not quite evenly spaced, to avoid aliasing with sizes of the tensor. Instead
     of the median of magnitudes, which needs sorting, uses the square of the mean root, which is
-    also robust, and the same for a normal distribution.
+    the same for a normal distribution; geometrically over the blocks, so that a value near
+    the end of the type's range in some does not hide all others.
 
     Returns:
         The standard deviation, 0 if no value is finite; and the largest magnitude in the sample.
@@ -236,9 +237,11 @@ def _deviation(blocks: Tensor, outlier_guard: float) -> tuple[Tensor, Tensor]:
     values = torch.where(is_finite, sample, 0).to(wide)
     flags = is_finite.to(wide), (values != 0).to(wide)
     sums = values, values.square(), values.abs().sqrt(), *flags
-    total, squares, roots, count, nonzero = (each.sum(1).sum() for each in sums)
-    count = count.clamp(min=1)
-    std = (squares / count - (total / count).square()).clamp(min=0).sqrt()
-    typical = (roots / nonzero.clamp(min=1)).square()
+    totals, squares, roots, counts, nonzero = (each.sum(1) for each in sums)
+    count = counts.sum().clamp(min=1)
+    std = (squares.sum() / count - (totals.sum() / count).square()).clamp(min=0).sqrt()
+    has_any = nonzero > 0
+    logs = torch.where(has_any, roots / nonzero.clamp(min=1), 1).log()
+    typical = (2 * logs.sum() / has_any.sum().clamp(min=1)).exp()
     std = torch.minimum(std, typical * (outlier_guard / MEDIAN_OF_NORMAL))
     return std.float(), values.abs().amax(1).amax().float()

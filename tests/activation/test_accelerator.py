@@ -121,6 +121,20 @@ def test_the_bound_holds_except_near_outliers(bound, codec, dtype, count):
     assert row.stored_bytes < row.raw_bytes / (3.5 if dtype == torch.float32 else 1.8)
 
 
+@pytest.mark.parametrize("codec", ["int8", "bits"])
+def test_one_huge_value_leaves_the_others_a_useful_bound(codec):
+    """A value near the end of the type's range costs its block, not the whole tensor."""
+    values = torch.randn(1, 1, 250_000, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    values[..., 5] = 3e37
+    values.requires_grad_()
+    saver = compress_activations(nn.Identity(), 0.05, codec, ActivationOptions(inputs=True))
+    with saver:
+        out = (values * 1).square().sum()
+    out.backward()
+    (row,) = [row for row in saver.report().rows if row.kind == "lossy"]
+    assert row.error_bound < 0.05 * 16 * 1.05
+
+
 def test_adaptive_bounds():
     """GradientNoise sets bounds on an accelerator, too, and reports them."""
     model, pixels = network(), images()
