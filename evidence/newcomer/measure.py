@@ -48,13 +48,14 @@ def _way(lab, wheel):
     """Seconds of each step, with the hand signs as photographs."""
     photos = pathlib.Path(lab.classify(lab.task(1).name), "train").resolve()
     page = pathlib.Path(ROOT, "docs", "start.md").read_text()
-    rows = []
+    seconds = {}
     with tempfile.TemporaryDirectory() as folder:
         pathlib.Path(folder, "photos").symlink_to(photos)
         for section, kind, text in steps(page, wheel):
-            rows.append({"step": section, "seconds": round(run(kind, text, folder), 1)})
-            print(rows[-1], flush=True)
+            seconds[section] = seconds.get(section, 0) + run(kind, text, folder)
+            print(section, f"{seconds[section]:.1f} s", flush=True)
     images = sum(1 for path in photos.rglob("*") if path.is_file())
+    rows = [{"step": section, "seconds": round(each, 1)} for section, each in seconds.items()]
     return {"photographs": images, "steps": rows}
 
 
