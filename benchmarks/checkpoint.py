@@ -41,7 +41,7 @@ def _coders(bench):
     for fraction in (0.01, 0.02, 0.05, 0.1):
         lattice = errorbound.RelativeStd(fraction).lattice(old, F32)
         first, second = (errorbound.quantize(words, F32, lattice) for words in (old, new))
-        restored = errorbound.restore(second.codes, F32, lattice)
+        restored = errorbound.dequantize(second.codes, F32, lattice)
         assert np.abs(F32.widen(restored) - F32.widen(new)).max() <= lattice.error_bound
         for name, codes in (("delta", second.codes - first.codes), ("keyframe", second.codes)):
             rows.append({"codes": name, "bound": fraction} | _coder(bench, codes))

@@ -8,7 +8,7 @@ from torch import Tensor
 BLOCK = 64
 
 
-def pack(codes: Tensor) -> tuple[Tensor, Tensor]:
+def pack_planes(codes: Tensor) -> tuple[Tensor, Tensor]:
     """Pack codes in blocks of 64, each without its empty bit planes.
 
     Small codes leave the high planes empty; codes that are all positive also leave the sign plane
@@ -26,7 +26,7 @@ def pack(codes: Tensor) -> tuple[Tensor, Tensor]:
     return planes[has_bits], pack_booleans(has_bits.flatten())
 
 
-def unpack(planes: Tensor, head: Tensor, count: int) -> Tensor:
+def unpack_planes(planes: Tensor, head: Tensor, count: int) -> Tensor:
     """Unpack (count,) int8 codes."""
     has_bits = unpack_booleans(head).view(-1, 8)
     every = planes.new_zeros(has_bits.shape)

@@ -50,9 +50,9 @@ def encode_codes(codes: Tensor, codec: CodecName) -> Content:
     if codec == "zstd":
         return _compress(codes)
     if codec == "bits":
-        planes, head = bits.pack(codes)
+        planes, head = bits.pack_planes(codes)
         count = codes.numel()
-        return Content(planes.nbytes + head.nbytes, lambda: bits.unpack(planes, head, count))
+        return Content(planes.nbytes + head.nbytes, lambda: bits.unpack_planes(planes, head, count))
     return Content(codes.nbytes, lambda: codes)
 
 

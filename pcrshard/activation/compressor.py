@@ -23,7 +23,7 @@ from .compiled import CompiledHooks
 from .consumers import Norm
 from .fixed_size import BYTE, pack, unpack, width_of
 from .hooks import Hooks
-from .layout import Layout, flatten, rows_of
+from .layout import MemoryLayout, flatten, rows_of
 from .noise import (
     LARGEST_FRACTION,
     GradientNoise,
@@ -37,10 +37,10 @@ from .pooling import Windows, encode_index
 from .quantizer import (
     MARGIN,
     MAX_CODE,
+    dequantize,
     extremes_of,
     lattice_for,
     quantize,
-    restore,
     standard_deviation,
 )
 from .report import Report, Row
@@ -233,7 +233,7 @@ class Compressor:
             warnings.warn(message, stacklevel=stacklevel)
 
     def _encode(
-        self, tensor: Tensor, layout: Layout, row: Row, by: Norm | Windows | None
+        self, tensor: Tensor, layout: MemoryLayout, row: Row, by: Norm | Windows | None
     ) -> Content | None:
         """Encode a tensor; return ``None`` to keep the tensor itself."""
         codec = self._codec
@@ -275,12 +275,12 @@ class Compressor:
         num_bytes = packed.num_bytes + index.nbytes + words.nbytes
 
         def decode() -> Tensor:
-            return restore(Quantized(packed.decode(), index, words), lattice)
+            return dequantize(Quantized(packed.decode(), index, words), lattice)
 
         return Content(num_bytes, decode) if num_bytes < rows.nbytes else None
 
     def _encode_by(
-        self, norm: Norm, tensor: Tensor, layout: Layout, row: Row, codec: CodecName
+        self, norm: Norm, tensor: Tensor, layout: MemoryLayout, row: Row, codec: CodecName
     ) -> Content | None:
         """Encode the input of a normalization by its statistics."""
         fraction = self._fixed.absolute(1.0)

@@ -17,7 +17,7 @@ from .codecs import Content
 from .consumers import TOLERANT
 from .entries import Entry, Saved
 from .graph_nodes import operation
-from .layout import Layout, flatten
+from .layout import MemoryLayout, flatten
 from .normalized import Normalized
 
 # Returns what a node has saved under a name, if these hooks packed it.
@@ -81,7 +81,7 @@ def of_convolution(entry: Entry) -> Content | None:
     return Content(0, decode)
 
 
-def _alike(entry: Entry, source: Layout) -> bool:
+def _alike(entry: Entry, source: MemoryLayout) -> bool:
     """Return whether an entry has as many elements as its source, in the same order."""
     layout = entry.layout
     if layout.shape == source.shape:

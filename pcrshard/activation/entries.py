@@ -11,7 +11,7 @@ from torch import Tensor
 from ..memory import when_gone
 from .codecs import Content
 from .consumers import Norm
-from .layout import Layout
+from .layout import MemoryLayout
 from .pooling import Windows
 from .report import Row
 
@@ -59,7 +59,7 @@ class Entry:
         node: The operation that computed the elements, in the same order; ``None`` once compressed.
     """
 
-    def __init__(self, tensor: Tensor, layout: Layout, row: Row, kind: str = "exact") -> None:
+    def __init__(self, tensor: Tensor, layout: MemoryLayout, row: Row, kind: str = "exact") -> None:
         self.kind = kind
         self.tensor: Tensor | None = tensor.detach()
         self.version = tensor._version
@@ -98,7 +98,7 @@ class Saved:
         is_waiting: Whether the saver is not known yet.
     """
 
-    def __init__(self, entry: Entry, layout: Layout, strides: tuple[int, ...]) -> None:
+    def __init__(self, entry: Entry, layout: MemoryLayout, strides: tuple[int, ...]) -> None:
         self.entry = entry
         self.layout = layout
         self.strides = strides

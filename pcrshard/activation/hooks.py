@@ -27,7 +27,7 @@ from .compiled import CompiledHooks, graph_of, kind_of, tracing
 from .consumers import LIMITED, TOLERANT, TOLERANT_FUNCTIONS, Norm
 from .entries import Entry, Ledger, Saved
 from .graph_nodes import LEAF, operation, producer, source_of, storage_of
-from .layout import Layout, flatten, layout_of, restore
+from .layout import MemoryLayout, flatten, layout_of, unflatten
 from .noise import CONVOLUTIONS
 from .options import ActivationOptions
 from .pooling import Windows
@@ -41,7 +41,7 @@ _READ = TOLERANT | LIMITED
 # The last decoded tensors are kept: one of them may be derived from another.
 _DECODED = 2
 # Encodes a tensor, by what is known of the operation that reads it, or returns None to keep it.
-Encode = Callable[[Tensor, Layout, Row, Norm | Windows | None], Content | None]
+Encode = Callable[[Tensor, MemoryLayout, Row, Norm | Windows | None], Content | None]
 
 
 class Hooks:
@@ -132,7 +132,7 @@ class Hooks:
         if function != _REGION:
             self._savers.add(number)
         strides = tensor.stride() if tensor.layout == torch.strided else ()
-        layout = layout_of(tensor.shape, strides) if strides else Layout((), (), ())
+        layout = layout_of(tensor.shape, strides) if strides else MemoryLayout((), (), ())
         saved = Saved(Entry(tensor, layout, Row.of("", "", tensor)), layout, strides)
         if type(tensor) is not Tensor or tensor.layout != torch.strided or 0 in strides:
             return saved  # a parameter, a subclass with unknown semantics, or an expanded tensor
@@ -381,7 +381,7 @@ class Hooks:
             return torch.empty(0)
         if (held.own or held.entry.content) is None:
             return held.exact()
-        return restore(self._decode(held.entry, held.own), held.layout.shape, held.layout.order)
+        return unflatten(self._decode(held.entry, held.own), held.layout.shape, held.layout.order)
 
     def _decode(self, entry: Entry, own: Content | None = None) -> Tensor:
         """Return the (n,) elements of an entry."""

@@ -12,7 +12,7 @@ from torch import Tensor
 _WORTH_A_ROW = 64
 
 
-class Layout(NamedTuple):
+class MemoryLayout(NamedTuple):
     """The memory layout of a tensor.
 
     Attributes:
@@ -28,7 +28,7 @@ class Layout(NamedTuple):
 
 
 @functools.lru_cache(1024)
-def layout_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
+def layout_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> MemoryLayout:
     """Return the layout of a tensor.
 
     >>> layout_of((2, 2, 4, 5), (60, 20, 5, 1)).spans
@@ -42,7 +42,7 @@ def layout_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
             merged[-1] = (last * shape[dim], step)
         elif shape[dim] > 1:
             merged.append((shape[dim], strides[dim]))
-    return Layout(shape, order, tuple(merged))
+    return MemoryLayout(shape, order, tuple(merged))
 
 
 def order_of(strides: Sequence[Any]) -> tuple[int, ...]:
@@ -55,7 +55,7 @@ def order_of(strides: Sequence[Any]) -> tuple[int, ...]:
     return tuple(sorted(range(len(hints)), key=lambda dim: -hints[dim]))
 
 
-def rows_of(tensor: Tensor, layout: Layout) -> Tensor:
+def rows_of(tensor: Tensor, layout: MemoryLayout) -> Tensor:
     """Return the elements in the order of memory as (rows, run), in contiguous runs.
 
     This is a view if the elements fill one range (a single row), or equally long runs at equal
@@ -73,7 +73,7 @@ def flatten(tensor: Tensor, order: tuple[int, ...]) -> Tensor:
     return tensor.permute(order).reshape(-1)
 
 
-def restore(flat: Tensor, shape: Sequence[int], order: tuple[int, ...]) -> Tensor:
+def unflatten(flat: Tensor, shape: Sequence[int], order: tuple[int, ...]) -> Tensor:
     """Return the tensor from its (n,) elements, without gaps between them in memory."""
     inverse = [order.index(dim) for dim in range(len(order))]
     return flat.view([shape[dim] for dim in order]).permute(inverse)

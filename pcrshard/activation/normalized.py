@@ -21,8 +21,7 @@ from .blocks import empty_floats, fused, team
 from .codecs import CodecName, Content, encode_codes
 from .consumers import Norm
 from .fixed_size import Width, pack_normalized, unpack_normalized
-from .layout import Layout
-from .layout import restore as restore_shape
+from .layout import MemoryLayout, unflatten
 from .quantizer import MARGIN, NATIVE_TYPES, SignExactLattice, with_escapes
 
 
@@ -40,14 +39,14 @@ class Lines(NamedTuple):
     period: int
 
 
-def lines_of(layout: Layout, varies: tuple[bool, ...]) -> Lines:
+def lines_of(layout: MemoryLayout, varies: tuple[bool, ...]) -> Lines:
     """Return how statistics that vary along some dimensions apply to a tensor.
 
-    >>> lines_of(Layout((20, 3, 4, 5), (0, 1, 2, 3), ()), (False, True, False, False))
+    >>> lines_of(MemoryLayout((20, 3, 4, 5), (0, 1, 2, 3), ()), (False, True, False, False))
     Lines(order=(0, 1, 2, 3), run=20, period=3)
-    >>> lines_of(Layout((20, 3, 4, 5), (0, 2, 3, 1), ()), (False, True, False, False))
+    >>> lines_of(MemoryLayout((20, 3, 4, 5), (0, 2, 3, 1), ()), (False, True, False, False))
     Lines(order=(0, 2, 3, 1), run=3, period=0)
-    >>> lines_of(Layout((20, 3, 4, 5), (0, 2, 3, 1), ()), (True, True, False, False))
+    >>> lines_of(MemoryLayout((20, 3, 4, 5), (0, 2, 3, 1), ()), (True, True, False, False))
     Lines(order=(0, 1, 2, 3), run=20, period=60)
     """
     dims = [dim for dim in layout.order if layout.shape[dim] > 1]
@@ -58,7 +57,7 @@ def lines_of(layout: Layout, varies: tuple[bool, ...]) -> Lines:
     first, last = flags.index(True), len(flags) - flags[::-1].index(True)
     if not all(flags[first:last]):
         order = tuple(range(len(layout.shape)))
-        return lines_of(Layout(layout.shape, order, ()), varies)
+        return lines_of(MemoryLayout(layout.shape, order, ()), varies)
     if last < len(flags):
         return Lines(layout.order, math.prod(sizes[last:]), math.prod(sizes[first:last]))
     return Lines(layout.order, math.prod(sizes[first:]), 0)
@@ -77,11 +76,11 @@ class Normalized(Content):
 
     derive: Callable[[Tensor, Tensor, torch.dtype, bool], Tensor]
     norm: Norm
-    layout: Layout
+    layout: MemoryLayout
 
 
 def encode(
-    tensor: Tensor, layout: Layout, norm: Norm, fraction: float, codec: CodecName
+    tensor: Tensor, layout: MemoryLayout, norm: Norm, fraction: float, codec: CodecName
 ) -> Normalized | None:
     """Code a tensor on a CPU; return ``None`` if this would save nothing.
 
@@ -122,12 +121,12 @@ def encode(
 
     def values(gain: Tensor, offset: Tensor, kind: torch.dtype, is_relu: bool) -> Tensor:
         found = packed.decode()
-        there = lines_of(Layout(sizes, order, ()), _varies(gain))
+        there = lines_of(MemoryLayout(sizes, order, ()), _varies(gain))
         wide = torch.bfloat16 if kind == torch.bfloat16 else torch.float32
         out = empty_floats(len(found), wide)
         gains, offsets = _lines(there, gain.float(), offset.float())
         affine = native.Affine(gains.data_ptr(), offsets.data_ptr(), there.period, is_relu)
-        native.restore(
+        native.dequantize(
             found.data_ptr(), len(found), table.data_ptr(), NATIVE_TYPES[wide], out.data_ptr(),
             run=there.run, affine=affine, team=team(),
         )  # fmt: skip
@@ -136,7 +135,7 @@ def encode(
     def in_order(flat: Tensor) -> Tensor:
         if order == layout.order:
             return flat
-        return restore_shape(flat, sizes, order).permute(layout.order).reshape(-1)
+        return unflatten(flat, sizes, order).permute(layout.order).reshape(-1)
 
     def decode() -> Tensor:
         out = values(1 / norm.rstd.float(), norm.center(), dtype, False)
@@ -154,7 +153,7 @@ def encode(
 
 
 def encode_in_fixed_size(
-    tensor: Tensor, layout: Layout, norm: Norm, fraction: float, width: Width
+    tensor: Tensor, layout: MemoryLayout, norm: Norm, fraction: float, width: Width
 ) -> Normalized:
     """Code a tensor on any device, without waiting for it."""
     order, device, dtype = layout.order, tensor.device, tensor.dtype

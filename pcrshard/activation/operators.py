@@ -17,7 +17,7 @@ from ..errorbound import Absolute, RelativeStd
 from .bits import pack_booleans, unpack_booleans
 from .blocks import fused
 from .fixed_size import Width, pack, pack_normalized, sizes_of, unpack, unpack_normalized
-from .layout import flatten, restore
+from .layout import flatten, unflatten
 from .pooling import Windows, index_of, num_bytes_of, places_of
 
 # Keeps constant rows finite.
@@ -44,7 +44,7 @@ def _operator(schema: str, like: Callable[..., Any]) -> Callable[[Callable[..., 
 
 def _empty(like: Tensor, shape: _Ints, order: _Ints, dtype: torch.dtype) -> Tensor:
     flat = like.new_empty(math.prod(shape), dtype=dtype)
-    return restore(flat, shape, tuple(order))
+    return unflatten(flat, shape, tuple(order))
 
 
 def pack_floats(
@@ -143,7 +143,7 @@ def _unpack_floats(
         lines = deviation.permute(*order), mean.permute(*order)
         how = fused(unpack_normalized, device, width, limit, dtype, False)
         flat = how(codes, doublings, *lines, [shape[dim] for dim in order]).flatten()
-    return restore(flat, shape, tuple(order))
+    return unflatten(flat, shape, tuple(order))
 
 
 def pack_mask(mask: Tensor, order: tuple[int, ...]) -> Tensor:
@@ -171,7 +171,7 @@ def unpack_mask(packed: Tensor, shape: _Ints, order: tuple[int, ...]) -> Tensor:
     lambda packed, shape, order: _empty(packed, shape, order, torch.bool),
 )
 def _unpack_mask(packed: Tensor, shape: _Ints, order: _Ints) -> Tensor:
-    return restore(unpack_booleans(packed)[: math.prod(shape)], shape, tuple(order))
+    return unflatten(unpack_booleans(packed)[: math.prod(shape)], shape, tuple(order))
 
 
 def pack_index(index: Tensor, order: tuple[int, ...], windows: Windows) -> Tensor:

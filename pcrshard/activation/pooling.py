@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .codecs import CodecName, Content, encode_codes
-from .layout import Layout, flatten, restore
+from .layout import MemoryLayout, flatten, unflatten
 
 # Of a byte, and of half of one.
 _MOST, _FEW = 256, 16
@@ -43,7 +43,7 @@ class Windows(NamedTuple):
 
 
 def encode_index(
-    index: Tensor, layout: Layout, windows: Windows, codec: CodecName
+    index: Tensor, layout: MemoryLayout, windows: Windows, codec: CodecName
 ) -> Content | None:
     """Encode indices of the windows that lie side by side in their last dimensions."""
     packed = encode_codes(places_of(index, layout.order, windows).view(torch.int8), codec)
@@ -89,7 +89,7 @@ def index_of(
     """Invert :func:`places_of`: the indices (shape) int64."""
     if math.prod(windows.kernel) <= _FEW:
         places = torch.stack([places & 15, places >> 4], 1).flatten()
-    rest = restore(places[: math.prod(shape)], shape, order).int()
+    rest = unflatten(places[: math.prod(shape)], shape, order).int()
     index, size = torch.zeros((), dtype=torch.int32, device=places.device), 1
     for dim in reversed(range(len(windows.kernel))):
         above = torch.div(rest, windows.kernel[dim], rounding_mode="trunc")

@@ -230,14 +230,14 @@ def _exact_type(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def restore(quantized: Quantized, lattice: SignExactLattice) -> Tensor:
+def dequantize(quantized: Quantized, lattice: SignExactLattice) -> Tensor:
     """Return the (n,) values on the device of the codes."""
     codes, table = quantized.codes, lattice.table()
     if has_core(codes.device) and lattice.dtype != torch.float64:
         name = NATIVE_TYPES.get(lattice.dtype, "float32")
         values = empty_floats(len(codes), torch.bfloat16 if name == "bfloat16" else torch.float32)
         wide = table.float()
-        native.restore(
+        native.dequantize(
             codes.data_ptr(), len(codes), wide.data_ptr(), name, values.data_ptr(), team=team()
         )
         values = values.to(lattice.dtype)

@@ -22,11 +22,11 @@ from ..errorbound import (
     Words,
     decode_integers,
     decode_planes,
+    dequantize,
     encode_integers,
     encode_planes,
     lattice_from,
     quantize,
-    restore,
 )
 from ..errors import BrokenChain
 from ..memory import borrow_array
@@ -83,11 +83,11 @@ class Tensor:
         lowest = -1 - max(-int(self.values.min()), int(self.values.max()))
         return dataclasses.replace(self, values=self.values.astype(np.min_scalar_type(lowest)))
 
-    def restore(self) -> Words:
+    def to_words(self) -> Words:
         """Return the tensor's words (N,)."""
         words: Words = self.values
         if self.lattice is not None:
-            words = restore(self.values, FLOAT_TYPES[self.spec.dtype], self.lattice)
+            words = dequantize(self.values, FLOAT_TYPES[self.spec.dtype], self.lattice)
             apply_patch(words, self.patch)
         return words
 

@@ -22,7 +22,7 @@ from .typed_tree import leaves_of
 
 Bytes = NDArray[np.uint8]
 # The tensors of a model in the order of a safetensors file.
-Layout = list[tuple[str, TensorSpec]]
+FileLayout = list[tuple[str, TensorSpec]]
 FORMAT = {"format": "pt"}  # transformers refuses files without it
 # The element types that safetensors supports.
 DTYPES = {
@@ -37,12 +37,12 @@ PACKED = "float4_e2m1fn_x2"
 
 
 def order(item: tuple[str, TensorSpec]) -> tuple[int, str]:
-    """Return what the tensors of a :data:`Layout` are sorted by: larger types first, then names."""
+    """Return the sort key of a tensor in a :data:`FileLayout`: larger types first, then names."""
     name, spec = item
     return -ITEM_BYTES[spec.dtype], name
 
 
-def file_header(layout: Layout, metadata: dict[str, str] | None = None) -> bytes:
+def file_header(layout: FileLayout, metadata: dict[str, str] | None = None) -> bytes:
     """Return the header of a safetensors file."""
     found: dict[str, Any] = {"__metadata__": metadata or FORMAT}
     start = 0
@@ -94,13 +94,13 @@ def parse_file(data: Any) -> tuple[dict[str, str], dict[str, tuple[TensorSpec, B
     return metadata, found
 
 
-def in_order(found: Mapping[str, tuple[TensorSpec, Bytes]]) -> tuple[Layout, list[Words]]:
+def in_order(found: Mapping[str, tuple[TensorSpec, Bytes]]) -> tuple[FileLayout, list[Words]]:
     """Return the layout of the tensors of a file, and their words, which may not be aligned."""
     layout = sorted(((name, spec) for name, (spec, _) in found.items()), key=order)
     return layout, [found[name][1].view(spec.word) for name, spec in layout]
 
 
-def words_by_name(tensors: Mapping[str, torch.Tensor]) -> tuple[Layout, Iterator[Words]]:
+def words_by_name(tensors: Mapping[str, torch.Tensor]) -> tuple[FileLayout, Iterator[Words]]:
     """Return the layout of tensors, and the words (N,) of each, which is copied to the CPU in turn.
 
     Raises:

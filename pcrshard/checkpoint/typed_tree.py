@@ -113,7 +113,7 @@ def flatten(state: Any, buffers: BufferPool | None) -> tuple[Tree, list[Leaf]]:
     Raises:
         UnsupportedState: A value has an unsupported type; the message names its path.
     """
-    packed = list(pack(state))
+    packed = list(tokens_of(state))
     leaves = _tie([token for token in packed if type(token) is Leaf])
     tree = make_tree(packed)
     names = TreeReader(tree).names
@@ -126,7 +126,7 @@ def flatten(state: Any, buffers: BufferPool | None) -> tuple[Tree, list[Leaf]]:
 
 
 def make_tree(packed: Iterable[Any]) -> Tree:
-    """Return the tree of what :func:`pack` yields."""
+    """Return the tree of what :func:`tokens_of` yields."""
     tree = Tree([], [])
     for token in packed:
         if type(token) is Leaf:
@@ -141,7 +141,7 @@ def make_tree(packed: Iterable[Any]) -> Tree:
     return tree
 
 
-def pack(value: Any, path: tuple[str, ...] = ()) -> Iterator[Any]:
+def tokens_of(value: Any, path: tuple[str, ...] = ()) -> Iterator[Any]:
     """Yield the tokens of a value.
 
     There is a :class:`Leaf` for a tensor, bytes instead of their number, and a list for the tokens
@@ -201,16 +201,16 @@ def _pack_items(value: Any, path: tuple[str, ...]) -> Iterator[Any]:
             message = f"cannot store a key of {type(key).__name__}"
             raise UnsupportedState(message, key=".".join((*path, str(key))))
         if is_dict:
-            yield from pack(key, path)
-        yield from pack(item, (*path, str(key)))
+            yield from tokens_of(key, path)
+        yield from tokens_of(item, (*path, str(key)))
     if tag == "o":
         # torch keeps the versions of modules in this attribute of a state_dict.
-        yield from pack(getattr(value, "_metadata", None), (*path, "_metadata"))
+        yield from tokens_of(getattr(value, "_metadata", None), (*path, "_metadata"))
 
 
 def leaves_of(state: Any) -> Iterator[Leaf]:
     """Yield the tensors and arrays of a state, which are not copied."""
-    return (token for token in pack(state) if type(token) is Leaf)
+    return (token for token in tokens_of(state) if type(token) is Leaf)
 
 
 def _tie(leaves: list[Leaf]) -> list[Leaf]:

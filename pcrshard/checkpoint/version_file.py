@@ -200,7 +200,7 @@ class VersionFile:
 
         def work(path: str) -> tuple[str, torch.Tensor]:
             with damage_named("the tensor cannot be restored", self.url, path):
-                words = tensors[path].restore()
+                words = tensors[path].to_words()
                 is_same = digest_of(words) == tensors[path].digest
                 require(is_same, "the restored tensor does not match its digest")
             # Words of an exact tensor may be in read-only memory.

@@ -24,7 +24,7 @@ from .lattice import (
     LogLattice,
     lattice_from,
 )
-from .quantize import Quantized, quantize, restore
+from .quantize import Quantized, dequantize, quantize
 
 __all__ = [
     "FLOAT_TYPES",
@@ -46,9 +46,9 @@ __all__ = [
     "decode_integers",
     "decode_planes",
     "decompress",
+    "dequantize",
     "encode_integers",
     "encode_planes",
     "lattice_from",
     "quantize",
-    "restore",
 ]

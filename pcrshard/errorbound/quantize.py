@@ -45,7 +45,7 @@ def quantize(
         words: The tensor's words (N,).
         float_type: The words' floating-point type.
         lattice: The lattice.
-        restored: (N,) output for the result of :func:`restore`, available here at no extra cost.
+        restored: (N,) output for the result of :func:`dequantize`, available here at no extra cost.
     """
     codes = np.empty(len(words), np.int32)
     points = np.empty_like(words) if restored is None else restored
@@ -86,7 +86,7 @@ def _quantize_block(
     return codes, kept, restored
 
 
-def restore(codes: Codes, float_type: FloatType, lattice: Lattice) -> Words:
+def dequantize(codes: Codes, float_type: FloatType, lattice: Lattice) -> Words:
     """Return the words (N,) of codes (N,): what :func:`quantize` made, without escaped values."""
     words = np.empty(len(codes), float_type.word)
     for start in range(0, len(words), _BLOCK):

@@ -224,7 +224,7 @@ class ScanTuner(ScanPolicy):
         top = loader.dataset.max_scan
         scans = list(dict.fromkeys([*self.candidates, top]))
         sums: dict[Scan, Any] = dict.fromkeys(scans, 0)
-        for number, batch_at in enumerate(loader.views(batches, scans, epoch=epoch)):
+        for number, batch_at in enumerate(loader.at_scans(batches, scans, epoch=epoch)):
             for scan, batch in batch_at.items():
                 # Use the same dropout for each scan; _untouched restores the random state.
                 torch.manual_seed(number)

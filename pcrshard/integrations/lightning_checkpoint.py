@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import storage
 from ..checkpoint import DeltaStore
-from ..checkpoint.typed_tree import pack
+from ..checkpoint.typed_tree import tokens_of
 from ..errors import CorruptCheckpoint
 from ..redaction import redact_url
 from .lightning import lightning_class
@@ -47,7 +47,7 @@ def delta_checkpoint_io(store: DeltaStore) -> Any:
             """Copy the state; encode and write in the background."""
             checkpoint = _plain(checkpoint)
             if self.is_checking:
-                collections.deque(pack(checkpoint), maxlen=0)
+                collections.deque(tokens_of(checkpoint), maxlen=0)
                 return
 
             def point(number: int) -> None:

@@ -50,7 +50,7 @@ from ..jpeg.picture_size import picture_size
 from ..jpeg.pixels import SMOOTHING, decode_image
 from ..jpeg.views import Crop, Side
 from ..memory import borrow_array
-from ..native import Layout
+from ..native import PixelLayout
 from ..native.pool import Pool, draw_keys
 from ..reading.dataset_folder import entries_by_name, open_dataset
 from ..reading.field_values import convert
@@ -456,7 +456,7 @@ def _url_of(item: dict[str, Any] | str) -> str:
 def pcr_decode(
     size: Side | ImageDecoder = None,
     crop: Crop = None,
-    layout: Layout = "chw",
+    layout: PixelLayout = "chw",
     *,
     seed: int | None = None,
     threads: int = 0,

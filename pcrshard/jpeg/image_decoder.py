@@ -58,7 +58,7 @@ class ImageDecoder:
     size: Side = None
     crop: Crop = None
     flip: float = 0.0
-    layout: native.Layout = "chw"
+    layout: native.PixelLayout = "chw"
     color: Literal["rgb", "gray", "srgb"] = "rgb"
     upright: bool = True
     scale: Interval = SCALE

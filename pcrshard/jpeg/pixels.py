@@ -133,7 +133,7 @@ def decode_image(
     *,
     crop: Box | None = None,
     size: int | Size | None = None,
-    layout: native.Layout = "hwc",
+    layout: native.PixelLayout = "hwc",
     color: Color | Literal["srgb"] = "rgb",
     upright: bool = True,
     smoothing: bool = SMOOTHING,
@@ -215,6 +215,6 @@ def as_pieces(jpeg: Any) -> list[Any]:
     return list(pieces)
 
 
-def arrange(pixels: Pixels, layout: native.Layout) -> Pixels:
+def arrange(pixels: Pixels, layout: native.PixelLayout) -> Pixels:
     """Return (H, W, C) pixels in a layout, contiguous."""
     return np.ascontiguousarray(pixels.transpose(2, 0, 1) if layout == "chw" else pixels)

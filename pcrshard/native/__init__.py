@@ -23,7 +23,7 @@ except ImportError as missing:
     ) from missing
 
 Backend = Literal["auto", "portable"]
-Layout = Literal["hwc", "chw"]
+PixelLayout = Literal["hwc", "chw"]
 Color = Literal["rgb", "gray"]
 Image = NDArray[np.uint8]
 Pieces = Sequence[Any]
@@ -109,7 +109,7 @@ def find_orientation(payloads: Iterable[bytes]) -> int:
 
 
 def make_request(
-    layout: Layout,
+    layout: PixelLayout,
     color: Color,
     size: Size | None = None,
     crop: Box | None = None,
@@ -149,7 +149,7 @@ def make_request(
     )
 
 
-def image_shape(layout: Layout, size: Size, color: Color) -> tuple[int, ...]:
+def image_shape(layout: PixelLayout, size: Size, color: Color) -> tuple[int, ...]:
     """Return the shape of an image of a size: (C, H, W) or (H, W, C)."""
     channels = _CHANNELS[color]
     return (channels, *size) if layout == "chw" else (*size, channels)
@@ -160,7 +160,7 @@ def decode(
     *,
     crop: Box | None = None,
     size: Size | None = None,
-    layout: Layout = "hwc",
+    layout: PixelLayout = "hwc",
     color: Color = "rgb",
     orientation: int = STORED,
     scale: int = 0,

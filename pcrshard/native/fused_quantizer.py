@@ -120,7 +120,7 @@ def deviation(values: int, count: int, dtype: str, rows: tuple[int, int], guard:
     return float(lib.pcr_deviation(source, count, *rows, dtype == "bfloat16", guard))
 
 
-def restore(
+def dequantize(
     codes: int,
     count: int,
     table: int,

@@ -22,7 +22,7 @@ from . import (
     Backend,
     Color,
     Image,
-    Layout,
+    PixelLayout,
     Size,
     image_shape,
     make_request,
@@ -142,7 +142,7 @@ class Pool:
         table: Table,
         outs: Sequence[Image],
         *,
-        layout: Layout = "hwc",
+        layout: PixelLayout = "hwc",
         color: Color = "rgb",
         orientations: int | NDArray[np.uint8] = STORED,
         draws: Sequence[Draw] = (),
@@ -233,7 +233,7 @@ class Pool:
 def _views(
     outs: Sequence[Image],
     count: int,
-    layout: Layout,
+    layout: PixelLayout,
     color: Color,
     smoothing: bool,
 ) -> Any:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..arguments import Positive, check_fields
 from ..lazy import lazy
-from .order import Interval, Layout, without
+from .order import Interval, StepPlan, without
 from .sequence import BUCKETS, Ints, random_words
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Buckets:
         middles = (ratios[1:] + ratios[:-1]) / 2
         return np.searchsorted(middles, np.log(sizes[:, 1] / sizes[:, 0].astype(np.float64)))
 
-    def regroup(self, sizes: Sizes, layout: Layout) -> Layout:
+    def regroup(self, sizes: Sizes, plan: StepPlan) -> StepPlan:
         """Move samples between steps; with sizes bound, ``regroup`` of :class:`EpochOrder`.
 
         With ``area``, each rank's samples are sorted by bucket, window by window, and the steps are
@@ -138,18 +138,18 @@ class Buckets:
 
         Args:
             sizes: (N, 2) uint16, height and width of each sample.
-            layout: The steps without buckets.
+            plan: The steps without buckets.
         """
         if self.pixels is not None:
-            return _ByPixels(layout, sizes, self.pixels)
-        return _ByShape(layout, lambda ids: self._bucket(sizes[ids]))
+            return _ByPixels(plan, sizes, self.pixels)
+        return _ByShape(plan, lambda ids: self._bucket(sizes[ids]))
 
 
-class _ByShape(Layout):
+class _ByShape(StepPlan):
     """Steps whose samples are sorted by bucket, window by window."""
 
-    def __init__(self, layout: Layout, bucket: Callable[[Ints], Ints]) -> None:
-        super().__init__(layout.samples, layout.geometry, layout.rules, layout.key)
+    def __init__(self, plan: StepPlan, bucket: Callable[[Ints], Ints]) -> None:
+        super().__init__(plan.samples, plan.geometry, plan.rules, plan.key)
         self._bucket = bucket
         batch = self.geometry.global_batch // self.geometry.max_world_size
         self._window = max(_WINDOW_SAMPLES // batch, _WINDOW_BATCHES)
@@ -188,7 +188,7 @@ class _ByShape(Layout):
         return without(super()._left(start), removed)
 
 
-class _ByPixels(Layout):
+class _ByPixels(StepPlan):
     """Steps cut from the samples of each rank in runs of nearly equal numbers of pixels.
 
     The cuts depend on every sample's size, so all positions and ids are in memory.
@@ -197,14 +197,14 @@ class _ByPixels(Layout):
         ValueError: An image has more than half of the pixels of a batch.
     """
 
-    def __init__(self, layout: Layout, sizes: Sizes, limit: int) -> None:
-        super().__init__(layout.samples, layout.geometry, layout.rules, layout.key)
+    def __init__(self, plan: StepPlan, sizes: Sizes, limit: int) -> None:
+        super().__init__(plan.samples, plan.geometry, plan.rules, plan.key)
         world = self.geometry.max_world_size
         batch = self.geometry.global_batch // world
-        steps = range(layout.steps)
+        steps = range(plan.steps)
         # Rank by rank.
         found = np.concatenate(
-            [own for rank in range(world) for own in layout.batches(steps, rank, world)], axis=1
+            [own for rank in range(world) for own in plan.batches(steps, rank, world)], axis=1
         )
         pixels = sizes[found[1]].prod(axis=1, dtype=np.int64)
         largest = int(pixels.max())

@@ -131,7 +131,7 @@ class PCRDataset(Dataset[Any]):
         self.transform = transform
         self.on_error = on_error
         self._replaced: dict[str, str] = {}
-        # Ids of the samples of a view, ascending; ``None`` for all of them.
+        # Ids of the samples of a subset, ascending; ``None`` for all of them.
         self._ids: Ints | None = None
         self._recent = RecentPrefixes(self.shards, num_bytes("held_bytes", held_bytes))
         self.collator(0)  # validates the decoder and the fields
@@ -151,7 +151,7 @@ class PCRDataset(Dataset[Any]):
 
     @property
     def num_samples(self) -> int:
-        """The number of samples of this dataset or view."""
+        """The number of samples of this dataset or subset."""
         return int(self.shards.starts[-1]) if self._ids is None else len(self._ids)
 
     @property
@@ -216,7 +216,7 @@ class PCRDataset(Dataset[Any]):
         return ~np.bitwise_and(self.shards.flags.take(self.ids), UNDECODABLE).astype(np.bool_)
 
     def rows_of(self, shard: int) -> Ints | None:
-        """Return the positions of a view's samples in a shard; ``None`` for all of them."""
+        """Return the positions of a subset's samples in a shard; ``None`` for all of them."""
         if self._ids is None:
             return None
         start, stop = self.shards.starts[shard : shard + 2]
@@ -226,7 +226,7 @@ class PCRDataset(Dataset[Any]):
 
     @property
     def shard_sizes(self) -> Ints:
-        """The number of samples of this dataset or view in each shard, (shards,) int64."""
+        """The number of samples of this dataset or subset in each shard, (shards,) int64."""
         starts = self.shards.starts
         return np.diff(starts if self._ids is None else np.searchsorted(self._ids, starts))
 
@@ -295,13 +295,13 @@ class PCRDataset(Dataset[Any]):
             ScanUnavailable: The dataset has no such scan.
             TypeError: The scan is neither an integer, nor a fraction, nor ``"full"``.
         """
-        view = copy.copy(self)
-        view.scan = self.shards.check_scan(scan, self.fields, quality)
-        return view
+        other = copy.copy(self)
+        other.scan = self.shards.check_scan(scan, self.fields, quality)
+        return other
 
     @checked()
     def subset(self, numbers: Iterable[int]) -> Self:
-        """Return a view of some samples, in the order of this dataset; it shares the shards.
+        """Return a subset of the samples, in the order of this dataset; it shares the shards.
 
         Args:
             numbers: (n,) sample numbers, or a (len,) mask of True and False.
@@ -319,17 +319,17 @@ class PCRDataset(Dataset[Any]):
                 f"expected one or more samples, each once, got {len(picked)} numbers of "
                 f"{num_samples} samples"
             )
-        view = copy.copy(self)
+        subset = copy.copy(self)
         for name in ("fingerprint", "keys", "labels", "_numbers"):
-            vars(view).pop(name, None)
-        view._ids = None if len(ids) == self.shards.starts[-1] else ids
-        return view
+            vars(subset).pop(name, None)
+        subset._ids = None if len(ids) == self.shards.starts[-1] else ids
+        return subset
 
     def check(self, *others: PCRDataset, near: bool = False) -> CheckReport:
         """Look for what makes results wrong, in this training set and in sets that you measure on.
 
-        Views count as sets of their samples. Reads scan 1 of all pictures, and the shards of those
-        that may be the same in two samples whole: see ``pcrshard check``.
+        Subsets count as datasets. Reads scan 1 of all pictures, and the shards of those that may be
+        the same in two samples whole: see ``pcrshard check``.
 
         Args:
             others: Validation and test sets.
@@ -350,7 +350,7 @@ class PCRDataset(Dataset[Any]):
         return check_parts(parts, near=near)
 
     def _as_parts(self, split: str) -> list[Part]:
-        """Return the datasets of this one, each with its samples in this view."""
+        """Return the datasets of this one, each with its samples in this subset."""
         own, parts = self.shards, []
         for index, (first, stop) in zip(own.indexes, itertools.pairwise(own.datasets), strict=True):
             low, high = own.starts[first], own.starts[stop]
@@ -369,25 +369,25 @@ class PCRDataset(Dataset[Any]):
         stratify: bool = True,
         seed: Natural = 0,
     ) -> list[Self]:
-        """Split the samples at random into views, for example for training and validation.
+        """Split the samples at random into subsets, for example for training and validation.
 
         Args:
-            fractions: Fraction of the samples of each view; they sum to 1.
+            fractions: Fraction of the samples of each subset; they sum to 1.
             stratify: Whether to split each class by these fractions, as nearly as possible.
-            seed: The same seed always gives the same views.
+            seed: The same seed always gives the same subsets.
 
         Raises:
-            ValueError: The fractions do not sum to 1, a view would be empty, or with ``stratify`` a
-                sample has no label.
+            ValueError: The fractions do not sum to 1, a subset would be empty, or with ``stratify``
+                a sample has no label.
         """
         if not math.isclose(sum(fractions), 1):
             raise ValueError(f"expected fractions that sum to 1, got {list(fractions)}")
         draws = random_words(len(self), Rules(seed), SPLIT, (0, 0))
         labels = self.labels if stratify else np.zeros(len(self), np.int64)
-        # Sorted by class and shuffled within; each view then takes its samples at even spacing.
+        # Sorted by class and shuffled within; each subset then takes its samples at even spacing.
         order = np.lexsort((draws, labels))
         counts = share_out(fractions, len(self))
         due = [(np.arange(count) + 0.5) / count for count in counts]
-        views = np.repeat(np.arange(len(counts)), counts)
-        views = views[np.argsort(np.concatenate(due), kind="stable")]
-        return [self.subset(order[views == view]) for view in range(len(counts))]
+        owners = np.repeat(np.arange(len(counts)), counts)
+        owners = owners[np.argsort(np.concatenate(due), kind="stable")]
+        return [self.subset(order[owners == owner]) for owner in range(len(counts))]

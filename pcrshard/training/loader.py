@@ -112,7 +112,7 @@ class PCRLoader:
     ``Trainer.fit`` calls both.
 
     Args:
-        dataset: The dataset, or a view of one.
+        dataset: The dataset, or a subset of one.
         batch_size: Samples per rank and batch; with ``Buckets(pixels=...)`` the maximum, and fewer
             where images are large.
         shuffle: Whether to shuffle each epoch. ``True`` mixes the samples of 4 shards at a time, an
@@ -375,7 +375,7 @@ class PCRLoader:
         if self._cursor is cursor:
             self._cursor = _Cursor(cursor.epoch + 1)
 
-    def views(
+    def at_scans(
         self,
         batches: Sequence[Ints],
         scans: Sequence[Scan],

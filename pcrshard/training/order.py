@@ -43,7 +43,7 @@ from .sequence import (
 Segment = Sequence[int]
 Interval = tuple[int, int]
 # Moves samples between the steps of each slot: see :class:`Buckets`.
-Regroup = Callable[["Layout"], "Layout"]
+Regroup = Callable[["StepPlan"], "StepPlan"]
 # Entries of a lane to mix at a time; whole pieces.
 _CHUNK = 1024
 
@@ -113,32 +113,32 @@ class EpochOrder:
         stages = advance(history, geometry, 0)
         for stage, (*numbers, done) in enumerate(stages):
             cut = Geometry(*numbers)
-            layout = Layout(left, cut, rules, (epoch, stage))
-            if not stage and not layout.steps:
+            plan = StepPlan(left, cut, rules, (epoch, stage))
+            if not stage and not plan.steps:
                 raise ValueError(
                     f"expected at least one global batch of {cut.global_batch} samples, "
                     f"got {len(left)}"
                 )
-            if regroup is not None and layout.steps:
-                layout = regroup(layout)
-            if done > layout.steps:
-                raise ValueError(f"expected at most {layout.steps} steps of {cut}, got {done}")
+            if regroup is not None and plan.steps:
+                plan = regroup(plan)
+            if done > plan.steps:
+                raise ValueError(f"expected at most {plan.steps} steps of {cut}, got {done}")
             if stage < len(stages) - 1:
-                left = layout.rest(done)
-        self._layout = layout
+                left = plan.rest(done)
+        self._plan = plan
         self._first = int(done)
 
     @property
     def steps(self) -> int:
         """Number of remaining steps."""
-        return self._layout.steps - self._first
+        return self._plan.steps - self._first
 
     def num_batches(self, rank: int = 0, world: int = 1) -> int:
         """Return the number of batches of one rank; see :meth:`batches`."""
-        layout = self._layout
+        plan = self._plan
         # The last few may be so short that this rank has nothing of them.
-        last = max(self._first, layout.full_steps)
-        bounds = (layout.columns(step, rank, world) for step in range(last, layout.steps))
+        last = max(self._first, plan.full_steps)
+        bounds = (plan.columns(step, rank, world) for step in range(last, plan.steps))
         return last - self._first + sum(start < stop for start, stop in bounds)
 
     def batches(
@@ -158,8 +158,8 @@ class EpochOrder:
             repeated.
         """
         Geometry(self.geometry.global_batch, world)  # raises
-        first, steps = self._first + worker, self._layout.steps
-        for batch in self._layout.batches(range(first, steps, workers), rank, world):
+        first, steps = self._first + worker, self._plan.steps
+        for batch in self._plan.batches(range(first, steps, workers), rank, world):
             if batch.size:
                 yield batch[1]
 
@@ -182,7 +182,7 @@ def advance(
     return segments
 
 
-class Layout:
+class StepPlan:
     """The steps of an epoch, or of what was left of it when the geometry changed.
 
     A position is that of a sample in the sequence; with ``last="pad"`` positions go on behind the
@@ -340,16 +340,16 @@ class _Lane:
     same end of the epoch, and a worker or rank with both lanes reads it once.
 
     Args:
-        layout: The layout.
+        plan: The steps.
         number: Number of the lane, of those that are not empty.
         start: First position.
         stop: Last position + 1.
     """
 
-    def __init__(self, layout: Layout, number: int, start: int, stop: int) -> None:
+    def __init__(self, plan: StepPlan, number: int, start: int, stop: int) -> None:
         self.start, self.stop = start, stop
-        self._rules, self._key = layout.rules, layout.key
-        samples = layout.samples
+        self._rules, self._key = plan.rules, plan.key
+        samples = plan.samples
         end = len(samples)
         edges = [np.array([start])]
         for turn in range(start // end, -(-stop // end)):

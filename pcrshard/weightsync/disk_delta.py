@@ -20,7 +20,7 @@ import numpy as np
 from .. import zstd
 from ..checkpoint.folder import Folder
 from ..checkpoint.frame import damage_named, header_limit, require
-from ..checkpoint.safetensors_file import Bytes, Layout, file_header, in_order, parse_file
+from ..checkpoint.safetensors_file import Bytes, FileLayout, file_header, in_order, parse_file
 from ..checkpoint.tensors import TensorSpec
 from ..checkpoint.version_file import parallel_map
 from ..errorbound import Words
@@ -127,7 +127,7 @@ def _checksum(kind: str, data: Bytes) -> str:
 
 def encode_version(
     number: int,
-    layout: Layout,
+    layout: FileLayout,
     tensors: Iterable[Words],
     held: Sequence[Words],
     *,

@@ -7,19 +7,19 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from ..checkpoint.frame import require
-from ..checkpoint.safetensors_file import Bytes, Layout, file_header
+from ..checkpoint.safetensors_file import Bytes, FileLayout, file_header
 from ..errorbound import Words
 
 # Sized so that a block stays in a core's cache while it is compared and checksummed.
 _BLOCK_WORDS = 1 << 19
 
 
-def num_bytes(layout: Layout) -> int:
+def num_bytes(layout: FileLayout) -> int:
     """Return the size of all tensors in bytes."""
     return sum(spec.num_bytes for _, spec in layout)
 
 
-def words_in(data: Bytes, layout: Layout) -> list[Words]:
+def words_in(data: Bytes, layout: FileLayout) -> list[Words]:
     """Return the words of each tensor in the bytes of a file; they share its memory.
 
     Raises:

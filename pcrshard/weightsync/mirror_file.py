@@ -29,7 +29,7 @@ from ..checkpoint.frame import (
     require,
     unpack_frame,
 )
-from ..checkpoint.safetensors_file import Layout, file_header
+from ..checkpoint.safetensors_file import FileLayout, file_header
 from ..checkpoint.tensors import TensorSpec, tensor_from
 from ..checksum import crc32c
 from ..errorbound import Words
@@ -104,7 +104,7 @@ class MirrorFile:
         name, other = (_REPLACED, _IN_PLACE) if is_replaced else (_IN_PLACE, _REPLACED)
         self.path = os.path.join(folder, name)
         self.state: State | None = None
-        self.layout: Layout = []
+        self.layout: FileLayout = []
         self.words: list[Words] = []
         self._folder = Folder(folder)
         storage.make_folder(folder)
@@ -122,7 +122,7 @@ class MirrorFile:
 
     def change(
         self,
-        layout: Layout,
+        layout: FileLayout,
         steps: Sequence[Step | Delta],
         work: Callable[[Sequence[Words], Sequence[Step | Delta]], State],
     ) -> None:
@@ -170,7 +170,7 @@ class MirrorFile:
                 file.write((count + 1).to_bytes(8, "little"))
 
 
-def _mapped(path: str, layout: Layout) -> list[Words]:
+def _mapped(path: str, layout: FileLayout) -> list[Words]:
     with open(path, "r+b") as file:
         return words_in(np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8), layout)
 

@@ -13,7 +13,7 @@ import torch
 from .. import storage
 from ..checkpoint.folder import Folder
 from ..checkpoint.frame import damage_named
-from ..checkpoint.safetensors_file import Layout, in_order, parse_file, words_by_name
+from ..checkpoint.safetensors_file import FileLayout, in_order, parse_file, words_by_name
 from ..errorbound import Words
 from ..errors import ConcurrentWriter, StorageError
 from . import disk_delta
@@ -76,7 +76,7 @@ class WeightPublisher:
         # The last step and its id, None if unknown; its layout, and the words of each tensor.
         self._number = 0
         self._id: bytes | None = None
-        self._layout: Layout = []
+        self._layout: FileLayout = []
         self._held: list[Words] = []
         # Numbers of its steps that hold all weights.
         self._keyframes: list[int] = []

@@ -28,7 +28,7 @@ from ..checkpoint.frame import (
     unpack_frame,
 )
 from ..checkpoint.patch import apply_patch, encode_patch
-from ..checkpoint.safetensors_file import Bytes, Layout, order
+from ..checkpoint.safetensors_file import Bytes, FileLayout, order
 from ..checkpoint.tensors import TensorSpec
 from ..checkpoint.version_file import parallel_map
 from ..checksum import crc32c
@@ -112,7 +112,7 @@ class Step:
     number: int
     id: bytes
     parent: bytes | None
-    layout: Layout
+    layout: FileLayout
     coders: bytes
     payloads: Sequence[Any]
     crcs: bytes | None
@@ -138,7 +138,7 @@ class Step:
 
 
 def whole_step(
-    number: int, step_id: bytes, layout: Layout, tensors: Sequence[Words], source: str
+    number: int, step_id: bytes, layout: FileLayout, tensors: Sequence[Words], source: str
 ) -> Step:
     """Return a step that holds all weights, from the words of each tensor."""
     payloads = [block.view(np.uint8) for block in blocks(tensors)]
@@ -148,7 +148,7 @@ def whole_step(
 
 def encode_steps(
     number: int,
-    layout: Layout,
+    layout: FileLayout,
     tensors: Iterable[Words],
     held: Sequence[Words],
     parent: bytes | None,

@@ -12,8 +12,8 @@ from pcrshard.errorbound import (
     LinearLattice,
     PointwiseRelative,
     RelativeStd,
+    dequantize,
     quantize,
-    restore,
 )
 
 BOUNDS = [RelativeStd(0.01), RelativeStd(0.1), Absolute(1e-3), PointwiseRelative(0.1)]
@@ -29,7 +29,7 @@ def worst_error(words, restored, kind, lattice):
 
 def there_and_back(words, kind, lattice):
     quantized = quantize(words, kind, lattice)
-    restored = restore(quantized.codes, kind, lattice)
+    restored = dequantize(quantized.codes, kind, lattice)
     restored[quantized.escape_index] = quantized.escape_words
     return quantized, restored
 

@@ -32,7 +32,7 @@ def table_of(step):
 def values_of(codes, table, dtype="float32", **how):
     values = np.full(len(codes) + 1, 7, np.uint16 if dtype == "bfloat16" else np.float32)
     address = values.ctypes.data
-    native.restore(codes.ctypes.data, len(codes), table.ctypes.data, dtype, address, **how)
+    native.dequantize(codes.ctypes.data, len(codes), table.ctypes.data, dtype, address, **how)
     assert values[-1] == 7
     return values[:-1]
 
