@@ -15,7 +15,8 @@ from typing import Any
 from ..errors import EncodeError, MissingDependency
 from ..format.dataset_index import DatasetIndex
 from .encode_dataset import EncodeOptions, commit, encode
-from .resume_journal import Part, new_run, read_script, scratch_of
+from .encode_run import Part, new_run
+from .resume_journal import read_script, scratch_of
 from .samples import StorageOptions
 from .shard_plan import plan
 
@@ -126,7 +127,7 @@ def encode_on_slurm(
         raise EncodeError(f"cannot submit SLURM jobs: {error}") from error
     try:
         while _is_queued(queued[0].job_id.partition("_")[0]):
-            done = sum(len(planned.shards[number]) for number in run.finished())
+            done = sum(len(planned.shards[number]) for number in run.journal.finished())
             progress(done, sum(map(len, planned.shards)))
             time.sleep(poll)
     except BaseException:

@@ -30,17 +30,15 @@ from ..format.sample_columns import SampleColumns
 from ..format.shard_head import HEAD_STOP, read_head
 from ..format.shard_index import decode_index
 from ..redaction import get_logger, redact_url
+from .encode_run import Part, Run, new_run
 from .resume_journal import (
     JOURNAL,
     KEPT,
     PARTS,
     READS,
     SKIPPED,
-    Part,
-    Run,
     Saved,
     already_holds,
-    new_run,
     read_script,
     report_of,
     scratch_of,
@@ -185,8 +183,8 @@ def commit(run: Run, planned: Plan) -> DatasetIndex | None:
     """
     dst, options = run.dst, run.dst_options
     # Of many parts, only the last ones read the results of all.
-    missing = len(planned.shards) - len(run.finished())
-    found = {} if missing else run.written()
+    missing = len(planned.shards) - len(run.journal.finished())
+    found = {} if missing else run.journal.written()
     if missing := missing or len(planned.shards) - len(found):
         _log.info("%d shards remain for other parts", missing)
         return None

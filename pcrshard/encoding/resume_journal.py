@@ -6,39 +6,26 @@ process that started it. The end of the run replaces these files by ``encode-jou
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import secrets
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from .. import storage
-from ..checksum import crc32c
-from ..errors import EncodeError, PCRError, StorageError
-from ..format.dataset_index import DATASET_INDEX
+from ..errors import EncodeError, StorageError
 from ..format.levels import Levels
-from ..format.names import shard_name
 from ..format.scan_script import ScanScript
-from ..format.schema import Schema
-from ..storage.locks import hold_lock
-from ..storage.stores import mapped_errors
 from .samples import StorageOptions, Unlayered
-from .shard_plan import EncodeOptions, Plan
+from .shard_plan import EncodeOptions
 from .shard_writer import WrittenShard
 
 JOURNAL = "encode-journal.json"
-LOCK = ".encode.lock"
 SKIPPED = "skipped.jsonl"
 KEPT = "kept.jsonl"
 PARTS = "encode-parts"
 # A run's first journal file.
-_START = "start"
-Part = tuple[int, int]
+START = "start"
 # Files of a run read at a time.
 READS = 16
 
@@ -104,7 +91,7 @@ class Saved(msgspec.Struct):
             file.write(json.dumps(msgspec.to_builtins(self)).encode())
 
 
-def _number(name: str) -> int | None:
+def number_of(name: str) -> int | None:
     """Return the number of the shard that a journal file is of, ``None`` for that of several."""
     stem = storage.file_name(name).removesuffix(".json")
     return int(stem) if stem.isdecimal() else None
@@ -135,7 +122,7 @@ def read_script(dst: str, *, options: StorageOptions = None) -> ScanScript | Lev
         EncodeError: The journal is damaged.
         StorageError: It cannot be read.
     """
-    for name in (f"{PARTS}/{_START}.json", JOURNAL):
+    for name in (f"{PARTS}/{START}.json", JOURNAL):
         found = _read(storage.join(dst, name), options)
         if found is not None and not found.options.fmt.is_open:
             return found.options.fmt.scan_script
@@ -156,141 +143,34 @@ def _read(url: str, options: StorageOptions) -> Saved | None:
         raise EncodeError(f"not a journal: {error}; remove it to start over", url=url) from error
 
 
-class Run(NamedTuple):
-    """A run of ``encode``, or a part of one; picklable, because all tasks share it.
-
-    Its journal says which shards are complete, so that a run can resume. A journal with a different
-    fingerprint is rejected, and a shard whose bad files were handled by a different ``on_error`` is
-    encoded again.
+class Journal(NamedTuple):
+    """The journal files of a dataset's folder.
 
     Attributes:
         dst: Folder of the shards.
-        options: How they are encoded.
-        schema: The schema of all shards.
-        fingerprint: The fingerprint of the plan.
-        src_options: fsspec storage options of the source.
-        dst_options: fsspec storage options of the folder.
-        part: (I, N); (0, 1) for a run over all shards.
-        token: The content of the permit, a file that exists for as long as the run is active.
+        options: fsspec storage options of the folder.
     """
 
     dst: str
-    options: EncodeOptions
-    schema: Schema
-    fingerprint: str
-    src_options: StorageOptions
-    dst_options: StorageOptions
-    part: Part
-    token: str
+    options: StorageOptions
 
-    @property
-    def _permit(self) -> str:
-        # A temporary file, which is cleaned up if this process is killed.
-        number, count = self.part
-        return storage.join(self.dst, f".pcrshard-run-{number}-of-{count}.tmp")
-
-    def check(self) -> None:
-        """Raise :class:`EncodeError` if the run has ended, or another one has taken over."""
-        there = storage.exists(self._permit, options=self.dst_options)
-        token = storage.read_bytes(self._permit, options=self.dst_options) if there else b""
-        if token != self.token.encode():
-            raise EncodeError(
-                "the run that requested this shard has ended, another encode is writing to this "
-                "folder, or worker processes do not see it, as with memory://, which needs "
-                "workers=1",
-                url=self.dst,
-            )
-
-    def write(self, name: str, results: Results) -> None:
-        """Save results, from which an interrupted run can resume, as a file of this name."""
-        url = storage.join(self.dst, f"{PARTS}/{name}.json")
-        Saved(self.fingerprint, results, self.options).write(url, self.dst_options)
-
-    @contextlib.contextmanager
-    def open(self, numbers: range, *, resume: bool) -> Iterator[Results]:
-        """Permit tasks to write shards of these numbers; yield those that earlier runs finished.
-
-        Until the end of the block no other run may write to the folder, except parts. If a part
-        runs twice at once, or two runs share an object store, which has no locks, the tasks of the
-        earlier run fail when they look at their permit.
-
-        Raises:
-            EncodeError: Another run is writing to the folder, or has written there and ``resume``
-                is false or the runs do not match.
-        """
-        storage.make_folder(self.dst, options=self.dst_options)
-        with self.lock(shared=self.part != (0, 1)):
-            finished = self._take_over(numbers, resume)
-            permit = storage.atomic_write(self._permit, options=self.dst_options, durable=False)
-            with permit as file:
-                file.write(self.token.encode())
-            try:
-                yield finished
-            finally:
-                self.revoke()
-
-    def revoke(self) -> None:
-        """Revoke the permit, unless another run has taken over, so that tasks do not write."""
-        with contextlib.suppress(StorageError, EncodeError):
-            self.check()
-            storage.remove(self._permit, options=self.dst_options)
-
-    @contextlib.contextmanager
-    def lock(self, *, shared: bool = False, wait: bool = False) -> Iterator[None]:
-        """Hold the lock of a local folder, whose file an exclusive holder removes afterwards."""
-        if not storage.is_local(self.dst):
-            yield
-            return
-        path = os.path.join(self.dst, LOCK)
-        with contextlib.ExitStack() as stack:
-            with mapped_errors(path, "write", (OSError,)):
-                held = stack.enter_context(hold_lock(path, shared=shared, wait=wait))
-            if held is None:
-                raise EncodeError(
-                    f"another encode is writing to {self.dst}: wait for it, or use another folder"
-                )
-            if not shared:
-                stack.callback(Path(path).unlink, missing_ok=True)
-            yield
-
-    def _take_over(self, numbers: range, resume: bool) -> Results:
-        files, fingerprints, results = self._read(numbers)
-        names = {DATASET_INDEX, *(shard_name(self.options.name, number) for number in numbers)}
-        held = sorted(names & files.keys())
-        if held and not (resume and fingerprints):
-            raise already_holds(held[0], self.dst, resume=resume)
-        others = any(name.startswith(PARTS) and _number(name) is not None for name in files)
-        if (results or others) and fingerprints != {self.fingerprint}:
-            raise EncodeError(
-                "the source or the options differ from those of the run in this folder, "
-                "which --resume would continue",
-                url=self.dst,
-            )
-        if self.part == (0, 1):
-            storage.remove_temporary_files(self.dst)
-        # A run that is killed while it writes its first shards can resume, too.
-        self.write(_START, {})
-        return {number: results[number] for number in numbers if number in results}
-
-    def _list(self) -> dict[str, int | None]:
+    def _files(self) -> dict[str, int | None]:
         """Return the folder's files with their sizes."""
         try:
-            listed = storage.list_files(self.dst, options=self.dst_options)
+            listed = storage.list_files(self.dst, options=self.options)
             return {file.name: file.size for file in listed}
         except StorageError:
             # An empty folder of an object store does not exist.
-            if storage.exists(self.dst, options=self.dst_options):
+            if storage.exists(self.dst, options=self.options):
                 raise
             return {}
 
-    def _read(
-        self, numbers: range | None = None
-    ) -> tuple[dict[str, int | None], set[str], Results]:
+    def read(self, numbers: range | None = None) -> tuple[dict[str, int | None], set[str], Results]:
         """Return the folder's files with their sizes, and what those of the journal say.
 
         Files of single shards are read if they are among ``numbers``.
         """
-        files = self._list()
+        files = self._files()
         # Another part may merge and remove the files meanwhile. It writes the merged file first, so
         # reading that one last misses nothing.
         names = [name for name in files if name.startswith(PARTS) and name.endswith(".json")]
@@ -298,11 +178,11 @@ class Run(NamedTuple):
         wanted = [
             name
             for name in names
-            if numbers is None or (number := _number(name)) is None or number in numbers
+            if numbers is None or (number := number_of(name)) is None or number in numbers
         ]
 
         def read(name: str) -> Saved | None:
-            return _read(storage.join(self.dst, name), self.dst_options)
+            return _read(storage.join(self.dst, name), self.options)
 
         with ThreadPoolExecutor(READS) as threads:
             found = list(threads.map(read, wanted))
@@ -311,32 +191,16 @@ class Run(NamedTuple):
         results = {n: result for each in saved for n, result in each.shards.items()}
         return files, {each.fingerprint for each in saved}, results
 
-    def is_complete(self, result: ShardResult, sources: str) -> bool:
-        """Return whether a shard is intact, of these sources, and of the option ``on_error``."""
-        if result.sources != sources:
-            return False
-        if result.unlayered and result.on_error != self.options.on_error:
-            return False
-        if result.written is None:
-            return True
-        entry, file_crc32c, _ = result.written
-        url = storage.join(self.dst, entry.name)
-        try:
-            data = storage.read_bytes(url, options=self.dst_options, max_bytes=entry.shard_bytes)
-        except PCRError:
-            return False
-        return crc32c(data) == file_crc32c
-
     def finished(self) -> set[int]:
         """Return the shards that the journal has, by the names of its files: one list, one read."""
-        numbers = {_number(name) for name in self._list() if name.startswith(PARTS)}
-        merged = _read(storage.join(self.dst, JOURNAL), self.dst_options)
+        numbers = {number_of(name) for name in self._files() if name.startswith(PARTS)}
+        merged = _read(storage.join(self.dst, JOURNAL), self.options)
         found = numbers.union(merged.shards if merged else ())
         return {number for number in found if number is not None}
 
     def written(self) -> Results:
         """Return the results of all parts whose shards have the right size, in order."""
-        files, _, results = self._read()
+        files, _, results = self.read()
 
         def is_there(written: WrittenShard) -> bool:
             # Some stores do not report sizes.
@@ -347,23 +211,3 @@ class Run(NamedTuple):
             for number, result in sorted(results.items())
             if result.written is None or is_there(result.written)
         }
-
-
-def new_run(
-    dst: str,
-    plan: Plan,
-    src_options: StorageOptions = None,
-    dst_options: StorageOptions = None,
-    part: Part = (0, 1),
-) -> Run:
-    """Return a run that has not started."""
-    return Run(
-        dst,
-        plan.options,
-        plan.schema,
-        plan.fingerprint,
-        src_options,
-        dst_options,
-        part,
-        token=secrets.token_hex(8),
-    )

@@ -13,8 +13,9 @@ from ..format.shard_index import State
 from ..jpeg.other_formats import to_jpeg
 from ..redaction import redact, redact_url
 from .encode_jpeg import EncodedImage, convert_image, encode_jpeg, keep_whole
+from .encode_run import Run
 from .labels import check_label, count_classes
-from .resume_journal import Run, ShardResult
+from .resume_journal import ShardResult
 from .samples import SampleRef, Unlayered, read_samples
 from .shard_plan import sources_digest
 from .shard_writer import EncodedSample, encode_sample, write_shard
@@ -71,7 +72,7 @@ def encode_shard(task: ShardTask) -> ShardResult:
         )
     num_classes = count_classes(sample.fields for sample in encoded)
     result = ShardResult(written, tuple(rows), num_classes, run.options.on_error, sources)
-    run.write(f"{task.number:06d}", {task.number: result})
+    run.save(task.number, result)
     return result
 
 

@@ -11,7 +11,7 @@ from encode_support import start_encode
 from support import read_all, run_encode, wait_for
 
 from pcrshard import EncodeOptions, encode
-from pcrshard.encoding.resume_journal import LOCK
+from pcrshard.encoding.encode_run import LOCK
 from pcrshard.errors import EncodeError
 
 

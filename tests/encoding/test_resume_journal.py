@@ -13,7 +13,8 @@ from encode_support import encode_parts, make_tar, start_encode
 from support import read_all, read_samples, run_encode, wait_for
 
 from pcrshard import EncodeOptions, ShardFormat, ShardWriter, encode, storage
-from pcrshard.encoding.resume_journal import JOURNAL, new_run
+from pcrshard.encoding.encode_run import new_run
+from pcrshard.encoding.resume_journal import JOURNAL
 from pcrshard.encoding.shard_plan import plan
 from pcrshard.encoding.shard_task import ShardTask, encode_shard
 from pcrshard.errors import EncodeError, FormatError, StorageError
@@ -81,7 +82,7 @@ def test_progress_is_read_while_another_part_merges_the_journal(
         return [*list_files(folder, **options), gone]
 
     monkeypatch.setattr(storage, "list_files", list_removed_file)
-    assert len(new_run(str(copy), planned).written()) == 4
+    assert len(new_run(str(copy), planned).journal.written()) == 4
 
 
 @pytest.mark.parametrize(
