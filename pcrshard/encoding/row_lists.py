@@ -87,19 +87,19 @@ def list_rows(
     columns = dict.fromkeys(name for row in rows for name in row)
     chosen = None if no_labels else _label_column(path, rows, columns, label)
     splits = _splits_of(rows, columns)
-    labels = [row.pop(chosen, None) if chosen else None for row in rows]
+    labels = [_stripped(row.pop(chosen, None)) if chosen else None for row in rows]
     if storage.file_name(path).endswith(_JSON):
         labels = _check_types(path, lines, labels)
     else:
         labels = _read_numbers(path, chosen, labels, label is not None)
+        rows = [{name: cell for name, cell in row.items() if cell is not None} for row in rows]
     folder = storage.parent(path) if "/" in path else ""
     word = split_word(storage.file_name(path))[0].lower()
     below = cache(partial(_images_below, folder or ".", word))
-    has_labels = any(each is not None for each in labels)
     images, skipped = [], []
     for row, line, found, part in zip(rows, lines, labels, splits, strict=True):
         name = row.pop(_PATH)
-        if found is None and has_labels:
+        if found is None and chosen:
             reason = f"line {line} of {redact_url(path)} has no label in column {chosen!r}"
             if not skip:
                 raise EncodeError(
@@ -214,6 +214,11 @@ def _plain(column: str) -> str:
     return re.sub(r"[\W_]+", "", column.lower())
 
 
+def _stripped(value: Any) -> Any:
+    """Return a cell without blanks around it; ``None`` if nothing is left."""
+    return value.strip() or None if isinstance(value, str) else value
+
+
 def _find(columns: Iterable[str], names: Sequence[str]) -> str | None:
     """Return the column that has the first of some names."""
     by_name = {_plain(column): column for column in columns}
@@ -223,7 +228,7 @@ def _find(columns: Iterable[str], names: Sequence[str]) -> str | None:
 def _splits_of(rows: Sequence[Row], columns: Iterable[str]) -> list[str]:
     """Return the split of each row, by a column ``split`` or one such as ``is_valid``; or none."""
     if column := _find(columns, _SPLIT_COLUMNS):
-        return [str(row.get(column, "")) for row in rows]
+        return [str(row.get(column) or "") for row in rows]
     for column in columns:
         word, rest = split_word(column)
         word = word.lower() if rest in ((), ("is",)) else ""
@@ -301,14 +306,16 @@ def _table_rows(lines: Iterator[str], is_tsv: bool) -> Iterator[Row]:
             columns = _DEFAULT_COLUMNS
         if len(cells) > len(columns):
             raise ValueError(f"expected the columns {', '.join(columns)}, got {len(cells)}")
-        yield {name: value for name, value in zip(columns, cells, strict=False) if value}
+        # Without a header, an empty cell only keeps the place of a column.
+        known = zip(columns, map(_stripped, cells), strict=False)
+        yield {name: cell for name, cell in known if cell or columns is not _DEFAULT_COLUMNS}
 
 
 def _check_row(row: Any) -> None:
     """Check that a row has a path to a file, which is then under :data:`_PATH`."""
     if not isinstance(row, dict):
         raise EncodeError("expected a JSON object")
-    name = _find(row, _PATH_COLUMNS)
+    name = _find((name for name in row if row[name] is not None), _PATH_COLUMNS)
     row[_PATH] = path = row.pop(name, None) if name else None
     if not isinstance(path, str) or posixpath.basename(path) in ("", ".", ".."):
         raise EncodeError(f"expected a path to a file, got {path!r}")

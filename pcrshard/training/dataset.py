@@ -190,12 +190,14 @@ class PCRDataset(Dataset[Any]):
         if (labels >= 0).all():
             return labels.astype(np.int64)
         keys, found, _ = self.shards.metadata
+        expected = "expected an integer cls in each sample, or split(stratify=False)"
+        missing = next((keys[each] for each in self.ids if found[each] is None), None)
+        if missing is not None:
+            raise ValueError(f"{expected}: no label (key={missing})")
         try:
-            numbers = [convert(_LABEL, found[each] or b"", keys[each]) for each in self.ids]
+            numbers = [convert(_LABEL, found[each], keys[each]) for each in self.ids]
         except ValueError as error:
-            raise ValueError(
-                f"expected an integer cls in each sample, or split(stratify=False): {error}"
-            ) from None
+            raise ValueError(f"{expected}: {error}") from None
         return np.array(numbers, np.int64)
 
     @property

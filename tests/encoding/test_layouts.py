@@ -6,7 +6,7 @@ import pytest
 from encode_support import image_bytes, make_tar
 from support import read_samples, run_encode, write_files
 
-from pcrshard import EncodeOptions, encode
+from pcrshard import EncodeOptions, PCRDataset, encode
 from pcrshard.cli.main import main
 from pcrshard.encoding.shard_plan import plan
 from pcrshard.errors import EncodeError
@@ -403,6 +403,29 @@ def test_rows_without_a_label(tmp_path):
         run_encode(src / "a.csv", tmp_path / "x")
     assert run_encode(src / "a.csv", tmp_path / "y", on_error="skip").num_samples == 3
     assert "line 5" in (tmp_path / "y" / "skipped.jsonl").read_text()
+
+
+@pytest.mark.parametrize("label", ["", " ", None])
+def test_labels_of_json_may_be_empty(tmp_path, label):
+    """An empty string is no class; the row is named, as one without the column is."""
+    given = (METADATA.decode(), json.dumps({"file_name": "0004.jpg", "label": label}))
+    src = write_files(tmp_path, flat(".", 5) | {"metadata.jsonl": "".join(given).encode()})
+    with pytest.raises(EncodeError, match=r"line 5 of .* has no label in column 'label'"):
+        run_encode(src / "metadata.jsonl", tmp_path / "x")
+    made = run_encode(src / "metadata.jsonl", tmp_path / "y", on_error="skip")
+    assert (made.num_samples, made.classes) == (4, ("a", "b"))
+
+
+@pytest.mark.parametrize("names", [("path", "label"), ("path", "kind")])
+def test_a_column_of_labels_without_any(tmp_path, names):
+    """It is an error to encode it as labels, and a dataset of its own without them."""
+    rows = [(f"img/{i:04d}.jpg", "") for i in range(4)]
+    src = write_files(tmp_path, flat("img") | {"a.csv": table(names, *rows)})
+    with pytest.raises(EncodeError, match=r"line 2 of .* has no label in column .* 4 rows"):
+        run_encode(src / "a.csv", tmp_path / "x", label=names[1])
+    assert run_encode(src / "a.csv", tmp_path / "y", no_labels=True).num_classes == 0
+    with pytest.raises(ValueError, match=r"no label \(key=img/000"):
+        _ = PCRDataset(tmp_path / "y").labels
 
 
 def test_classes_of_another_dataset(tmp_path, capsys):
