@@ -97,7 +97,7 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # datas
             )
         # A copy, because datasets adds its own options to the dict passed to it.
         self.options = dict(kwargs.get("storage_options") or {})
-        found = _open_splits(os.fspath(data_dir), self.options)
+        found = _open_splits(os.fspath(data_dir), self.options, kwargs.get("prefix_cache"))
         self.is_split = "" not in found
         self.parts = {name or "train": part for name, part in found.items()}
         asked = kwargs.pop("splits", [None])
@@ -176,7 +176,9 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # datas
             del loaded  # before the next shard takes memory
 
 
-def _open_splits(url: str, storage_options: storage.Options) -> dict[str, Opened]:
+def _open_splits(
+    url: str, storage_options: storage.Options, cache: PrefixCache | None
+) -> dict[str, Opened]:
     """Open the dataset at a URL, by the name "", or those in its subfolders, by their names.
 
     Costs one request for a dataset, and a listing for a folder of datasets.
@@ -186,9 +188,9 @@ def _open_splits(url: str, storage_options: storage.Options) -> dict[str, Opened
         ValueError: Classes differ between splits.
     """
     with suppress(StorageError):
-        return {"": open_lazily(url, storage_options=storage_options)}
+        return {"": open_lazily(url, storage_options=storage_options, cache=cache)}
     found = {
-        name: open_lazily(place, storage_options=storage_options)
+        name: open_lazily(place, storage_options=storage_options, cache=cache)
         for name, place in find_datasets(url, storage_options=storage_options).items()
     }
     if len({index.classes for index, _ in found.values()}) > 1:

@@ -187,8 +187,7 @@ def _index_of(stage: _StageOptions) -> DatasetIndex:
     assert stage.index is not None
     if isinstance(stage.index, DatasetIndex):
         return stage.index
-    how: Any = {"storage_options": stage.storage_options, "retry": stage.retry}
-    return open_dataset(stage.index, **how)[0]
+    return open_dataset(stage.index, storage_options=stage.store, cache=stage.cache)[0]
 
 
 def _opened(index: Any, **options: Any) -> DatasetIndex:

@@ -61,7 +61,7 @@ class ReadOptions:
             return None
         size = self.cache_bytes
         limit = None if size is None else num_bytes("cache_bytes", size)
-        return PrefixCache(os.fspath(self.cache_dir), limit, self.begun)
+        return PrefixCache(self.cache_dir, limit, self.begun)
 
     def open(self, url: str, entry: ShardEntry | None, schema: Schema | None = None) -> Shard:
         """Open a shard at a URL; see :class:`Shard`."""

@@ -145,12 +145,13 @@ class PrefixCache:
 
     def __init__(
         self,
-        folder: str,
+        folder: str | os.PathLike[str],
         max_bytes: int | str | None = None,
         since: float | None = None,
     ) -> None:
         if isinstance(max_bytes, str):
             max_bytes = num_bytes("max_bytes", max_bytes)
+        folder = os.fspath(folder)
         if not storage.is_local(folder):
             raise ValueError(f"expected cache_dir to be a local folder, got {redact_url(folder)}")
         named = os.path.abspath(storage.plain_path(folder))

@@ -43,11 +43,12 @@ from ..reading.scan_level import (
     resolve_choice,
 )
 from ..reading.shard import Shard
-from ..redaction import redact_url
+from ..redaction import get_logger, redact_url
 from .schedule import schedule
 from .sequence import Ints
 
 _KEEP_BATCHES = 64
+log = get_logger(__name__)
 Row = tuple[int, Prefix, int]
 Result = TypeVar("Result")
 # Finishes a started batch.
@@ -174,13 +175,19 @@ class ShardSet:
     def _column(self, name: str) -> NDArray[Any]:
         """Read a column of all samples: one request per dataset.
 
-        If one has no ``pcr.columns``, one per shard, for its index.
+        If one has no ``pcr.columns``, or a cache may be all there is, one per shard, for its index.
         """
         found = []
         if "metadata" not in vars(self):
             for index, urls in zip(self.indexes, self.urls.parts, strict=True):
                 folder = index_folder(index, urls)
-                own = read_column(index, folder, name, storage_options=self.options.store)
+                try:
+                    own = read_column(index, folder, name, storage_options=self.options.store)
+                except StorageError as error:
+                    if self.options.cache is None:
+                        raise
+                    log.warning("%s; reading the index of each shard from the cache", error)
+                    own = None
                 if own is None:
                     break
                 found.append(own)

@@ -498,3 +498,17 @@ def test_lists_late_fields_and_kept_files(tmp_path):
     rows = load_dataset(tmp_path, scan=level)
     for level.value, text in ((2, None), (5, "late")):  # rising, it has the columns that it reaches
         assert [row["txt"] for row in rows] == [text] * 3
+
+
+def test_a_full_cache_starts_a_stream_while_the_server_is_down(dataset, tmp_path, monkeypatch):
+    """``prefix_cache`` keeps the dataset index with the prefixes."""
+    monkeypatch.setattr(pcrshard.Retry, "delay", lambda *_: 0)
+
+    def read(url):
+        cache = pcrshard.PrefixCache(tmp_path / "cache")
+        return keys(load_dataset(url, scan=2, streaming=True, prefix_cache=cache))
+
+    with servers.nginx(dataset) as server:
+        url = server.url()
+        expected = read(url)
+    assert read(url) == expected

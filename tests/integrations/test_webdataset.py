@@ -7,6 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
+import servers
 import webdataset as wds
 from support import CountingFS, damage, pieces, run_python, without_place
 
@@ -361,3 +362,21 @@ def test_labels_lists_and_late_fields(tmp_path):
     assert fields(5)[0] == {"cls", "jpg", "npy"}
     second = fields(2, select_files=lambda name: name.endswith((".cls", "views.1.jpg")))
     assert second[2] == {"cls", "views.1.jpg"}
+
+
+def test_a_full_cache_starts_a_pipeline_while_the_server_is_down(dataset, tmp_path):
+    """``index=`` by its URL, or opened with the cache, is taken from the cache."""
+    cache = pcrshard.PrefixCache(tmp_path / "cache")
+    retry = pcrshard.Retry(attempts=2)
+
+    def keys(index, urls):
+        read = wds.WebDataset(urls, shardshuffle=False)
+        read = read.pcr_scan(2, index=index, cache_dir=tmp_path / "cache", retry=retry)
+        return [sample["__key__"] for sample in read]
+
+    with servers.nginx(dataset) as server:
+        url = server.url()
+        _, urls = pcrshard.open_dataset(url, cache=cache)
+        expected = keys(url, urls)
+    assert keys(url, urls) == expected
+    assert keys(*pcrshard.open_dataset(url, retry=retry, cache=cache)) == expected

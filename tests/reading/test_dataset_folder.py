@@ -5,6 +5,7 @@ import shutil
 import threading
 import time
 
+import numpy as np
 import pytest
 import servers
 from msgspec.structs import replace
@@ -161,6 +162,23 @@ def test_a_full_cache_starts_a_job_while_the_server_is_down(dataset, tmp_path, c
     with pytest.raises(StorageError, match="connection refused: ClientConnectorError"):
         PCRDataset(url, **reading)
     assert main(["cache", "ls", str(tmp_path / "cache")]) == 0
+
+
+@pytest.mark.parametrize("column", ["labels", "sizes", "decodable"])
+def test_a_full_cache_has_what_is_said_of_all_samples(dataset, tmp_path, column, caplog):
+    """A script that begins with a split by labels starts from a full cache, too."""
+    how = {"scan": 1, "retry": Retry(attempts=2)}
+    with servers.nginx(dataset) as server:
+        url = server.url()
+        first = PCRDataset(url, cache_dir=tmp_path / "cache", **how)
+        expected = getattr(first, column)
+        _ = [first[number] for number in range(len(first))]
+        without = PCRDataset(url, **how)
+    again = PCRDataset(url, cache_dir=tmp_path / "cache", **how)
+    assert np.array_equal(getattr(again, column), expected)
+    assert "reading the index of each shard from the cache" in caplog.text
+    with pytest.raises(StorageError, match="connection refused"):
+        getattr(without, column)
 
 
 def test_a_dataset_that_is_gone_is_not_taken_from_the_cache(dataset, tmp_path):
