@@ -118,22 +118,22 @@ def decide_kinds(samples: Iterable[Collection[str]], given: Mapping[str, str]) -
 
     A field with the extension of an image other than JPEG is an image, unless some sample has it
     next to a JPEG, or next to another image if its name has several parts: ``mask.png`` is then a
-    ``file``.
+    ``file``. What is given as a mask is no image.
 
     >>> decide_kinds([["jpg", "seg.png", "cls"], ["png", "cls"]], {})
     {'jpg': 'image', 'seg.png': 'file', 'cls': 'class', 'png': 'image'}
+    >>> decide_kinds([["png", "seg.png"]], {"seg.png": "mask"})
+    {'png': 'image', 'seg.png': 'mask'}
     """
     names: dict[str, None] = {}
     beside: set[str] = set()
+    pictures = {name for name, kind in given.items() if kind in (IMAGE, IMAGE_LIST)}
     each = list(dict.fromkeys(map(tuple, samples)))
     for sample in each:
         names |= dict.fromkeys(sample)
-        images = [
-            name
-            for name in sample
-            if is_jpeg_field(name) or is_other_image(name) or given.get(name) in (IMAGE, IMAGE_LIST)
-        ]
-        plain = [name for name in images if is_jpeg_field(name) or name in given]
+        plain = [name for name in sample if is_jpeg_field(name) or name in pictures]
+        others = [name for name in sample if is_other_image(name) and name not in given]
+        images = list(dict.fromkeys(plain + others))
         for name in images:
             rivals = plain if "." not in name else images
             if any(rival != name for rival in rivals):

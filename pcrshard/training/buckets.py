@@ -97,6 +97,8 @@ class Buckets:
             raise ValueError(
                 f"expected an upright decoder, without a size for pixels=, got {image}"
             )
+        if self.area is not None and image is not None and image.views:
+            raise ValueError("expected one view of each image with area=, which decides its shape")
         if self.pixels is not None and weights is not None:
             raise ValueError("expected no weights with pixels=: the batches would not be as many")
         sizes = dataset.shards.sizes.take(dataset.ids, axis=0)
@@ -106,7 +108,6 @@ class Buckets:
                 f"expected a JPEG in each sample, got none in {dataset.keys[unknown[0]]!r}: leave "
                 "such samples out by dataset.subset(dataset.sizes.all(1))"
             )
-        self.fit(collator, sizes[:1])  # raises for views
 
     def fit(self, collator: Collator, sizes: Sizes) -> Collator:
         """Return the collator of a batch of (n, 2) sizes.

@@ -50,6 +50,14 @@ def test_a_picture_beside_another_is_no_image(samples, png, mask):
     assert (kinds.get("png"), kinds.get("mask.png")) == (png, mask)
 
 
+def test_a_picture_beside_its_mask_is_an_image():
+    """What is said to be a mask does not make a file of the picture next to it."""
+    given = {"mask.png": "mask"}
+    samples = [("png", "mask.png", "cls"), ("jpg", "mask.png", "cls")]
+    assert decide_kinds(samples, given)["png"] == "image"
+    assert decide_kinds([("png", "mask.png", "seg.png")], given)["seg.png"] == "file"
+
+
 @pytest.mark.parametrize(
     ("kinds", "why"),
     [

@@ -329,7 +329,7 @@ def test_buckets_that_make_no_sense(options):
         (Buckets(pixels=12_000), {"decoder": 16}, "without a size"),
         (Buckets(pixels=12_000), {"weights": (1,)}, "no weights"),
         (BUCKETS, {"max_world_size": 4}, "no max_world_size"),
-        (BUCKETS, {"decoder": ImageDecoder(views=[View(16)])}, "in each View"),
+        (BUCKETS, {"decoder": ImageDecoder(views=[View(16)])}, "one view of each image with area="),
         (BUCKETS, {"decoder": ImageDecoder(upright=False)}, "an upright decoder"),
     ],
 )
