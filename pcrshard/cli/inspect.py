@@ -18,6 +18,7 @@ from ..fidelity.contact_sheet import contact_sheet as draw_contact_sheet
 from ..fidelity.costs import scan_costs
 from ..fidelity.msssim import require_opencv
 from ..format.dataset_index import DatasetIndex, ShardEntry, resolve_scan
+from ..format.levels import LEVELS
 from ..format.scan import FULL, Scan
 from ..jpeg import libjpeg_turbo
 from ..reading.dataset_folder import (
@@ -327,9 +328,15 @@ def fidelity(
         found = advice.recommend(rows, min_msssim)
         if plot:
             title = f"{first.num_images} images of {redact_url(url)}"
-            enough = None if network else min_msssim
-            path = _of_split(plot, split)
-            plots.plot_fidelity(rows, path, title=title, enough=enough, recommended=found.scan)
+            index, _ = open_dataset(url, storage_options=storage_option)
+            plots.plot_fidelity(
+                rows,
+                _of_split(plot, split),
+                title=title,
+                name="level" if index.script == LEVELS else "scan",
+                enough=None if network else min_msssim,
+                recommended=found.scan,
+            )
         if contact_sheet:
             path = _of_split(contact_sheet, split)
             draw_contact_sheet(

@@ -10,8 +10,8 @@ from ..errors import MissingDependency, StorageError
 from ..format.scan import Scan
 from .advice import ScanFidelity
 
-# Least distance of labels, as a fraction of the width of a plot.
-_LABEL_WIDTH = 0.03
+# Least distance of labels, as a fraction of the width or the height of a plot.
+_LABEL_SIZE = (0.03, 0.05)
 
 
 def figure_class() -> Any:
@@ -50,6 +50,7 @@ def plot_fidelity(
     path: str,
     *,
     title: str,
+    name: str = "scan",
     enough: float | None = None,
     recommended: Scan | None = None,
 ) -> None:
@@ -59,6 +60,7 @@ def plot_fidelity(
         rows: Figures of each scan, from :func:`measure`.
         path: Target file.
         title: Text above the figure.
+        name: What a scan is called: ``"level"`` where it is a quality.
         enough: Minimum MS-SSIM, drawn as a line.
         recommended: The recommended scan, which is marked.
     """
@@ -85,14 +87,13 @@ def plot_fidelity(
         for row, point in zip(rows, points, strict=True):
             if row.scan == recommended:
                 axes.plot(*point, "o", markersize=12, fillstyle="none", color="#b91c1c")
-        for names, point in _labels(rows, points):
-            axes.annotate(
-                names, point, (0, -15), textcoords="offset points", fontsize=9, ha="center"
-            )
+        # To the lower right: the curve rises.
+        for text, point in _labels(rows, points):
+            axes.annotate(text, point, (4, -12), textcoords="offset points", fontsize=9)
         axes.set_xlabel("kB per sample, cumulative")
         axes.set_ylabel("mean MS-SSIM against full fidelity")
         axes.spines[["top", "right"]].set_visible(False)
-        marked = "" if recommended is None else f"\nrecommended: {recommended}"
+        marked = "" if recommended is None else f"\nrecommended: {name} {recommended}"
         axes.set_title(title + marked, fontsize=11)
         axes.margins(y=0.12)
         axes.grid(alpha=0.3)
@@ -102,10 +103,14 @@ def _labels(
     rows: Sequence[ScanFidelity], points: Sequence[tuple[float, float]]
 ) -> list[tuple[str, tuple[float, float]]]:
     """Return a label for each point, and one for points so close that labels would collide."""
-    width = max(size for size, _ in points)
+    least = [
+        part * (max(values) - min(values))
+        for part, values in zip(_LABEL_SIZE, zip(*points, strict=True), strict=True)
+    ]
     groups: list[list[int]] = []
-    for place, (size, _) in enumerate(points):
-        if groups and size - points[groups[-1][-1]][0] < _LABEL_WIDTH * width:
+    for place, point in enumerate(points):
+        before = points[groups[-1][-1]] if groups else point
+        if groups and all(b - a < most for a, b, most in zip(before, point, least, strict=True)):
             groups[-1].append(place)
         else:
             groups.append([place])
@@ -113,7 +118,5 @@ def _labels(
     for group in groups:
         scans = [str(rows[place].scan) for place in group]
         text = scans[0] if len(scans) == 1 else f"{scans[0]}-{scans[-1]}"
-        # Below the lowest, in the middle.
-        middle = (points[group[0]][0] + points[group[-1]][0]) / 2
-        labels.append((text, (middle, min(points[place][1] for place in group))))
+        labels.append((text, points[group[0]]))
     return labels

@@ -1,5 +1,7 @@
 """Pictures are written, have the right size, and show the points and images asked for."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -49,3 +51,14 @@ def test_the_sheet_of_a_staged_copy_ends_at_its_highest_scan(large_dataset, tmp_
     pcrshard.stage(large_dataset, copy, 5)
     contact_sheet(copy, str(path), num_images=1, side=96)
     assert pixels_of(path).shape[1] == 3 * 230
+
+
+def test_points_far_apart_have_labels_of_their_own():
+    """Only names that would lie on each other are joined: in a steep curve, each point has one."""
+    figures = [(5, 0.80), (7, 0.89), (10, 0.93), (62, 0.99), (62.8, 0.992), (100, 1.0)]
+    rows = [
+        SimpleNamespace(scan=scan, bytes_per_image=size * 1000, msssim=value)
+        for scan, (size, value) in enumerate(figures, 1)
+    ]
+    labels = plots._labels(rows, figures)
+    assert [text for text, _ in labels] == ["1", "2", "3", "4-5", "6"]
