@@ -287,7 +287,8 @@ for scan, (read, accuracy) in results.items():
     axis.annotate(f" {scan}", (read / 1000, accuracy))
 axis.set_xlabel("kB read an image")
 axis.set_ylabel("accuracy")
-axis.set_xscale("log");
+axis.set_xscale("log")
+axis.margins(x=0.12);
 """,
 ]
 

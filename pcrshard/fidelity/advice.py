@@ -34,6 +34,7 @@ class ScanFidelity(NamedTuple):
         top1: Fraction of the images that the user's network classifies correctly; ``None`` without
             one.
         top1_change: 95 % interval of ``top1`` minus that of the highest scan, on the same images.
+        top1_constant: ``top1`` of the one answer that is right most often.
     """
 
     scan: Scan
@@ -47,6 +48,7 @@ class ScanFidelity(NamedTuple):
     num_images: int
     top1: float | None = None
     top1_change: Interval | None = None
+    top1_constant: float | None = None
 
 
 class Recommendation(NamedTuple):
@@ -88,7 +90,8 @@ def recommend(rows: Sequence[ScanFidelity], min_msssim: float = _ENOUGH) -> Reco
             A network must come within a point of its top-1 accuracy at the highest scan instead.
 
     Returns:
-        The scan, or ``"full"`` if no row passes, the reason, and what remains open.
+        The scan, or ``"full"`` if no row passes or the network's answers are no better than one
+        for all images; the reason, and what remains open.
     """
     ranked = sorted(rows, key=operator.attrgetter("bytes_per_image"))
     reference = ranked[-1].top1
@@ -100,6 +103,15 @@ def recommend(rows: Sequence[ScanFidelity], min_msssim: float = _ENOUGH) -> Reco
         ]
     else:
         at = ranked[-1].scan
+        constant = ranked[-1].top1_constant
+        low, high = _top1_interval(ranked[-1])
+        if constant is not None and low <= constant < 1:
+            return Recommendation(
+                FULL,
+                f"no scan is known to be enough: the {low:.1%} to {high:.1%} of your network at "
+                f"scan {at} are hardly better than the {constant:.1%} of one answer for all images",
+                FULL,
+            )
         wanted = f"a top-1 at most 1 point below the {reference:.1%} of your network at scan {at}"
         # Keep rounding from deciding whether 0.74 is one point below 0.75.
         figures = [
@@ -144,11 +156,16 @@ def accuracy_question(rows: Sequence[ScanFidelity]) -> str | None:
     highest = max(rows, key=operator.attrgetter("bytes_per_image"))
     if highest.top1 is None:
         return None
-    low, high = of_fraction(round(highest.top1 * highest.num_images), highest.num_images)
+    low, high = _top1_interval(highest)
     return (
         f"is {low:.1%} to {high:.1%} (at scan {highest.scan}) the accuracy that you know of this "
         "network? If not, its normalization, the input size or the order of its classes is another"
     )
+
+
+def _top1_interval(row: ScanFidelity) -> Interval:
+    """Return the 95 % interval of a network's accuracy at a scan."""
+    return of_fraction(round((row.top1 or 0.0) * row.num_images), row.num_images)
 
 
 def with_throughput(
@@ -169,7 +186,7 @@ def with_throughput(
     records = []
     for row in rows:
         record = row._asdict()
-        del record["num_images"]  # the same at each scan
+        del record["num_images"], record["top1_constant"]  # the same at each scan
         for name in ("msssim_interval", "top1_change"):
             bounds = record[name]
             record[name] = bounds and [round(bound, 4) for bound in bounds]

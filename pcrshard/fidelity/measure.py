@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -76,6 +77,7 @@ def measure(
     costs = [cost for cost in scan_costs(sample.dataset) if cost.scan != FULL]
     measured: list[list[tuple[float, ...]]] = []
     right: list[NDArray[np.bool_]] = []
+    labels: Counter[int] = Counter()
     for pieces, label in sample.images(on_image):
         pixels = decode_image(pieces)
         if count_scales(*pixels.shape[:2]) == 0:
@@ -85,6 +87,7 @@ def measure(
         measured.append([_measure_image(view, reference, rounds) for view in views])
         if model is not None:
             right.append(np.array(model.classify(views)) == _number(label))
+            labels[_number(label)] += 1
     if not measured:
         raise PCRError(
             "expected progressive JPEGs of 11 pixels or more on each side, found none", url=url
@@ -112,6 +115,7 @@ def measure(
             num_images=len(measured),
             top1=own,
             top1_change=change,
+            top1_constant=max(labels.values()) / len(right) if right else None,
         )
         for cost, (msssims, errors, seconds), own, change in zip(
             costs, figures, top1, changes, strict=True

@@ -62,6 +62,21 @@ def test_the_network_itself_is_questioned():
     assert question.startswith("is 27.4% to 34.8% (at scan 10) the accuracy that you know")
 
 
+def test_a_network_that_knows_nothing_recommends_nothing():
+    """Answers that hardly depend on the image do not change with the scan either: with its
+    normalization forgotten, a network of five classes is right on a fifth of the images.
+    """
+    rows = [row(scan, 10 * scan, 0.9, 0.218)._replace(top1_constant=0.2) for scan in (1, 5, 10)]
+    rows = [each._replace(top1_change=(-0.001, 0.001)) for each in rows]
+    found = advice.recommend(rows)
+    assert (found.scan, found.images) == ("full", None)
+    assert "18.7% to 25.3%" in found.reason
+    assert "20.0% of one answer" in found.reason
+    assert advice.recommend([each._replace(top1=0.55) for each in rows]).scan == 1
+    # All images are of one class: that says nothing.
+    assert advice.recommend([each._replace(top1_constant=1.0) for each in rows]).scan == 1
+
+
 def test_throughput_is_theorem_4_1_until_decoding_is_the_limit():
     """X = W / E[s], at most cores / decoding time."""
     rows = [row(1, 10, 0.8)]
