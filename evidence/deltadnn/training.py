@@ -7,6 +7,7 @@ again from its beginning: exactly, or from a restored state.
 
 import dataclasses
 import functools
+import hashlib
 import json
 import math
 import os
@@ -214,9 +215,15 @@ def _checkpoint(folder, epoch):
 
 
 def trained(lab, recipe, seed, data):
-    """One run, whose checkpoints stay, so that it is trained once."""
+    """One run, whose checkpoints stay, so that it is trained once.
+
+    They are found by all that decides the run: other checkpoints have another folder.
+    """
     name = recipe.name.lower().replace(", ", "-")
-    folder = os.path.join(lab.cache, "networks", f"{name}-{seed}")
+    decides = dataclasses.replace(recipe, seeds=()), BATCH, TRAIN_PER_CLASS, FINAL_LR
+    network, _ = start(recipe, seed, data)
+    key = hashlib.sha256(f"{decides} {network} {data.classes}".encode()).hexdigest()[:8]
+    folder = os.path.join(lab.cache, "networks", f"{name}-{seed}-{key}")
     path = os.path.join(folder, "epochs.json")
     if not os.path.exists(path):
         os.makedirs(folder, exist_ok=True)

@@ -6,7 +6,6 @@ Rows of ``rivals`` have the same of copies by Pillow, at several qualities; rows
 what a crop of 224 pixels shows, with the loss that levels count for that size.
 """
 
-import contextlib
 import functools
 import glob
 import io
@@ -203,10 +202,13 @@ def colors(lab, name):
     """The photographs of a set that have three components and that MS-SSIM can compare."""
     for path in sorted(glob.glob(os.path.join(lab.unpacked("photos"), name, "*", "*"))):
         jpeg = pathlib.Path(path).read_bytes()
-        with contextlib.suppress(FormatError):
+        try:
             frame = map_jpeg(jpeg).frame
-            if len(frame.components) == 3 and count_scales(frame.height, frame.width):
-                yield os.path.basename(path), jpeg
+        except FormatError as error:
+            print(f"left out {os.path.basename(path)}: {error}", flush=True)
+            continue
+        if len(frame.components) == 3 and count_scales(frame.height, frame.width):
+            yield os.path.basename(path), jpeg
 
 
 def measure(lab, parts=()):

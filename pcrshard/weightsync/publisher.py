@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from .. import storage
 from ..checkpoint.folder import Folder
@@ -95,8 +96,8 @@ class WeightPublisher:
         """
         if isinstance(weights, str | os.PathLike):
             with damage_named("expected a safetensors file", os.fspath(weights)):
-                layout, found = in_order(parse_file(storage.read_bytes(os.fspath(weights)))[1])
-            words: Iterable[Words] = (x if x.flags.aligned else x.copy() for x in found)
+                layout, found = in_order(parse_file(_contents(os.fspath(weights)))[1])
+            words: Iterable[Words] = (x.copy() for x in found)  # once, in turn
         else:
             layout, words = words_by_name(weights)
         # If publishing fails, the copy does not match the published weights.
@@ -163,3 +164,13 @@ class WeightPublisher:
         except StorageError:  # a killed publisher left a folder without an index
             return False
         return age < self._keep_seconds
+
+
+def _contents(path: str) -> bytes | NDArray[np.uint8]:
+    """Return the bytes of a file, of a local one without reading it."""
+    if not storage.is_local(path):
+        return storage.read_bytes(path)
+    try:
+        return np.memmap(storage.plain_path(path), np.uint8, "r")
+    except OSError as error:
+        raise StorageError(f"cannot read: {error.strerror}", url=path) from error

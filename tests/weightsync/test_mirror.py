@@ -9,6 +9,7 @@ import pathlib
 import runpy
 import shutil
 import sys
+import tracemalloc
 
 import msgpack
 import pytest
@@ -99,6 +100,25 @@ def test_a_mirror_follows_a_publisher(stream, tmp_path, size):
     assert publisher.publish(str(tmp_path / "trained.safetensors")) == 6
     assert mirror.update() == 6
     check(mirror, weights(5))
+
+
+def test_a_published_file_is_not_held_in_memory(tmp_path):
+    """Beside its copy of the weights, a publisher takes memory for some tensors of a file."""
+    path = tmp_path / "trained.safetensors"
+    publisher = WeightPublisher(tmp_path / "files")
+    found = {f"w{i}": torch.randn(400, 500) for i in range(20)}
+    save_file(found, path)
+    publisher.publish(path)
+    found["w3"][::50] += 1
+    save_file(found, path)
+    tracemalloc.start()
+    assert publisher.publish(path) == 2
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < path.stat().st_size / 3
+    for damaged in (tmp_path / "missing", tmp_path):
+        with pytest.raises(StorageError, match="cannot read"):
+            publisher.publish(damaged)
 
 
 def test_a_word_that_changed_in_the_file_is_found(stream):
