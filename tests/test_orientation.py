@@ -7,16 +7,15 @@ import struct
 import tempfile
 from functools import partial
 
-import datasets
 import numpy as np
 import pytest
 import webdataset as wds
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from imported_later import Later
 from PIL import Image, ImageOps
 from support import saved
 
-import pcrshard.hf
 from pcrshard import (
     Buckets,
     ImageDecoder,
@@ -29,6 +28,7 @@ from pcrshard import (
     ShardWriter,
     View,
     decode_image,
+    open_dataset,
 )
 from pcrshard.cli.main import main
 from pcrshard.encoding.encode_jpeg import encode_jpeg
@@ -37,6 +37,8 @@ from pcrshard.integrations.grain import PCRSource
 from pcrshard.jpeg.markers import map_jpeg
 from pcrshard.jpeg.orientation import with_orientation
 from pcrshard.testing import make_jpeg, make_pixels
+
+datasets, hf = Later("datasets"), Later("pcrshard.hf")
 
 ORIENTATIONS = range(1, 9)
 SCANS = (1, 5, "full")
@@ -91,7 +93,7 @@ def folder(request, tmp_path_factory):
 def expected(folder, scan):
     """Upright pixels of each sample at a scan, by its key: of libjpeg-turbo's smoothed ones."""
     found = {}
-    for url in pcrshard.open_dataset(folder)[1]:
+    for url in open_dataset(folder)[1]:
         prefix = Shard(url).load(scan)
         for sample, orientation in zip(prefix.samples(), prefix.index.orientation, strict=True):
             stored = decode_image(sample["jpg"], upright=False)
@@ -338,7 +340,7 @@ def by_loader(folder, scan, **options):
 
 
 def by_webdataset(folder, scan, stage):
-    urls = pcrshard.open_dataset(folder)[1]
+    urls = open_dataset(folder)[1]
     samples = stage(wds.WebDataset(urls, shardshuffle=False).pcr_scan(scan))
     return ((sample["__key__"], sample["jpg"]) for sample in samples)
 
@@ -351,7 +353,7 @@ def by_dali(folder, scan):
 
 
 def by_huggingface(folder, scan):
-    rows = pcrshard.hf.load_dataset(folder, scan=scan, streaming=True)
+    rows = hf.load_dataset(folder, scan=scan, streaming=True)
     for row in rows.cast_column("jpg", datasets.Image(decode=False)):
         yield row["__key__"], row["jpg"]["bytes"]
 
@@ -401,7 +403,7 @@ def test_sizes_are_of_upright_images(folder):
     upright = expected(folder, "full")
     shapes = [pixels.shape[:2] for pixels in upright.values()]
     assert list(map(tuple, PCRDataset(folder).sizes)) == shapes
-    for row in pcrshard.hf.load_dataset(folder, streaming=True):
+    for row in hf.load_dataset(folder, streaming=True):
         assert np.array_equal(np.asarray(row["jpg"]), upright[row["__key__"]])
 
 

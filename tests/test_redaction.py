@@ -14,11 +14,11 @@ import fsspec
 import pytest
 import servers
 import webdataset
+from imported_later import Later
 from servers import Fault
 from support import ROOT
 
 import pcrshard
-import pcrshard.hf
 from pcrshard import PCRDataset, PCRLoader, PrefixCache, ReadOptions, Shard, errors
 from pcrshard.cli.main import main
 from pcrshard.encoding.sources import list_source
@@ -28,6 +28,7 @@ from pcrshard.redaction import get_logger, redact, redact_url
 from pcrshard.storage import join
 from pcrshard.testing import make_jpeg
 
+hf = Later("pcrshard.hf")
 SECRET = "pl4ntedSecret"
 MARKS = [
     "", "@", "'", "/", " ", '"', "?", "#", ":", "%40", "%20", "::", "\\", "é", "(", ")", ",", "&",
@@ -179,7 +180,7 @@ def read_by_webdataset(url, cache):
 
 def read_by_huggingface(url, cache):
     for streaming in (True, False):
-        known = pcrshard.hf.load_dataset(url, scan=2, streaming=streaming, cache_dir=str(cache))
+        known = hf.load_dataset(url, scan=2, streaming=streaming, cache_dir=str(cache))
         print(known, list(known))
 
 

@@ -7,10 +7,10 @@ import signal
 import subprocess
 import sys
 
-import hydra
 import pytest
 import torch
 from checkpoint.states import same
+from imported_later import Later
 from numbered import numbered, write
 from support import ROOT, read_log, wait_for
 
@@ -18,9 +18,9 @@ import pcrshard
 from pcrshard import DeltaStore
 
 sys.path.insert(0, str(ROOT / "scripts"))
-import train as script
 from training import hardware, models
 
+hydra, script = Later("hydra"), Later("train")
 EPOCHS = 60
 FIXED = ["batch_size=8", "size=16", "workers=0", "threads=1", "progress=0", "data.train=train"]
 

@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
-from scipy.ndimage import gaussian_filter
+from imported_later import Later
 
 from pcrshard.fidelity.msssim import WEIGHTS, Reference, count_scales
 from pcrshard.testing import make_pixels
 
-# scikit-learn, for the demonstration, brings SciPy.
 pytest.importorskip("cv2", reason="OPENCV IS NOT INSTALLED: pip install '.[fidelity]'")
+# scikit-learn, for the demonstration, brings SciPy.
+ndimage = Later("scipy.ndimage")
 
 
 def msssim(pixels, reference):
@@ -19,7 +20,7 @@ def oracle(a, b, weights):
     """MS-SSIM by its definition (Wang et al. 2003) in float64, and nothing of torch in it."""
 
     def blur(x):
-        return gaussian_filter(x, 1.5, radius=5, axes=(0, 1))[5:-5, 5:-5]
+        return ndimage.gaussian_filter(x, 1.5, radius=5, axes=(0, 1))[5:-5, 5:-5]
 
     a, b, result = a.astype(np.float64), b.astype(np.float64), 1.0
     for i, weight in enumerate(weights):

@@ -5,7 +5,7 @@ import os
 import shutil
 import tempfile
 
-import pytest
+from imported_later import Later
 
 # Read when datasets is imported: no network, and no cache outside this run.
 os.environ |= {
@@ -14,11 +14,11 @@ os.environ |= {
     "HF_HOME": tempfile.mkdtemp(prefix="pcrshard-hf-"),
 }
 atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
-datasets = pytest.importorskip("datasets", reason="NO HUGGINGFACE: pip install 'pcrshard[hf]'")
-
 import pcrshard
-from pcrshard.integrations import huggingface
 from pcrshard.testing import make_jpeg
+
+datasets = Later("datasets", "NO HUGGINGFACE: pip install 'pcrshard[hf]'")
+huggingface = Later("pcrshard.integrations.huggingface")
 
 
 def load_dataset(url, **options):

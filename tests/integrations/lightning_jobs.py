@@ -1,17 +1,19 @@
 """Lightning itself, and trainers that say nothing."""
 
-import warnings
-
 import pytest
+from imported_later import Later
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    lightning = pytest.importorskip("lightning", reason="NO LIGHTNING: pip install lightning")
+lightning = Later("lightning", "NO LIGHTNING: pip install lightning")
 # About workers and logs.
 ADVICE = [
     pytest.mark.filterwarnings(f"ignore::{kind}")
     for kind in ("UserWarning", "DeprecationWarning", "FutureWarning")
 ]
+
+
+def make_module(steps, *args):
+    """A LightningModule with the methods of the class ``steps``."""
+    return type(steps.__name__, (steps, lightning.LightningModule), {})(*args)
 
 
 def make_trainer(root, **options):

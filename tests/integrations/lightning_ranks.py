@@ -11,7 +11,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-from lightning_jobs import make_trainer
+from lightning_jobs import make_module, make_trainer
 from numbered import scan_of
 from test_lightning_resume import Recorder, fit, keeping, newest
 
@@ -46,7 +46,7 @@ trainer = make_trainer(pathlib.Path(root, "validated"), devices=2, strategy="ddp
 seen["sums"] = []
 for size in (2, 3, 13, 16, 17):
     loader = PCRLoader(dataset.subset(range(size)), 2, shuffle=False)
-    (logged,) = trainer.validate(Sums(), loader, verbose=False)
+    (logged,) = trainer.validate(make_module(Sums), loader, verbose=False)
     seen["sums"].append([size, logged["count"], logged["sum"]])
 pathlib.Path(root, f"seen-{dist.get_rank()}.json").write_text(json.dumps(seen))
 dist.barrier()

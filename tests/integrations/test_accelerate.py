@@ -1,16 +1,14 @@
 """Accelerate's ``prepare`` leaves a PCRLoader as it is, and saves and loads where it is."""
 
 import itertools
-import warnings
 
 import pytest
 import torch
+from imported_later import Later
 
 from pcrshard import PCRDataset, PCRLoader
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    accelerate = pytest.importorskip("accelerate", reason="NO ACCELERATE: pip install accelerate")
+accelerate = Later("accelerate", "NO ACCELERATE: pip install accelerate")
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -16,7 +16,7 @@ import tarfile
 
 import pytest
 import servers
-from hugging_face import datasets, keys, load_dataset, write
+from hugging_face import datasets, huggingface, keys, load_dataset, write
 from PIL import Image
 from support import ROOT, read_samples, run_python, saved
 from torch.utils.data import DataLoader
@@ -24,7 +24,6 @@ from torch.utils.data import DataLoader
 import pcrshard
 from pcrshard.cli.main import main
 from pcrshard.errors import CorruptPiece, FormatError
-from pcrshard.integrations.huggingface import PcrBuilder
 from pcrshard.testing import make_jpeg
 
 pytestmark = [
@@ -301,8 +300,8 @@ def test_the_arrow_cache_is_made_once_per_scan_and_content(dataset, tmp_path):
 def test_the_builder_is_public(dataset, tmp_path):
     """The builder supports the steps of `datasets` itself: multiprocess, and Parquet."""
     with pytest.raises(ValueError, match="expected data_dir"):
-        PcrBuilder(scan=1)
-    builder = PcrBuilder(data_dir=str(dataset), scan=2, cache_dir=str(tmp_path))
+        huggingface.PcrBuilder(scan=1)
+    builder = huggingface.PcrBuilder(data_dir=str(dataset), scan=2, cache_dir=str(tmp_path))
     builder.download_and_prepare(str(tmp_path / "parquet"), file_format="parquet", num_proc=2)
     rows = datasets.load_dataset(
         "parquet", data_files=glob.glob(f"{tmp_path}/parquet/*.parquet"), split="train"

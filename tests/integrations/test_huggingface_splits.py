@@ -1,11 +1,10 @@
 """Splits: subfolders that hold datasets are never mixed up, and a missing one is an error."""
 
 import pytest
-from hugging_face import datasets, keys, load_dataset, write
+from hugging_face import datasets, huggingface, keys, load_dataset, write
 
 import pcrshard
 from pcrshard.errors import ScanUnavailable, StorageError
-from pcrshard.integrations.huggingface import PcrBuilder
 
 COUNTS = {"train": 8, "val": 4, "test": 2}
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
@@ -111,7 +110,7 @@ def test_only_what_is_asked_for_is_copied(root, tmp_path):
 
 def test_the_builder_has_all_splits(root):
     """Who uses `datasets`' own steps finds the same splits."""
-    builder = PcrBuilder(data_dir=str(root))
+    builder = huggingface.PcrBuilder(data_dir=str(root))
     assert set(builder.as_streaming_dataset()) == set(COUNTS)
 
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from lightning_jobs import ADVICE, lightning, make_trainer
+from lightning_jobs import ADVICE, make_module, make_trainer
 from torch import nn
 
 from pcrshard import ImageDecoder, PCRDataset, PCRLoader, ScanLevel, ScanTuner
@@ -14,7 +14,7 @@ from pcrshard.integrations.lightning import lightning_callback
 pytestmark = ADVICE
 
 
-class Classifier(lightning.LightningModule):
+class Classifier:
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
@@ -49,7 +49,7 @@ def fit(tuner, folder, epochs, checkpoint=None):
     loader = torch.utils.data.DataLoader(batches, batch_size=None)
     how = {"max_epochs": epochs, "enable_checkpointing": False}
     trainer = make_trainer(folder, callbacks=[lightning_callback(tuner)], **how)
-    trainer.fit(Classifier(), loader, ckpt_path=checkpoint)
+    trainer.fit(make_module(Classifier), loader, ckpt_path=checkpoint)
     return trainer
 
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 import torch
-from lightning_jobs import lightning, make_trainer
+from lightning_jobs import lightning, make_module, make_trainer
 
 from pcrshard.checkpoint import DeltaStore
 from pcrshard.errors import CorruptCheckpoint, UnsupportedState
@@ -13,7 +13,7 @@ from pcrshard.integrations.lightning_checkpoint import check_checkpoints, delta_
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-class Model(lightning.LightningModule):
+class Model:
     def __init__(self):
         super().__init__()
         self.save_hyperparameters({"width": 32})
@@ -40,7 +40,7 @@ def fit(tmp_path, store, epochs, checkpoint=None):
         tmp_path / "ckpt", save_top_k=-1, save_last=True, filename="{epoch}"
     )
     plugins = [delta_checkpoint_io(store)]
-    model = Model()
+    model = make_module(Model)
     trainer = make_trainer(tmp_path, max_epochs=epochs, callbacks=[keep], plugins=plugins)
     trainer.fit(model, ckpt_path=checkpoint)
     return model
@@ -69,13 +69,13 @@ def test_what_cannot_be_stored_is_found_when_training_starts(tmp_path):
     """A value without a stored form is named before the first step, and nothing is written."""
     store = DeltaStore(tmp_path / "store")
     options = {"plugins": [delta_checkpoint_io(store)], "callbacks": [check_checkpoints()]}
-    model = Odd()
+    model = make_module(Odd)
     with pytest.raises(UnsupportedState, match=r"set.*key=odd\.inner\.0"):
         make_trainer(tmp_path, max_epochs=1, **options).fit(model)
     assert model.losses == []
     assert store.versions() == []
     assert not list(tmp_path.rglob("*.ckpt"))
-    make_trainer(tmp_path, max_epochs=1, **options).fit(Model())
+    make_trainer(tmp_path, max_epochs=1, **options).fit(make_module(Model))
     assert len(store.versions()) == 1
 
 
@@ -85,7 +85,7 @@ def test_hyperparameters_of_omegaconf_are_stored(tmp_path):
     config = omegaconf.OmegaConf.create({"a": {"b": [1, 2]}, "c": "${a.b}"})
     for number, given in enumerate((config, {"config": config}), 1):
         with DeltaStore(tmp_path / f"store-{number}") as store:
-            model = Model()
+            model = make_module(Model)
             model._hparams.clear()
             model.save_hyperparameters(given)
             plugins = [delta_checkpoint_io(store)]

@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 import torch
-from lightning_jobs import ADVICE, lightning, make_trainer
+from lightning_jobs import ADVICE, lightning, make_module, make_trainer
 from numbered import WRITERS, flat, numbered, scan_of
 from support import run_python
 from torch import nn
@@ -28,7 +28,7 @@ class Interrupted(Exception):
     """The job is killed here."""
 
 
-class Recorder(lightning.LightningModule):
+class Recorder:
     """Notes the samples of each training step, and ends the job before a given one."""
 
     def __init__(self, stop=None):
@@ -62,7 +62,7 @@ def loaders(folder, **options):
 
 def fit(folder, root, *, stop=None, checkpoint=None, callbacks=(), loader=None, **options):
     """The samples of each step that a trainer runs, with new loaders."""
-    module = Recorder(stop)
+    module = make_module(Recorder, stop)
     train, val = loaders(folder, **(loader or {}))
     how = {"max_epochs": EPOCHS, "devices": 1, "enable_checkpointing": bool(callbacks)} | options
     trainer = make_trainer(root, callbacks=callbacks, **how)

@@ -4,12 +4,13 @@ import json
 
 import pytest
 import webdataset as wds
-from datasets import Image
+from imported_later import Later
 
-import pcrshard.hf
 from pcrshard import PCRDataset, PCRLoader, open_dataset
 from pcrshard.cli.main import main
 from pcrshard.errors import ScanUnavailable
+
+datasets, hf = Later("datasets"), Later("pcrshard.hf")
 
 
 @pytest.fixture
@@ -28,9 +29,9 @@ def test_integrations(dataset, half):
     assert [sample["jpg"] for sample in samples] == expected
     loader = PCRLoader(PCRDataset(dataset, scan=0.5), 1, shuffle=False)
     assert [batch["jpg"][0] for batch in loader] == expected
-    found = pcrshard.hf.load_dataset(dataset, scan=0.5, streaming=True, split="train")
+    found = hf.load_dataset(dataset, scan=0.5, streaming=True, split="train")
     assert [
-        row["jpg"]["bytes"] for row in found.cast_column("jpg", Image(decode=False))
+        row["jpg"]["bytes"] for row in found.cast_column("jpg", datasets.Image(decode=False))
     ] == expected
     with pytest.raises(ValueError, match="index="):
         wds.WebDataset(urls, shardshuffle=False).pcr_scan(0.5)

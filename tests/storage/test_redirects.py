@@ -3,13 +3,14 @@
 import contextlib
 import warnings
 
-import aiohttp
 import pytest
 import servers
+from imported_later import Later
 
 from pcrshard.errors import StorageError
 from pcrshard.storage import read, read_bytes
 
+aiohttp = Later("aiohttp")
 SECRET = "pl4ntedSecret"
 DATA = b"0123456789"
 

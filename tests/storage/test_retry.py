@@ -4,10 +4,12 @@ import datetime
 import email.utils
 import random
 
-import aiohttp
 import pytest
+from imported_later import Later
 
 from pcrshard.storage.retry import Retry, asked_pause, is_hopeless
+
+aiohttp = Later("aiohttp")
 
 
 def status(code, headers=None):
