@@ -9,9 +9,11 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import storage
 from ..cpus import usable_cpus
-from ..errors import PCRError
+from ..errors import PCRError, TruncatedShard
 from ..format.dataset_index import DatasetIndex
+from ..format.scan import FULL
 from ..format.scan_script import MAX_GROUPS
 from ..format.shard_index import State
 from ..jpeg.color_profiles import is_wide
@@ -137,7 +139,9 @@ def look(part: Part, scan: int, progress: Progress) -> tuple[Pictures, list[PCRE
         )
         for number, load in loads:
             try:
-                found.append(_look_at(load.result(), int(starts[number]), pool))
+                prefix = load.result()
+                _check_length(prefix.shard)
+                found.append(_look_at(prefix, int(starts[number]), pool))
             except PCRError as error:
                 errors.append(error)
             progress(int(starts[number + 1]), int(starts[-1]))
@@ -149,6 +153,21 @@ def look(part: Part, scan: int, progress: Progress) -> tuple[Pictures, list[PCRE
     if part.ids is not None:
         pictures = pictures.take(np.isin(pictures.sample, part.ids))
     return pictures, errors
+
+
+def _check_length(shard: Shard) -> None:
+    """Check that a local shard has all bytes of its scans, not only those that are read.
+
+    Raises:
+        TruncatedShard: It is shorter.
+    """
+    entry = shard.entry
+    if entry is None or entry.index_url or not storage.is_local(shard.url):
+        return
+    stop = entry.prefix_stop(FULL if entry.scan is None else entry.scan)
+    size = storage.file_bytes(shard.url)
+    if size is not None and size < stop:
+        raise TruncatedShard(f"expected {stop} bytes or more, the file has {size}", url=shard.url)
 
 
 def _none(name: str) -> NDArray[np.generic]:

@@ -3,6 +3,7 @@
 import io
 import itertools
 import json
+import os
 import shutil
 import warnings
 
@@ -321,6 +322,11 @@ def test_damage_and_staged_copies(sound, tmp_path):
     broken = shutil.copytree(val_set, tmp_path / "broken")
     damage(broken / "data-000000.tar", 700)
     assert "unreadable-shard" in found(PCRDataset(train_set).check(PCRDataset(broken)))[0]
+    # Cut off behind the scan that is read.
+    cut = shutil.copytree(val_set, tmp_path / "cut")
+    size = (cut / "data-000000.tar").stat().st_size
+    os.truncate(cut / "data-000000.tar", size - 2000)
+    assert "unreadable-shard" in found(PCRDataset(train_set).check(PCRDataset(cut)))[0]
 
 
 def test_samples_without_labels(tmp_path):
