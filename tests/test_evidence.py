@@ -1,5 +1,6 @@
 """python -m evidence: pages say what the data say, and quick runs measure, draw and render."""
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -8,6 +9,7 @@ import shutil
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from urllib.request import urlopen
 
 import pytest
@@ -253,3 +255,29 @@ def test_a_real_cluster_and_its_simulation(tmp_path):
     assert 0.4 < ratio < 2.5
     left = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True)
     assert "pcrsim" not in left.stdout
+
+
+def test_networks_that_were_trained_otherwise_are_not_taken(tmp_path, monkeypatch):
+    """Checkpoints of an earlier recipe or network of the same name are left where they are."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    training = importlib.import_module("evidence.deltadnn.training")
+    monkeypatch.setattr(training, "_train", lambda *_: iter([]))
+    lab, data = SimpleNamespace(cache=str(tmp_path)), SimpleNamespace(classes=2)
+    recipe = training.QUICK_RECIPES[0]
+    others = [dataclasses.replace(recipe, **{key: 2}) for key in ("epochs", "size", "lr")]
+    others.append(dataclasses.replace(recipe, network="small_resnet"))
+    folders = {training.trained(lab, each, 0, data).folder for each in [recipe, *others]}
+    assert len(folders) == 5
+    same = dataclasses.replace(recipe, seeds=(0, 1, 2))
+    assert training.trained(lab, same, 0, data).folder in folders
+
+
+def test_photographs_that_are_left_out_are_named(tmp_path, monkeypatch, capsys):
+    """A row is missing for a reason that the output says."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    levels = importlib.import_module("evidence.levels.measure")
+    (tmp_path / "set" / "a").mkdir(parents=True)
+    (tmp_path / "set" / "a" / "broken.jpg").write_bytes(b"\xff\xd8")
+    lab = SimpleNamespace(unpacked=lambda _: str(tmp_path))
+    assert list(levels.colors(lab, "set")) == []
+    assert "left out broken.jpg" in capsys.readouterr().out
