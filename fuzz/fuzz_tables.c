@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "numbers.h"
 #include "pcr.h"
 
 static void require(int condition, const char *what) {

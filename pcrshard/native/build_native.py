@@ -13,13 +13,16 @@ from cffi import FFI
 # Relative to the project's root, because setuptools refuses absolute sources.
 _FOLDER = Path("pcrshard/native/src")
 # cffi cannot parse preprocessor lines.
-_DECLARATIONS = re.sub(r"^#.*$", "", (_FOLDER / "pcr.h").read_text(), flags=re.MULTILINE)
+_HEADERS = ("pcr.h", "numbers.h")
+_DECLARATIONS = re.sub(
+    r"^#.*$", "", "".join((_FOLDER / name).read_text() for name in _HEADERS), flags=re.MULTILINE
+)
 
 ffibuilder = FFI()
 ffibuilder.cdef(_DECLARATIONS)
 ffibuilder.set_source(
     "pcrshard.native._core",
-    '#include "pcr.h"',
+    "".join(f'#include "{name}"\n' for name in _HEADERS),
     sources=sorted(map(str, _FOLDER.glob("*.c"))),
     depends=sorted(map(str, _FOLDER.glob("*.h"))),
     include_dirs=[str(_FOLDER)],

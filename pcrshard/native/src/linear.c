@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "avx2.h"
-#include "pcr.h"
+#include "numbers.h"
 
 /* Added to a number below 2^51, it leaves no bits for a fraction: rounds to even, like rint. */
 #define ROUNDER 6755399441055744.0

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "avx2.h"
-#include "pcr.h"
+#include "numbers.h"
 
 /* Compiled twice, for any processor and for AVX2. */
 #define INLINE static inline __attribute__((always_inline))

@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "pcr.h"
+#include "numbers.h"
 
 enum { PCR_ESCAPE = -128, PCR_EXTREME = 127, PCR_MAX_CODE = 126 };
 

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "avx2.h"
+#include "numbers.h"
 #include "pcr.h"
 
 /* Compiled twice, for any processor and for AVX2. */
