@@ -86,7 +86,8 @@ class WeightPublisher:
         """Publish weights and return the step number.
 
         Args:
-            weights: Tensors by name, or the path of a safetensors file.
+            weights: Tensors by name, or the path of a safetensors file. A local file is mapped, not
+                read into memory: replace it by renaming another, never write into it meanwhile.
 
         Raises:
             CorruptCheckpoint: The file is none.
