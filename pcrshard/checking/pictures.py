@@ -156,10 +156,10 @@ def look(part: Part, scan: int, progress: Progress) -> tuple[Pictures, list[PCRE
 
 
 def _check_length(shard: Shard) -> None:
-    """Check that a local shard has all bytes of its scans, not only those that are read.
+    """Check that a local shard was not truncated beyond the scan being read.
 
     Raises:
-        TruncatedShard: It is shorter.
+        TruncatedShard: It is shorter than the scans it is said to hold.
     """
     entry = shard.entry
     if entry is None or entry.index_url or not storage.is_local(shard.url):

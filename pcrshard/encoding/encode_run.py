@@ -100,7 +100,7 @@ class Run(NamedTuple):
 
     @contextlib.contextmanager
     def open(self, numbers: range, *, resume: bool) -> Iterator[Results]:
-        """Permit tasks to write shards of these numbers; yield those that earlier runs finished.
+        """Let tasks write the shards with these numbers; yield the results of earlier runs.
 
         Until the end of the block no other run may write to the folder, except parts. If a part
         runs twice at once, or two runs share an object store, which has no locks, the tasks of the

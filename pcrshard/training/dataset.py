@@ -330,8 +330,8 @@ class PCRDataset(Dataset[Any]):
     def check(self, *others: PCRDataset, near: bool = False) -> CheckReport:
         """Look for what makes results wrong, in this training set and in sets that you measure on.
 
-        Subsets count as datasets. Reads scan 1 of all pictures, and the shards of those that may be
-        the same in two samples whole: see ``pcrshard check``.
+        A subset is checked like a dataset. Reads scan 1 of every picture, and all of the shards
+        that may hold duplicates: see ``pcrshard check``.
 
         Args:
             others: Validation and test sets.
